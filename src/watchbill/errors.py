@@ -1,0 +1,177 @@
+"""Every error Watchbill raises on purpose, in one tree.
+
+    WatchbillError
+    ├── OursError                    we, or the operator's files, are wrong
+    │   ├── ConfigError              the config file, its values or its paths
+    │   │   └── UnitError            a size or duration that cannot be read
+    │   ├── NameRefused              outside text that must not become a path, unit or header
+    │   ├── RootInUse                another daemon owns this root
+    │   └── IllegalTransition        a bug: the core was told something that cannot happen
+    └── TheirsError                  a client, an engine or a disk failed; carries `code` and `status`
+        ├── RequestError             400  invalid_request
+        ├── ModelNotFound            404  model_not_found
+        ├── AuthenticationFailed     401  authentication_failed
+        ├── LaneFull                 429  lane_full
+        ├── NeverFits                503  never_fits
+        ├── WaitExceeded             503  wait_exceeded
+        ├── RunTimeout               504  run_timeout
+        ├── EngineFailed             502  engine_failed
+        ├── ModelFailed              503  model_failed
+        ├── InMaintenance            503  maintenance
+        ├── Preempted                503  preempted
+        ├── ShuttingDown             503  shutting_down
+        ├── TooLarge                 413  too_large
+        └── NotReachable             the daemon does not answer (command line only, exit 3)
+
+A class's docstring is its default message. A message says what happened, to which name, and what to do.
+`code` is a closed list: scripts match it.
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "AuthenticationFailed", "ConfigError", "EngineFailed", "IllegalTransition", "InMaintenance", "LaneFull",
+    "ModelFailed", "ModelNotFound", "NameRefused", "NeverFits", "NotReachable", "OursError", "Preempted",
+    "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
+    "WaitExceeded", "WatchbillError",
+]  # fmt: skip
+
+
+class WatchbillError(Exception):
+    """Something went wrong in Watchbill."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+
+
+class OursError(WatchbillError):
+    """Watchbill or its configuration is wrong."""
+
+
+class ConfigError(OursError):
+    """The configuration cannot be used."""
+
+
+class UnitError(ConfigError):
+    """A size or duration cannot be read."""
+
+
+class NameRefused(OursError):
+    """This text cannot be used as a name."""
+
+
+class RootInUse(OursError):
+    """Another Watchbill daemon owns this root."""
+
+
+class IllegalTransition(OursError):
+    """The core was told something that cannot happen; this is a bug in Watchbill."""
+
+
+class TheirsError(WatchbillError):
+    """A client, an engine or a disk failed."""
+
+    code: ClassVar[str] = "server_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str = "", *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class RequestError(TheirsError):
+    """The request cannot be understood."""
+
+    code = "invalid_request"
+    status = 400
+
+
+class ModelNotFound(TheirsError):
+    """No such model; GET /v1/models lists those there are."""
+
+    code = "model_not_found"
+    status = 404
+
+
+class AuthenticationFailed(TheirsError):
+    """A valid API key is needed: Authorization: Bearer KEY."""
+
+    code = "authentication_failed"
+    status = 401
+
+
+class LaneFull(TheirsError):
+    """The lane's queue is full; try again later."""
+
+    code = "lane_full"
+    status = 429
+
+
+class NeverFits(TheirsError):
+    """The model can never fit into the memory that this machine's configuration leaves for it."""
+
+    code = "never_fits"
+    status = 503
+
+
+class WaitExceeded(TheirsError):
+    """The request could not start within its lane's max_wait."""
+
+    code = "wait_exceeded"
+    status = 503
+
+
+class RunTimeout(TheirsError):
+    """The answer did not end within its lane's timeout."""
+
+    code = "run_timeout"
+    status = 504
+
+
+class EngineFailed(TheirsError):
+    """The engine failed while it answered."""
+
+    code = "engine_failed"
+    status = 502
+
+
+class ModelFailed(TheirsError):
+    """The model cannot be loaded."""
+
+    code = "model_failed"
+    status = 503
+
+
+class InMaintenance(TheirsError):
+    """The device is lent out for maintenance."""
+
+    code = "maintenance"
+    status = 503
+
+
+class Preempted(TheirsError):
+    """The answer was cut because memory was needed at once."""
+
+    code = "preempted"
+    status = 503
+
+
+class ShuttingDown(TheirsError):
+    """Watchbill is shutting down; try again when it is back."""
+
+    code = "shutting_down"
+    status = 503
+
+
+class TooLarge(TheirsError):
+    """The request is larger than the limit."""
+
+    code = "too_large"
+    status = 413
+
+
+class NotReachable(TheirsError):
+    """No daemon answers; start one with: watchbill up."""
+
+    code = "not_reachable"
+    status = 503
