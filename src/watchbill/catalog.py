@@ -1,0 +1,182 @@
+"""The catalog: what the operator declared, as frozen records that every layer above may read.
+
+Made by `config` from a TOML file, or built by hand in tests and simulations. Holds no behaviour beyond
+look-ups: a name or alias to its model, a model to its devices. Never reads a file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+from watchbill.units import Bytes, Millis
+
+__all__ = [
+    "DEFAULT_LANE", "RAM", "AlertRules", "ApiKey", "Catalog", "Device", "EngineRules", "JournalRules", "Lane",
+    "Model", "PolicyRules", "Reservation", "Server", "WorkClass",
+]  # fmt: skip
+
+RAM = "ram"
+DEFAULT_LANE = "default"
+
+
+class WorkClass(IntEnum):
+    """Who waits for the answer. A lower number is served first."""
+
+    INTERACTIVE = 0  # a person or a live agent
+    NORMAL = 1  # plans, spool
+    BACKGROUND = 2  # work nobody watches
+    LEASED = 3  # another machine's work
+    ROTATION = 4  # our own background rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Memory kept free for a small core model that stays through every swap."""
+
+    model: str
+    memory: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One memory domain: host RAM or one GPU."""
+
+    name: str
+    capacity: Bytes | None = None  # a cap; the machine's own figure otherwise
+    reserve: Bytes = Bytes(0)
+    share: float = 1.0  # part of the capacity that may be used
+    max_resident: int | None = None
+    parallel_loads: int = 1
+    protect: tuple[str, ...] = ()
+    reservation: Reservation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRules:
+    """A program that hosts models, and how to reach or start it."""
+
+    name: str
+    driver: str  # llamacpp, process, scripted, ollama, remote, systemd
+    url: str | None = None
+    shared: bool = False  # route only: never loaded, unloaded or killed
+    binary: str | None = None  # llamacpp: path of a llama-server to prefer over the embedded one
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Something that answers requests and occupies memory while resident."""
+
+    name: str
+    engine: str
+    source: str | None = None  # an absolute path, or the engine's own name for the model
+    memory: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))  # declared, per device
+    devices: tuple[str, ...] = (RAM,)
+    aliases: tuple[str, ...] = ()
+    permanent: bool = False
+    shared: bool = False  # copied from its engine: routed to, never managed
+    priority: int = 3
+    concurrency: int = 1
+    inertia: float | None = None  # the policy's otherwise
+    idle_ms: Millis = Millis(300_000)
+    group: str | None = None  # exclusive group
+    family: str | None = None
+    tier: int | None = None  # 1 is the largest of its family; by memory otherwise
+    context: int = 4096  # tokens per slot
+    threads: int = 0  # 0: the engine decides
+    mmap: bool = False
+    embedding: bool = False
+    prompt_cache: Bytes = Bytes(0)
+    load_timeout_ms: Millis | None = None  # 3 x the learned load time + 10 s otherwise
+    command: str | None = None  # process: the command line with ${PORT} and ${SOURCE}
+    health: str = "/health"
+    stop: str = "SIGTERM"  # a signal, or a command
+    probe: str | None = None  # chat, embed, http, none; the driver's own otherwise
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    arguments: tuple[str, ...] = ()  # passed to llama-server as they are
+    script: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # scripted engine only
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A queue with a policy."""
+
+    name: str
+    work_class: WorkClass = WorkClass.INTERACTIVE
+    policy: str = "fifo"
+    priority: int | None = None  # the model's otherwise
+    max_wait_ms: Millis = Millis(120_000)
+    timeout_ms: Millis = Millis(600_000)
+    queue_max: int = 256
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRules:
+    """How residency decides. `scheduler.md` of the docs explains each figure."""
+
+    name: str = "rate"
+    alpha: float = 1.0  # quantum = alpha x load time
+    linger: float = 1.0  # an idle model keeps its price for linger x load time
+    inertia: float = 1.5
+    weights: tuple[float, ...] = (10.0, 3.0, 1.0, 0.3, 0.0)  # by WorkClass
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """Who may call, and with which rights."""
+
+    name: str
+    key: str
+    lane: str | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the gateway listens and whom it believes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8470
+    keys: tuple[ApiKey, ...] = ()
+    hosts: tuple[str, ...] = ()  # further names accepted in the Host header
+    origins: tuple[str, ...] = ()  # web pages that may call us
+    body_max: Bytes = Bytes(64 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRules:
+    """Where decisions are written down."""
+
+    markdown: str = "queue_log.md"
+    events: str = "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRules:
+    """Where alerts go beside the journal and the log."""
+
+    command: str | None = None
+    webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything the operator declared."""
+
+    devices: Mapping[str, Device]
+    engines: Mapping[str, EngineRules]
+    models: Mapping[str, Model]
+    lanes: Mapping[str, Lane] = field(default_factory=lambda: {DEFAULT_LANE: Lane(DEFAULT_LANE)})
+    policy: PolicyRules = PolicyRules()
+    server: Server = Server()
+    journal: JournalRules = JournalRules()
+    alerts: AlertRules = AlertRules()
+
+    def find_model(self, name: str) -> Model | None:
+        """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""
+        for asked in (name, name.removesuffix(":latest"), f"{name}:latest"):
+            if asked in self.models:
+                return self.models[asked]
+        return next((model for model in self.models.values() if name in model.aliases), None)

@@ -1,0 +1,246 @@
+"""What the core is told and what it asks for: events in, actions out.
+
+Both are frozen. Tokens never pass through here: only arrivals, starts, first bytes and ends do. Every action
+that expects an answer carries the attempt it belongs to; an answer with another attempt is late, and is dropped
+and counted. Times are monotonic milliseconds, sizes bytes.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from watchbill.catalog import Catalog, WorkClass
+
+# ------------------------------------------------------------------ what waits
+
+
+class Request(Struct, frozen=True):
+    """Somebody wants an answer from a model."""
+
+    id: str
+    model: str  # a name in the catalog, aliases already resolved
+    lane: str
+    work_class: WorkClass
+    arrived_at: int
+    max_wait_ms: int
+    timeout_ms: int
+    priority: int = 3
+    operator: bool = False  # before every other of its class
+    rides: bool = True  # a probe or a load-only call does not count as use when False
+
+
+# ------------------------------------------------------------------ events
+
+
+class Event(Struct, frozen=True):
+    """Something happened."""
+
+
+class Arrived(Event, frozen=True):
+    """A request came in."""
+
+    request: Request
+
+
+class Left(Event, frozen=True):
+    """The caller of a request is gone, waiting or served."""
+
+    id: str
+
+
+class FirstByte(Event, frozen=True):
+    """The caller has received the first byte: the request can no longer be repeated elsewhere."""
+
+    id: str
+
+
+class Ended(Event, frozen=True):
+    """The engine has finished with a request, well or not."""
+
+    id: str
+    ok: bool
+
+
+class Returned(Event, frozen=True):
+    """A request that was granted goes back to its queue: it was cut at a safe boundary, or its engine died
+    before the first byte."""
+
+    id: str
+
+
+class Loaded(Event, frozen=True):
+    """The engine is warm: healthy, and a real probe was answered."""
+
+    model: str
+    attempt: int
+    measured: Mapping[str, int]  # device -> bytes; empty when the engine cannot tell
+
+
+class LoadFailed(Event, frozen=True):
+    """The engine could not be brought up; whatever was started is gone again."""
+
+    model: str
+    attempt: int
+    reason: str
+    hopeless: bool = False  # the same load will fail again: a missing or corrupt file
+
+
+class Stopped(Event, frozen=True):
+    """The engine is gone and its memory is back."""
+
+    model: str
+    attempt: int
+
+
+class Died(Event, frozen=True):
+    """An engine that was loading, warm or draining is gone without being asked."""
+
+    model: str
+    attempt: int
+    reason: str
+
+
+class DeviceReading(Struct, frozen=True):
+    """What the machine says about one device now."""
+
+    capacity: int
+    available: int
+    age_ms: int = 0  # how old the reading is; a failing probe keeps its last value
+
+
+class ModelReading(Struct, frozen=True):
+    """What the machine says about one engine now."""
+
+    attempt: int
+    alive: bool
+    memory: Mapping[str, int]
+
+
+class Observed(Event, frozen=True):
+    """A periodic look at the machine. Repairs any drift between the books and the truth."""
+
+    taken_at: int
+    devices: Mapping[str, DeviceReading]
+    models: Mapping[str, ModelReading]
+    pressure: bool = False  # the kernel stalls for memory (PSI above its bound)
+
+
+class LoadAsked(Event, frozen=True):
+    """The operator wants a model in memory."""
+
+    command: int
+    model: str
+
+
+class EvictAsked(Event, frozen=True):
+    """The operator, or a keep_alive of 0, wants a model out of memory."""
+
+    command: int
+    model: str
+    force: bool = False
+
+
+class Reconfigured(Event, frozen=True):
+    """The operator changed the config; it was checked whole before it came here."""
+
+    catalog: Catalog
+
+
+class Tick(Event, frozen=True):
+    """The armed timer fired."""
+
+
+class Closing(Event, frozen=True):
+    """The daemon shuts down: nothing new is admitted, what waits is refused, engines stop when drained."""
+
+
+# ------------------------------------------------------------------ actions
+
+
+class Action(Struct, frozen=True):
+    """Something the driver shall do."""
+
+
+class Admit(Action, frozen=True):
+    """The request waits, or starts in this same step."""
+
+    id: str
+    model: str  # the one that will serve
+    forecast_ms: int
+
+
+class Refuse(Action, frozen=True):
+    """The request ends here without a start. `code` is one of the closed list in `errors`."""
+
+    id: str
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+
+class Grant(Action, frozen=True):
+    """The request may run on the model's engine now."""
+
+    id: str
+    model: str
+    attempt: int
+
+
+class Cut(Action, frozen=True):
+    """A running request must end: `requeue` (no byte was sent; answer with Returned), `boundary` (at the next
+    safe boundary, then Returned), `preempted`, `run_timeout`, `shutting_down` (an error frame, then Ended)."""
+
+    id: str
+    how: str
+
+
+class Load(Action, frozen=True):
+    """Bring the model up; answer with Loaded or LoadFailed before `deadline_ms` from now have passed."""
+
+    model: str
+    attempt: int
+    deadline_ms: int
+
+
+class Stop(Action, frozen=True):
+    """Take the model down and answer with Stopped when its memory is back. `hard` skips the polite steps."""
+
+    model: str
+    attempt: int
+    hard: bool
+    reason: str
+
+
+class Note(Action, frozen=True):
+    """One line for the journal."""
+
+    event: str
+    reason: str
+    model: str | None = None
+    device: str | None = None
+    ms: int | None = None
+    bytes: int | None = None
+    request: str | None = None
+
+
+class Alert(Action, frozen=True):
+    """A person should know."""
+
+    kind: str
+    text: str
+    model: str | None = None
+    device: str | None = None
+
+
+class Reply(Action, frozen=True):
+    """The answer to an operator's command."""
+
+    command: int
+    ok: bool
+    text: str
+
+
+class Wake(Action, frozen=True):
+    """Send a Tick at this time, and forget any earlier wish."""
+
+    at: int

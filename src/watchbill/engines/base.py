@@ -1,0 +1,85 @@
+"""The engine protocol: what Watchbill asks of any program that hosts models.
+
+An engine object serves every model of one `[engines.NAME]` table. It owns the processes (or the foreign
+server's models) behind them, and promises four things:
+
+- `load` returns only when the model is warm: healthy **and** one real probe answered. When it raises or is
+  cancelled, nothing of the attempt is left behind: no process, no port, no memory.
+- `stop` returns only when the memory is back, and does so within its stop ladder's bound.
+- a death nobody asked for is reported once, through the `on_death` callback given at construction.
+- a shared engine never starts, stops or unloads anything.
+
+A driver proves itself by inheriting the contract suite in `tests/wire/engine_contract.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from watchbill.catalog import Model
+from watchbill.errors import ModelFailed
+
+__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Warm"]
+
+#: (model name, attempt, reason) of an engine that died without being asked.
+DeathCallback = Callable[[str, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a warm model answers. Comes from the config or from our own port choice, never from a client."""
+
+    host: str
+    port: int
+    path_prefix: str = ""  # put before /v1/...
+    upstream_model: str = ""  # the name the engine knows the model by; empty: leave the request's
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a driver can do; `status` shows it, and a contract test may skip only what is declared False."""
+
+    owned: bool  # may start and stop its models
+    measures_memory: bool  # can tell what a model occupies
+    stops_generation: bool  # leaving a stream stops the work at the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The outcome of a load."""
+
+    endpoint: Endpoint
+    pid: int | None
+    memory: Mapping[str, int]  # device -> bytes, measured; empty when it cannot be told
+
+
+class LoadError(ModelFailed):
+    """The engine could not be brought up."""
+
+    def __init__(self, message: str, *, hopeless: bool = False) -> None:
+        super().__init__(message)
+        self.hopeless = hopeless  # the same load will fail again: a missing or corrupt file
+
+
+class Engine(Protocol):
+    """One engine of the config."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def load(self, model: Model, attempt: int) -> Warm:
+        """Brings the model up. Raises LoadError with the engine's last log lines in its message."""
+        ...
+
+    async def stop(self, model: str, *, hard: bool = False) -> None:
+        """Takes the model down; does nothing when it is not up. `hard` starts the ladder at KILL."""
+        ...
+
+    def memory(self, model: str) -> Mapping[str, int]:
+        """What the model occupies now, per device. Blocking file reads: call it in a thread."""
+        ...
+
+    async def close(self) -> None:
+        """Stops everything this engine owns. The engine cannot be used afterwards."""
+        ...
