@@ -1,0 +1,140 @@
+"""A ticket: one caller's request, from arrival to end.
+
+The gateway (or any other source of work) holds it; the driver moves it. Every way out ends in `close`, which is
+synchronous on purpose: a handler that is being cancelled cannot be cancelled again inside it, so a grant to a
+caller who left can never strand an in-flight count.
+
+    ticket = driver.submit(Wish(model="smollm2"))   # raises at once: unknown model, full lane, never fits
+    try:
+        start = await ticket.granted()              # raises when refused: wait exceeded, model failed, ...
+        ...                                         # talk to start.endpoint; `first_byte` when the caller has
+        ticket.finish(ok=True)                      # seen one; `give_back` and wait again when the engine
+    finally:                                        # failed before it
+        ticket.close()                              # does nothing after finish
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from watchbill.core.messages import Ended, Event, FirstByte, Left, Request, Returned
+
+if TYPE_CHECKING:
+    from watchbill.engines.base import Endpoint
+    from watchbill.errors import TheirsError
+
+__all__ = ["Start", "Ticket", "Wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a caller asks for, before the catalog's defaults are filled in."""
+
+    model: str
+    lane: str | None = None
+    priority: int | None = None
+    deadline_ms: int | None = None  # shortens the lane's max_wait, never lengthens it
+    operator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The caller's turn: where to send the request, and what it took to get here."""
+
+    model: str
+    endpoint: "Endpoint"
+    attempt: int
+    wait_ms: int
+    load_ms: int  # how much of the wait the model's own load took
+
+
+class Ticket:
+    """One request of one caller. Not thread-safe: lives on the driver's event loop."""
+
+    __slots__ = ("_ended", "_feed", "_sent", "_turn", "cut", "forecast_ms", "model", "on_cut", "request")
+
+    def __init__(self, request: Request, feed: Callable[[Event], None]) -> None:
+        self.request = request
+        self.model = request.model  # the one that serves, once that is known
+        self.forecast_ms = 0
+        #: Why the running request must end, once the driver said so; see core.messages.Cut.
+        self.cut: str | None = None
+        #: Called once when `cut` is set: aborts the upstream connection.
+        self.on_cut: Callable[[], None] | None = None
+        self._feed = feed
+        self._turn: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._ended = False
+        self._sent = False
+
+    @property
+    def id(self) -> str:
+        """The request's id, the one in every log line and header."""
+        return self.request.id
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the turn is still to come."""
+        return not self._turn.done()
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the caller has seen a byte of the answer."""
+        return self._sent
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the core already counts this request as gone."""
+        return self._ended
+
+    async def granted(self) -> Start:
+        """Waits for the turn. Raises the refusal; the wait is bounded by the request's max_wait."""
+        return await asyncio.shield(self._turn)
+
+    def first_byte(self) -> None:
+        """Says that the caller has received something: from now on the request cannot be repeated."""
+        if not self._sent and not self._ended:
+            self._sent = True
+            self._feed(FirstByte(self.id))
+
+    def give_back(self) -> None:
+        """Returns a turn of which the caller has seen nothing: it keeps its place and waits again."""
+        if not self._ended:
+            self.cut = None
+            self.on_cut = None
+            self._turn = asyncio.get_running_loop().create_future()
+            self._feed(Returned(self.id))
+
+    def finish(self, *, ok: bool) -> None:
+        """Ends a turn. Later calls do nothing."""
+        if not self._ended:
+            self._ended = True
+            self._feed(Ended(self.id, ok))
+
+    def close(self) -> None:
+        """Leaves, wherever the request is. Does nothing when it has already ended."""
+        if not self._ended:
+            self._ended = True
+            self._feed(Left(self.id))
+
+    # ------------------------------------------------------------------ the driver's side
+
+    def start(self, start: Start) -> None:
+        """The driver grants the turn."""
+        self.model = start.model
+        if not self._turn.done():
+            self._turn.set_result(start)
+
+    def refuse(self, error: "TheirsError") -> None:
+        """The driver refuses; the core no longer knows this request."""
+        self._ended = True
+        if not self._turn.done():
+            self._turn.set_exception(error)
+            self._turn.exception()  # a caller that left before looking must not leave a warning behind
+
+    def cut_off(self, how: str) -> None:
+        """The driver wants a running request to end."""
+        if self.cut is None and not self._ended:
+            self.cut = how
+            if self.on_cut is not None:
+                self.on_cut()
