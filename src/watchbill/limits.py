@@ -33,3 +33,24 @@ THREADS_MAX = 1024
 QUEUE_LEN_MAX = 1_000_000
 PARALLEL_LOADS_MAX = 64
 BODY_BYTES_MAX = 2**30
+
+# ------------------------------------------------------------------ root and command line
+
+DAEMON_RECORD_BYTES_MAX = 4096
+#: The daemon is on this machine: what has not answered by then is stuck.
+CLI_ANSWER_TIMEOUT_S = 10.0
+#: Loading the largest models from a slow disk takes minutes; past this the daemon itself has given up.
+CLI_LOAD_TIMEOUT_S = 3600.0
+#: Streams carry a sign of life every 15 s or less; four missed ones mean nobody is there.
+CLI_STREAM_SILENCE_S = 75.0
+CLI_ANSWER_BYTES_MAX = 64 * 2**20
+CLI_LINE_BYTES_MAX = 2**20
+#: A detached daemon that fetches its embedded model first needs minutes on a slow line.
+CLI_READY_TIMEOUT_S = 900.0
+#: The daemon promises to be gone within 30 s of SIGTERM.
+CLI_DOWN_TIMEOUT_S = 30.0
+CLI_DOWN_NOW_TIMEOUT_S = 5.0
+CLI_POLL_INTERVAL_S = 0.1
+CLI_LOG_TAIL_LINES = 200
+CLI_LOG_TAIL_BYTES_MAX = 2**20
+CLI_CHAT_MESSAGES_MAX = 1000

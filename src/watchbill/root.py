@@ -1,0 +1,222 @@
+"""The state root: the one folder under which a Watchbill keeps everything it remembers.
+
+Owns where the root is, its folders, the VERSION file that says how they are laid out, and `run/daemon.json`, by
+which the command line finds the daemon. Promises that the root is made readable by its owner only, and that a root
+written by a newer Watchbill is refused instead of misread. Never takes the daemon's lock and never starts or
+signals a process; it only tells whether the one that is written down still lives.
+
+    ROOT/VERSION            the layout's number
+    ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon
+    ROOT/run/daemon.lock    held by the daemon for as long as it lives
+    ROOT/logs/              the daemon's log, and one file per engine
+    ROOT/models/            model files that `pull` fetched
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from watchbill import __version__
+from watchbill.errors import ConfigError
+from watchbill.limits import DAEMON_RECORD_BYTES_MAX
+
+__all__ = ["LAYOUT_VERSION", "DaemonRecord", "Root", "boot_id", "find_root", "start_time"]
+
+#: The layout this Watchbill reads and writes. Raise it with a step in MIGRATIONS.
+LAYOUT_VERSION = 1
+
+#: From a layout's number to the step that makes the next one of it. 0 is a root without a VERSION file.
+MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
+
+#: What an operator can mend; anything else is a surprise and stays a traceback.
+_OPERATORS_ERRNO = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
+     errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
+)  # fmt: skip
+
+
+class DaemonRecord(NamedTuple):
+    """What the daemon wrote down about itself. A pid alone proves nothing: pids are used again."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    url: str
+    version: str
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs: same boot, same pid, same start time."""
+        return self.boot_id == boot_id() and start_time(self.pid) == self.start_time
+
+
+class Root:
+    """One state root and the places in it."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run(self) -> Path:
+        """Files that mean something only while the daemon lives."""
+        return self.path / "run"
+
+    @property
+    def logs(self) -> Path:
+        """The daemon's log and the engines' logs."""
+        return self.path / "logs"
+
+    @property
+    def models(self) -> Path:
+        """Model files that were pulled."""
+        return self.path / "models"
+
+    @property
+    def lock_file(self) -> Path:
+        """The lock that makes one daemon per root."""
+        return self.run / "daemon.lock"
+
+    @property
+    def daemon_file(self) -> Path:
+        """Where the daemon writes its record."""
+        return self.run / "daemon.json"
+
+    @property
+    def daemon_log(self) -> Path:
+        """The daemon's own log."""
+        return self.logs / "daemon.log"
+
+    @property
+    def version_file(self) -> Path:
+        """The number of the layout."""
+        return self.path / "VERSION"
+
+    def create(self) -> None:
+        """Makes the folders that are missing, for their owner only. Raises ConfigError when it cannot."""
+        for folder in (self.path, self.run, self.logs, self.models):
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                if error.errno in _OPERATORS_ERRNO:
+                    raise ConfigError(
+                        f"cannot use {self.path} as root: {folder}: {error.strerror}; name another with --root"
+                    ) from error
+                raise
+
+    def settle_version(self) -> int:
+        """Brings the layout up to date and returns the number it had. Call it with the daemon's lock held.
+
+        Raises ConfigError when the root was written by a newer Watchbill.
+        """
+        found = self.read_version()
+        if found > LAYOUT_VERSION:
+            raise ConfigError(
+                f"{self.path} has layout {found}, written by a newer Watchbill; this one ({__version__}) "
+                f"reads up to {LAYOUT_VERSION}: upgrade it or name another root with --root"
+            )
+        for number in range(found, LAYOUT_VERSION):
+            MIGRATIONS[number](self)
+            _replace(self.version_file, f"{number + 1}\n")
+        return found
+
+    def read_version(self) -> int:
+        """The layout's number; 0 when none is written. Raises ConfigError when it is not a number."""
+        try:
+            text = self.version_file.read_text(encoding="ascii", errors="replace")[:64].strip()
+        except FileNotFoundError:
+            return 0
+        if not text.isdecimal():
+            raise ConfigError(f"{self.version_file} should hold a number and holds {text!r}")
+        return int(text)
+
+    def write_daemon(self, url: str) -> DaemonRecord:
+        """Writes down this process as the daemon that answers at `url`."""
+        pid = os.getpid()
+        record = DaemonRecord(pid, start_time(pid) or 0, boot_id(), url, __version__)
+        _replace(self.daemon_file, json.dumps(record._asdict()) + "\n")
+        return record
+
+    def read_daemon(self) -> DaemonRecord | None:
+        """The daemon's record, or None when there is none that can be read."""
+        try:
+            with self.daemon_file.open("rb") as file:
+                return _parse_record(file.read(DAEMON_RECORD_BYTES_MAX))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def forget_daemon(self) -> None:
+        """Removes the daemon's record; does nothing when there is none."""
+        self.daemon_file.unlink(missing_ok=True)
+
+
+def find_root(chosen: Path | None = None, environment: Mapping[str, str] = os.environ) -> Root:
+    """The root: the one chosen on the command line, else $WATCHBILL_HOME, else ~/.local/share/watchbill."""
+    named = chosen or environment.get("WATCHBILL_HOME") or "~/.local/share/watchbill"
+    try:
+        return Root(Path(os.path.abspath(Path(named).expanduser())))
+    except RuntimeError as error:  # no home directory to expand ~ with
+        raise ConfigError(f"cannot tell where {named} is: {error}; name the root with --root") from error
+
+
+def boot_id() -> str:
+    """This boot's id; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None when it is gone or a zombie.
+
+    Without /proc (macOS) every living process has start time 0: there the pid alone must do.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None if Path("/proc/self/stat").exists() else _start_time_without_proc(pid)
+    # The command's name may hold spaces and parentheses: fields are counted from the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def _start_time_without_proc(pid: int) -> int | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # it lives, under another user
+        return 0
+    return 0
+
+
+def _parse_record(text: bytes) -> DaemonRecord | None:
+    try:
+        found = cast("object", json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    fields = cast("dict[str, object]", found)
+    pid, started = fields.get("pid"), fields.get("start_time")
+    texts = [fields.get(name) for name in ("boot_id", "url", "version")]
+    if not (isinstance(pid, int) and pid > 0 and isinstance(started, int)):
+        return None
+    boot, url, version = (text if isinstance(text, str) else "" for text in texts)
+    return DaemonRecord(pid, started, boot, url, version)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    draft.replace(path)
