@@ -54,3 +54,48 @@ CLI_POLL_INTERVAL_S = 0.1
 CLI_LOG_TAIL_LINES = 200
 CLI_LOG_TAIL_BYTES_MAX = 2**20
 CLI_CHAT_MESSAGES_MAX = 1000
+
+# ------------------------------------------------------------------ processes
+
+#: The stop ladder: ask politely, then TERM, then KILL. Together under ten seconds: promise P6 and fault R35.
+STOP_ASK_MS = 3_000
+STOP_TERM_MS = 4_000
+STOP_KILL_MS = 2_000
+#: What a guard grants the tree between TERM and KILL when its daemon died: nobody waits for a clean end any more.
+ORPHAN_TERM_MS = 2_000
+#: A guard starts in 30 ms; on a machine that swaps it may take seconds.
+GUARD_START_MS = 10_000
+#: How long a guard may stay silent beyond its own bounds before the daemon kills the tree by itself.
+GUARD_GRACE_MS = 1_000
+#: A short command that is run to its end: a stop command, `llama-server --help`.
+COMMAND_MS_MAX = 10_000
+COMMAND_OUTPUT_BYTES_MAX = 2**20
+#: An engine's log: rotated at start, cut while it runs, as every log of ours (64 MiB x 5).
+LOG_FILE_BYTES_MAX = 64 * 2**20
+LOG_FILES_MAX = 5
+LOG_CHECK_MS = 2_000
+#: What of a log goes into the error of a failed load.
+LOG_TAIL_LINES_MAX = 20
+LOG_TAIL_BYTES_MAX = 16 * 2**10
+LOG_LINE_CHARS_MAX = 400
+#: An engine whose port was taken between our choice and its bind gets another one, this often.
+PORT_ATTEMPTS_MAX = 3
+PORT_DRAWS_MAX = 100
+#: Registry records are a few hundred bytes.
+ENGINE_RECORD_BYTES_MAX = 16 * 2**10
+
+# ------------------------------------------------------------------ engines
+
+#: A load that nobody gave a shorter deadline: 70 GB from a slow disk take six minutes.
+LOAD_MS_MAX = 1_800_000
+#: One token from a cold 70B on a CPU took 20 s; an engine that says it is healthy and needs longer lies.
+PROBE_MS_MAX = 60_000
+#: Health is asked this often while a model loads, a little less often each time.
+HEALTH_POLL_MS_MIN = 20
+HEALTH_POLL_MS_MAX = 250
+#: One health question; a server that is busy loading may be slow to accept.
+HEALTH_MS_MAX = 5_000
+#: The answer to a health question or a probe.
+PROBE_ANSWER_BYTES_MAX = 2**20
+#: llama.cpp's HTTP threads are held by idle keep-alive connections: with few a burst stalls for 5 s.
+LLAMA_HTTP_THREADS = 64
