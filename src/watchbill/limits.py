@@ -99,3 +99,51 @@ HEALTH_MS_MAX = 5_000
 PROBE_ANSWER_BYTES_MAX = 2**20
 #: llama.cpp's HTTP threads are held by idle keep-alive connections: with few a burst stalls for 5 s.
 LLAMA_HTTP_THREADS = 64
+
+# ------------------------------------------------------------------ probes
+
+#: One read call fetches this much of a file of /proc or /sys: meminfo has 2 KiB, memory.stat 3 KiB.
+PROBE_FILE_BYTES_MAX = 64 * 1024
+#: A process tree larger than this is a fork bomb, not an engine.
+TREE_PIDS_MAX = 4096
+#: How long a probe may take before its last value is used instead.
+PROBE_DEADLINE_MS = 1_000
+#: The shortest and longest time between two looks at memory.
+LOOK_MS_MIN = 50
+LOOK_MS_MAX = 1_000
+#: A timeline of fake GPUs larger than this is refused.
+FAKE_GPUS_BYTES_MAX = 1 * 2**20
+
+# ------------------------------------------------------------------ GGUF headers
+
+#: The part of a model file before its weights. The largest vocabularies in use need some 20 MB.
+GGUF_HEADER_BYTES_MAX = 256 * 2**20
+GGUF_KEYS_MAX = 4_096
+GGUF_TENSORS_MAX = 65_536
+GGUF_KEY_BYTES_MAX = 65_535
+#: A text that is kept (name, architecture); longer ones are passed over, not refused.
+GGUF_TEXT_BYTES_MAX = 1 * 2**20
+GGUF_ARRAY_LEN_MAX = 16 * 2**20
+GGUF_SHARDS_MAX = 256
+
+# ------------------------------------------------------------------ journal
+
+#: Lines that wait for the disk. Beyond it the oldest are dropped and counted: a decision never waits.
+JOURNAL_BUFFER_LINES_MAX = 10_000
+JOURNAL_FILE_BYTES_MAX = 64 * 2**20
+#: Rotated files kept beside the current one: NAME.1 is the youngest.
+JOURNAL_FILES_KEPT = 4
+JOURNAL_SYNC_MS = 1_000
+JOURNAL_TEXT_CHARS_MAX = 500
+JOURNAL_SUBSCRIBERS_MAX = 64
+JOURNAL_SUBSCRIBER_LINES_MAX = 1_000
+#: How long the daemon waits at its end for the last lines to reach the disk.
+JOURNAL_CLOSE_MS = 2_000
+
+# ------------------------------------------------------------------ what was learned about models
+
+SIZES_MODELS_MAX = 512
+#: Measurements kept per model and kind; load times use the last nine of them.
+SIZES_SAMPLES_MAX = 32
+SIZES_LOADS_USED = 9
+SIZES_FILE_BYTES_MAX = 16 * 2**20

@@ -1,0 +1,58 @@
+"""Probes: what the machine says about its memory now.
+
+A probe answers one question, "how much is there and how much is free", for the devices it knows. It reads
+and never decides: what a figure means is the core's business. Every reading carries the time it was taken, so
+that a value that is kept because its probe fails can be told from a fresh one by its age.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from watchbill.core.messages import DeviceReading
+from watchbill.errors import TheirsError
+from watchbill.units import Bytes, Millis
+
+__all__ = ["CardHealth", "Probe", "ProbeError", "Reading"]
+
+
+class ProbeError(TheirsError):
+    """A probe cannot read its device."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardHealth:
+    """How one GPU feels. `None` means that the card does not tell."""
+
+    temperature_c: float | None = None
+    slowdown_c: float | None = None  # the card's own threshold
+    shutdown_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    clock_mhz: int | None = None
+    throttled: tuple[str, ...] = ()  # reasons that cost speed; idling is none
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the machine says about one device."""
+
+    capacity: Bytes
+    available: Bytes
+    taken_at: Millis  # monotonic
+    #: GPUs only: pid -> what that process occupies.
+    processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
+    health: CardHealth | None = None  # GPUs only
+
+    def for_core(self, now: int) -> DeviceReading:
+        """The same as the core reads it, with its age at `now`."""
+        return DeviceReading(self.capacity, self.available, max(0, now - self.taken_at))
+
+
+class Probe(Protocol):
+    """Something that can be asked about the devices it knows."""
+
+    def read(self) -> Mapping[str, Reading]:
+        """Device name -> what the machine says now. May block; raises ProbeError when it cannot tell."""
+        ...

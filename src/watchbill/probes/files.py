@@ -1,0 +1,47 @@
+"""Small files of /proc and /sys, read the cheap way.
+
+Such a file is generated at each read, so one `read` call must fetch it whole: a second one could see another
+moment. Absence is an answer here, not an accident: processes end between two reads, and kernels differ.
+"""
+
+import errno
+import os
+
+__all__ = ["number_in", "read_small", "table_of"]
+
+#: One read call fetches this much; smaps_rollup has 1 KiB, memory.stat 3 KiB, meminfo 2 KiB.
+FILE_BYTES_MAX = 64 * 1024
+#: What "it is not there (any more), or not for us" looks like.
+ABSENT = frozenset({
+    errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL,
+})  # fmt: skip
+
+
+def read_small(path: str) -> bytes | None:
+    """The file's bytes, or None when it is absent or not ours to read. Other errors are raised."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
+    try:
+        return os.read(fd, FILE_BYTES_MAX)
+    except OSError as error:  # the process ended between open and read
+        if error.errno in ABSENT:
+            return None
+        raise
+    finally:
+        os.close(fd)
+
+
+def number_in(path: str) -> int | None:
+    """The one number in a file of a cgroup; None for "max", for an absent file and for anything else."""
+    text = (read_small(path) or b"").strip()
+    return int(text) if text.isdigit() else None
+
+
+def table_of(text: bytes) -> dict[bytes, int]:
+    """`name[:] number [unit]` lines as a table of the bare numbers; other lines are passed over."""
+    rows = (line.split(None, 2) for line in text.splitlines())
+    return {row[0].rstrip(b":"): int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
