@@ -1,13 +1,13 @@
 """Control groups: the memory limits that apply to us, of all ancestors, in both versions.
 
-A process may use no more than the tightest of its ancestors leaves: a container's limit often sits two or three
-levels above the process, and reading only the own group misses it. A level without a limit costs one read.
+A process may use no more than the tightest of its ancestors leaves: a container's limit often sits two or
+three levels above the process, and reading only the own group misses it. A level without a limit costs a read.
 
     version 1   memory.limit_in_bytes - memory.usage_in_bytes + reclaimable
     version 2   min(memory.max, memory.high) - memory.current + reclaimable
 
-Reclaimable is file cache that the kernel drops before it kills anybody: all of the inactive list and half of the
-active one. /dev/shm is not in those lists, and must not be: nothing can reclaim it.
+Reclaimable is file cache that the kernel drops before it kills anybody: all of the inactive list and half of
+the active one. /dev/shm is not in those lists, and must not be: nothing can reclaim it.
 """
 
 import re
@@ -131,8 +131,8 @@ def _plain(path: str) -> str:
 def _levels_of(mount: _Mount, path: str) -> tuple[str, ...]:
     """The folders from our group up to the mount point."""
     group, root = PurePosixPath(path), PurePosixPath(mount.root)
-    # In a container the mount shows only our part of the tree: its root is our group or an ancestor. A path that
-    # leads out of it ("/../..") means that we were moved out of our namespace: only the mount point is visible.
+    # In a container the mount shows only our part of the tree: its root is our group or an ancestor. A path
+    # that leads out of it ("/../..") means that we were moved out of our namespace: only the mount is visible.
     if group.is_relative_to(root):
         group = PurePosixPath("/") / group.relative_to(root)
     elif root != PurePosixPath("/"):

@@ -7,13 +7,14 @@ moment. Absence is an answer here, not an accident: processes end between two re
 import errno
 import os
 
+from watchbill.limits import PROBE_FILE_BYTES_MAX
+
 __all__ = ["number_in", "read_small", "table_of"]
 
-#: One read call fetches this much; smaps_rollup has 1 KiB, memory.stat 3 KiB, meminfo 2 KiB.
-FILE_BYTES_MAX = 64 * 1024
 #: What "it is not there (any more), or not for us" looks like.
 ABSENT = frozenset({
-    errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL,
+    errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EOPNOTSUPP,
+    errno.EINVAL,
 })  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def read_small(path: str) -> bytes | None:
             return None
         raise
     try:
-        return os.read(fd, FILE_BYTES_MAX)
+        return os.read(fd, PROBE_FILE_BYTES_MAX)
     except OSError as error:  # the process ended between open and read
         if error.errno in ABSENT:
             return None

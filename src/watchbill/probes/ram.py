@@ -1,8 +1,8 @@
 """The probe of the device `ram`: what the machine and its control groups leave us.
 
 Capacity is the smaller of the machine's memory and the tightest limit above us, available the smaller of
-MemAvailable and what that limit leaves. A reading costs 30-100 us and never waits, so it may be taken inside the
-event loop. What engines occupy is the business of `trees`, re-exported here for the callers that need both.
+MemAvailable and what that limit leaves. A reading costs 30-100 us and never waits, so it may be taken inside
+the event loop. What engines occupy is the business of `trees`, re-exported here for callers that need both.
 """
 
 import time
@@ -10,28 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from watchbill.catalog import RAM
-from watchbill.errors import TheirsError
-from watchbill.probes import Reading
+from watchbill.limits import LOOK_MS_MAX, LOOK_MS_MIN
+from watchbill.probes import ProbeError, Reading
 from watchbill.probes.cgroups import MemoryGroups
 from watchbill.probes.files import read_small, table_of
 from watchbill.probes.trees import TreeMemory, find_processes, major_faults_of_tree, pids_of_tree, pss_of_tree
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "ProbeError", "RamProbe", "TreeMemory", "find_processes", "major_faults_of_tree", "next_look_ms", "pids_of_tree",
+    "RamProbe", "TreeMemory", "find_processes", "major_faults_of_tree", "next_look_ms", "pids_of_tree",
     "pss_of_tree",
 ]  # fmt: skip
 
-#: How quickly a careless program can take memory; seen 1-2 GB/s on two cores, touching pages does not go faster.
+#: How quickly a careless program can take memory: touching fresh pages makes 1-2 GB/s on one core.
 GRAB_BYTES_PER_MS = 4_000_000
-LOOK_MS_MIN = 50
-LOOK_MS_MAX = 1000
-
-
-class ProbeError(TheirsError):
-    """A probe could not read its device."""
-
-    code = "probe_failed"
 
 
 class RamProbe:

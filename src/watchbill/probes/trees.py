@@ -1,8 +1,9 @@
 """Process trees: what an engine really occupies, and whether a process we protect still lives.
 
-An engine's memory is the PSS of its whole tree: a page that two engines map counts half for each, so the sum over
-all engines counts every mapped file once. Reading it makes the kernel walk page tables (about 0.1 ms, several for
-many gigabytes): call it in a thread, never inside a decision. Processes that end while we look are left out.
+An engine's memory is the PSS of its whole tree: a page that two engines map counts half for each, so the sum
+over all engines counts every mapped file once. Reading it makes the kernel walk page tables (about 0.1 ms, some
+milliseconds for many gigabytes): call it in a thread, never inside a decision. Processes that end while we look
+are left out.
 """
 
 import os
@@ -10,14 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from watchbill.limits import TREE_PIDS_MAX
 from watchbill.probes.files import read_small, table_of
 from watchbill.units import Bytes
 
 __all__ = ["TreeMemory", "find_processes", "major_faults_of_tree", "pids_of_tree", "pss_of_tree"]
 
 MACHINE = Path("/")
-#: A tree larger than this is a fork bomb, not an engine.
-TREE_PIDS_MAX = 4096
 #: The kernel cuts a process name at this length.
 COMM_CHARS_MAX = 15
 #: Programs whose first argument is the program people mean.
