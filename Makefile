@@ -1,0 +1,51 @@
+# Everything a newcomer types. `make up` and `make test` do their own set-up; a second one takes no time.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+ARGS ?=
+
+# The form in which locks are made: hashes, every platform, no download addresses.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
+EXTRAS = --extra fast --extra local --extra schema --extra sign
+
+.DEFAULT_GOAL := help
+.PHONY: help python setup setup-dev up test check audit bench torture lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: apt install python3 python3-venv" >&2; exit 2; }
+
+setup: python ## build .venv with watchbill in it
+	@$(PYTHON) tools/setup.py
+
+setup-dev: python ## the same with what tests and checks need
+	@$(PYTHON) tools/setup.py --dev
+
+up: setup ## start the daemon: make up ARGS="--port 0 --root DIR"
+	@exec $(BIN)/watchbill up $(ARGS)
+
+test: setup-dev ## run every test: make test ARGS="tests/unit -k name"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup-dev ## lint, format, types, known vulnerabilities
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/basedpyright
+	@$(BIN)/python tools/audit.py
+
+bench: setup-dev ## measure; prints pass or fail per target
+	@$(BIN)/python -m bench $(ARGS)
+
+torture: setup-dev ## the long forms of the fault tests
+	@$(BIN)/python -m pytest --torture $(ARGS)
+
+lock: setup-dev ## make the lock files anew: make lock UPGRADE=1 for newer versions
+	@$(LOCK) pyproject.toml $(EXTRAS) --group build --output-file requirements.lock
+	@$(LOCK) pyproject.toml $(EXTRAS) --group build --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	@$(LOCK) --group setup --output-file requirements-setup.lock
+
+clean: ## remove what was built; models and state are not touched
+	@rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,192 @@
+"""Builds `.venv` with Watchbill in it: what `make setup`, `make up` and `make test` call first.
+
+Owns `.venv` and nothing else on the machine. Runs on the system's own Python with the standard library only,
+since nothing is installed yet. Every package comes from a lock file and is checked by its hash; uv itself
+lives in `.venv`. A second call with unchanged locks reads one file and returns; it needs no network.
+Exit codes: 0 ready, 1 a step failed (its output is shown), 2 something is missing from the system.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "watchbill-setup.json"
+LOG = ROOT / ".cache" / "setup.log"
+
+UV_LOCK = "requirements-setup.lock"
+#: What each level installs. The second contains the first: `make up` after `make test` has nothing to do.
+LOCKS = {"runtime": "requirements.lock", "dev": "requirements-dev.lock"}
+PYTHON_MIN = (3, 11)
+LOG_TAIL_LINES = 30
+#: Variables that would send pip or uv somewhere else than `.venv`. Mirrors and certificates stay as they are.
+STRAY_VARIABLES = (
+    "CONDA_PREFIX", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER", "PYTHONHOME",
+    "PYTHONPATH", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON", "UV_SYSTEM_PYTHON", "VIRTUAL_ENV",
+)  # fmt: skip
+
+
+class StepFailed(Exception):
+    """A step of the set-up failed."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Builds .venv with watchbill in it.")
+    parser.add_argument("--dev", action="store_true", help="also install what the tests and checks need")
+    level = "dev" if parser.parse_args().dev else "runtime"
+    missing = missing_from_system()
+    if missing:
+        print("\n".join(missing), file=sys.stderr)
+        return 2
+    LOG.parent.mkdir(exist_ok=True)
+    with open(LOG.parent / "setup.lock", "w") as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # `make up` and `make test` in two terminals would build one venv at once
+        if is_ready(level):
+            return 0
+        try:
+            build(level)
+        except StepFailed as failure:
+            print(failure, file=sys.stderr)
+            return 1
+    return 0
+
+
+def missing_from_system() -> list[str]:
+    """Says what the system lacks, each with the line that installs it."""
+    missing: list[str] = []
+    if sys.platform == "win32":
+        return ["Watchbill does not run on Windows; use Linux, or macOS for the command line and the spool."]
+    if sys.version_info < PYTHON_MIN:
+        found = ".".join(map(str, sys.version_info[:3]))
+        missing.append(f"Python 3.11 is needed, this is {found}: apt install python3.11 python3.11-venv")
+    elif importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        missing.append("Python's venv module is missing: apt install python3-venv")
+    if shutil.which("git") is None:
+        missing.append("git is missing: apt install git")
+    return missing
+
+
+def is_ready(level: str) -> bool:
+    """Whether this level was installed from exactly these locks by this version of Python."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return stamp.get(level) == digest(level) and not is_foreign(VENV)
+
+
+def digest(level: str) -> str:
+    """Identifies what a level consists of; without the sources, since the package is installed editable."""
+    hashed = hashlib.sha256(repr((sys.version_info[:2], level)).encode())
+    for name in (UV_LOCK, LOCKS[level], "pyproject.toml"):
+        hashed.update(hashlib.sha256((ROOT / name).read_bytes()).digest())
+    return hashed.hexdigest()
+
+
+def build(level: str) -> None:
+    started = time.monotonic()
+    STAMP.unlink(missing_ok=True)
+    LOG.write_text("")
+    lock = LOCKS[level]
+    packages = sum(1 for line in (ROOT / lock).read_text().splitlines() if "==" in line)
+    steps: list[tuple[str, Callable[[], None]]] = [
+        ("environment .venv", make_venv),
+        ("installer uv", install_uv),
+        (f"{packages} locked packages", lambda: install_locked(lock)),
+        ("watchbill itself", install_package),
+    ]
+    for number, (title, act) in enumerate(steps, 1):
+        announce(number, len(steps), title, act)
+    levels = ["runtime", "dev"] if level == "dev" else ["runtime"]
+    write_stamp({name: digest(name) for name in levels})
+    print(f"ready in {time.monotonic() - started:.0f} s: .venv/bin/watchbill")
+
+
+def announce(number: int, total: int, title: str, act: Callable[[], None]) -> None:
+    started = time.monotonic()
+    on_terminal = sys.stdout.isatty()
+    print(f"[{number}/{total}] {title} ...", end="\n" if on_terminal else " ", flush=True)
+    act()
+    if not on_terminal:
+        print(f"{time.monotonic() - started:.1f} s", flush=True)
+
+
+def make_venv() -> None:
+    if is_foreign(VENV):
+        run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+
+
+def is_foreign(venv: Path) -> bool:
+    """Whether `.venv` is absent, broken, moved from elsewhere, or of another Python version than ours."""
+    try:
+        lines = [line.partition("=") for line in (venv / "pyvenv.cfg").read_text().splitlines()]
+    except FileNotFoundError:
+        return True
+    settings = {key.strip(): value.strip() for key, _, value in lines}
+    version = "{}.{}.".format(*sys.version_info)
+    built_by = settings.get("command", f" {venv}")
+    pip = venv / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages" / "pip" / "__main__.py"
+    return not (
+        settings.get("version", "").startswith(version)
+        and built_by.endswith(f" {venv}")
+        and os.access(venv / "bin" / "python", os.X_OK)
+        and pip.is_file()
+    )
+
+
+def install_uv() -> None:
+    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
+    run([*pip, "--require-hashes", "-r", UV_LOCK])
+
+
+def install_locked(lock: str) -> None:
+    uv("install", "--require-hashes", "-r", lock)
+
+
+def install_package() -> None:
+    # Without isolation the build takes the locked hatchling; with it, an unlocked one would be fetched.
+    uv("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+
+
+def uv(command: str, *arguments: str) -> None:
+    run([str(VENV / "bin" / "uv"), "pip", command, "--python", str(PYTHON), *arguments])
+
+
+def run(command: list[str]) -> None:
+    """Runs one step. On a terminal pip and uv draw their own bars; elsewhere their output goes to the log."""
+    environment = {name: value for name, value in os.environ.items() if name not in STRAY_VARIABLES}
+    said = ""
+    if sys.stdout.isatty():
+        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    else:
+        with open(LOG, "a") as log:
+            logged = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=log, stderr=log)
+        status = logged.returncode
+        said = "\n" + "\n".join(LOG.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    if status != 0:
+        text = f"set-up failed (exit {status}): {' '.join(command)}"
+        raise StepFailed(f"{said}\n{text}\nThe first set-up needs the network. To go on: make setup")
+
+
+def write_stamp(stamp: dict[str, str]) -> None:
+    STAMP.write_text(json.dumps(stamp, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
