@@ -147,3 +147,28 @@ SIZES_MODELS_MAX = 512
 SIZES_SAMPLES_MAX = 32
 SIZES_LOADS_USED = 9
 SIZES_FILE_BYTES_MAX = 16 * 2**20
+
+# ------------------------------------------------------------------ upstream client
+
+UPSTREAM_CONNECT_MS = 5_000
+#: Thirty thousand tokens of prompt on a CPU take minutes before the first token comes.
+UPSTREAM_FIRST_BYTE_MS = 300_000
+#: Between two pieces of one answer; the slowest model measured needs 2 s for a token.
+UPSTREAM_SILENCE_MS = 60_000
+#: What may arrive without any body byte: status, headers, chunk extensions, trailers. Endless headers end here.
+UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
+UPSTREAM_HEADERS_MAX = 128
+#: Received and not yet taken by the reader; beyond it the socket is not read, so that the engine waits.
+UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
+#: An answer that is read whole (embeddings, assembled chats).
+UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
+#: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
+SSE_EVENT_BYTES_MAX = 16 * 2**20
+#: Idle keep-alive connections to one engine. llama.cpp holds one thread for each of them.
+UPSTREAM_IDLE_CONNECTIONS_MAX = 64
+#: llama.cpp closes an idle connection after 5 s; ours leaves before.
+UPSTREAM_IDLE_MS = 4_000
+#: A connection that its engine closes this soon after a streamed answer was never meant to be kept.
+UPSTREAM_CLOSE_NOTICE_MS = 1_000
+#: Engines of which it is remembered that they close connections after streamed answers.
+UPSTREAM_MEMORY_MAX = 1_024
