@@ -27,13 +27,14 @@ A class's docstring is its default message. A message says what happened, to whi
 `code` is a closed list: scripts match it.
 """
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 __all__ = [
     "AuthenticationFailed", "ConfigError", "EngineFailed", "IllegalTransition", "InMaintenance", "LaneFull",
     "ModelFailed", "ModelNotFound", "NameRefused", "NeverFits", "NotReachable", "OursError", "Preempted",
-    "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
-    "WaitExceeded", "WatchbillError",
+    "Problem", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge",
+    "UnitError", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -48,8 +49,27 @@ class OursError(WatchbillError):
     """Watchbill or its configuration is wrong."""
 
 
+class Problem(NamedTuple):
+    """One thing that is wrong in a file that the operator wrote: where, what, and what to do about it."""
+
+    file: str
+    line: int | None  # None where it cannot be told
+    key: str  # as in TOML: models.a.memory; empty when the file as a whole is meant
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        said = f"{self.text}; {self.hint}" if self.hint else self.text
+        return f"{place}: {self.key}: {said}" if self.key else f"{place}: {said}"
+
+
 class ConfigError(OursError):
     """The configuration cannot be used."""
+
+    def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message or "\n".join(map(str, problems)))
+        self.problems = tuple(problems)
 
 
 class UnitError(ConfigError):
