@@ -21,6 +21,7 @@
         ├── Preempted                503  preempted
         ├── ShuttingDown             503  shutting_down
         ├── TooLarge                 413  too_large
+        ├── PullFailed               a model file cannot be fetched (command line only, exit 1)
         └── NotReachable             the daemon does not answer (command line only, exit 3)
 
 A class's docstring is its default message. A message says what happened, to which name, and what to do.
@@ -188,6 +189,13 @@ class TooLarge(TheirsError):
 
     code = "too_large"
     status = 413
+
+
+class PullFailed(TheirsError):
+    """The model file could not be fetched."""
+
+    code = "pull_failed"
+    status = 502
 
 
 class NotReachable(TheirsError):

@@ -172,3 +172,23 @@ UPSTREAM_IDLE_MS = 4_000
 UPSTREAM_CLOSE_NOTICE_MS = 1_000
 #: Engines of which it is remembered that they close connections after streamed answers.
 UPSTREAM_MEMORY_MAX = 1_024
+
+# ------------------------------------------------------------------ pull
+
+#: The largest single model files are some 50 GB; beyond a terabyte the address is wrong.
+PULL_FILE_BYTES_MAX = 10**12
+PULL_CHUNK_BYTES = 2**20
+#: A server that sends nothing for this long is given up; what arrived is kept for the next attempt.
+PULL_SILENCE_S = 60.0
+#: A download that breaks off is continued this often, with a pause that doubles.
+PULL_ATTEMPTS_MAX = 5
+PULL_RETRY_WAIT_S = 0.5
+PULL_REDIRECTS_MAX = 5
+PULL_URL_CHARS_MAX = 4096
+#: pip fetches 93 MB: an hour is a line of 200 kbit/s.
+PULL_PIP_S_MAX = 3600.0
+PULL_PROGRESS_INTERVAL_S = 0.2
+PULL_PIP_LOG_BYTES_MAX = 64 * 2**10
+#: One line of Ollama's progress.
+PULL_LINE_BYTES_MAX = 64 * 2**10
+PULL_RECORD_BYTES_MAX = 16 * 2**10
