@@ -1,0 +1,150 @@
+"""Calls to engines that are not on loopback, or speak TLS: aiohttp's client behind `upstream`'s interface.
+
+Redirects are never followed, proxies of the environment never used, answers never decompressed: an address
+comes from the config only, and what an engine sends stays as it was sent.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+import aiohttp
+
+from watchbill.engines.connection import Deadlines, Outgoing, UpstreamFailed
+from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX
+
+__all__ = ["FarCall", "FarSession"]
+
+Outcome = TypeVar("Outcome")
+
+
+class FarSession:
+    """aiohttp's session, made on first use: importing this module opens nothing."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    def get(self) -> aiohttp.ClientSession:
+        """The session of this event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                auto_decompress=False,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=UPSTREAM_BUFFER_BYTES_MAX,
+                max_field_size=UPSTREAM_HEAD_BYTES_MAX,
+                max_line_size=UPSTREAM_HEAD_BYTES_MAX,
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+class FarCall:
+    """One request over aiohttp's client."""
+
+    def __init__(self, session: FarSession, outgoing: Outgoing, deadlines: Deadlines) -> None:
+        self._session = session
+        endpoint = outgoing.endpoint
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        scheme = "https" if endpoint.tls else "http"
+        self._url = f"{scheme}://{host}:{endpoint.port}{endpoint.path_prefix}{outgoing.path}"
+        self._method = outgoing.method
+        self._body = outgoing.body
+        self._headers = {"Accept-Encoding": "identity", **outgoing.headers}
+        if outgoing.body:
+            self._headers["Content-Type"] = "application/json"
+        self._deadlines = deadlines
+        self._answer: aiohttp.ClientResponse | None = None
+        self._step: asyncio.Task[object] | None = None
+        self._aborted = False
+        self._begun = False
+
+    @property
+    def content_type(self) -> str:
+        assert self._answer is not None
+        return self._answer.content_type.lower()
+
+    async def head(self) -> int:
+        answer = await self._guarded(self._open(), self._deadlines.connect_ms + self._deadlines.first_byte_ms)
+        self._answer = answer
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            self.abort()
+            raise UpstreamFailed(
+                "garbled", "the engine compressed its answer although asked not to", received=True
+            )
+        return answer.status
+
+    async def _open(self) -> aiohttp.ClientResponse:
+        return await self._session.get().request(
+            self._method,
+            self._url,
+            data=self._body or None,
+            headers=self._headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_ms / 1000),
+        )
+
+    async def chunk(self) -> bytes:
+        assert self._answer is not None
+        bound_ms = self._deadlines.silence_ms if self._begun else self._deadlines.first_byte_ms
+        piece = await self._guarded(self._answer.content.readany(), bound_ms)
+        self._begun = True
+        if not piece:
+            self._answer.release()
+        return piece
+
+    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
+        body = bytearray()
+        while piece := await self.chunk():
+            body += piece
+            if len(body) > limit_bytes:
+                self.abort()
+                raise UpstreamFailed(
+                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
+                )
+        return bytes(body)
+
+    def abort(self) -> None:
+        self._aborted = True
+        if self._step is not None:
+            self._step.cancel()
+        if self._answer is not None:
+            self._answer.close()
+
+    async def _guarded(self, step: Coroutine[object, object, Outcome], bound_ms: int) -> Outcome:
+        """Runs a step in a task of its own, so that `abort` can end it from outside."""
+        received = self._answer is not None
+        task = asyncio.ensure_future(step)
+        self._step = task
+        if self._aborted:
+            task.cancel()
+        try:
+            async with asyncio.timeout(bound_ms / 1000):
+                return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self._aborted or (current is not None and current.cancelling()):
+                task.cancel()
+                raise
+            raise UpstreamFailed("aborted", "the request to the engine was cut", received=received) from None
+        except TimeoutError:
+            raise UpstreamFailed("timeout", "the engine is silent", received=received) from None
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamFailed("connect", f"the engine cannot be reached: {error.strerror}") from None
+        except aiohttp.ClientPayloadError as error:
+            raise UpstreamFailed(
+                "truncated", f"the engine broke off its answer: {error}", received=True
+            ) from None
+        except aiohttp.ServerDisconnectedError:
+            raise UpstreamFailed("closed", "the engine closed the connection without an answer") from None
+        except aiohttp.ClientError as error:
+            raise UpstreamFailed(
+                "garbled", f"the engine's answer is not HTTP: {error}", received=received
+            ) from None
+        finally:
+            self._step = None

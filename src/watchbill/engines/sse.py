@@ -1,0 +1,124 @@
+"""A reader of server-sent events without any I/O: bytes in, payloads out.
+
+Owns the bytes of an event that is not complete yet, and nothing else. Promises the same payloads however the
+bytes were split, for all three kinds of newline; a single event larger than its bound is an error, so that an
+engine which never ends a line cannot fill the memory. Never decodes JSON.
+"""
+
+from watchbill.errors import EngineFailed
+from watchbill.limits import SSE_EVENT_BYTES_MAX
+
+__all__ = ["DONE", "EventReader", "EventTooLarge"]
+
+#: The payload with which OpenAI's protocol ends a stream.
+DONE = b"[DONE]"
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(EngineFailed):
+    """The engine sent a stream event larger than the limit."""
+
+
+class EventReader:
+    """Turns a stream of bytes into the payloads of its `data:` fields."""
+
+    __slots__ = ("_at_start", "_data", "_parts", "_parts_size", "_rest", "_size")
+
+    def __init__(self) -> None:
+        self._rest = b""  # the line that has no end yet
+        self._parts: list[bytes] = []  # its further pieces
+        self._parts_size = 0
+        self._data: list[bytes] = []  # data lines of the event that has no end yet
+        self._size = 0
+        self._at_start = True
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The payloads that `piece` completes, in order. Raises EventTooLarge."""
+        if (
+            not self._rest
+            and not self._parts
+            and not self._data
+            and piece.endswith(b"\n\n")
+            and b"\r" not in piece
+        ):
+            quick = self._feed_whole(piece)
+            if quick is not None:
+                return quick
+        return self._feed_lines(piece)
+
+    def _feed_whole(self, piece: bytes) -> list[bytes] | None:
+        """What engines send nearly always: whole events of one line each. None when it is anything else."""
+        events = piece[:-2].split(b"\n\n")
+        for event in events:
+            if not event.startswith(b"data: ") or b"\n" in event or len(event) > SSE_EVENT_BYTES_MAX:
+                return None
+        self._at_start = False
+        return [event[6:] for event in events]
+
+    def end(self) -> list[bytes]:
+        """The payload that only a carriage return at the very end completes. An event without its blank line
+        is cut, and is not given out."""
+        held, self._rest = self._rest, b""
+        payload = self._take_line(b"") if held == b"\r" else None
+        return [] if payload is None else [payload]
+
+    def _feed_lines(self, piece: bytes) -> list[bytes]:
+        if self._grow_rest(piece):
+            return []
+        text = self._rest + b"".join(self._parts) + piece
+        self._parts.clear()
+        self._parts_size = 0
+        if self._at_start:
+            if len(text) < len(_BOM) and _BOM.startswith(text):
+                self._rest = text
+                return []
+            text = text.removeprefix(_BOM)
+            self._at_start = False
+        lines, self._rest = _split_lines(text)
+        done: list[bytes] = []
+        for line in lines:
+            payload = self._take_line(line)
+            if payload is not None:
+                done.append(payload)
+        if self._size + len(self._rest) > SSE_EVENT_BYTES_MAX:
+            raise EventTooLarge
+        return done
+
+    def _grow_rest(self, piece: bytes) -> bool:
+        """Keeps a piece without any newline for later: joining each would cost the square of a huge line."""
+        if self._at_start or b"\n" in piece or b"\r" in piece or self._rest.endswith(b"\r"):
+            return False
+        self._parts.append(piece)
+        self._parts_size += len(piece)
+        if self._size + len(self._rest) + self._parts_size > SSE_EVENT_BYTES_MAX:
+            raise EventTooLarge
+        return True
+
+    def _take_line(self, line: bytes) -> bytes | None:
+        if not line:
+            data, self._data, self._size = self._data, [], 0
+            return b"\n".join(data) if data else None
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._size += len(value) + 1
+            if self._size > SSE_EVENT_BYTES_MAX:
+                raise EventTooLarge
+            self._data.append(value.removeprefix(b" "))
+        return None  # comments and the other fields carry nothing that we need
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether no event is half received; a stream that ends otherwise was cut."""
+        return not self._data and not self._parts and not self._rest.strip(b"\r\n")
+
+
+def _split_lines(text: bytes) -> tuple[list[bytes], bytes]:
+    """The complete lines and the rest. A trailing CR is kept back: an LF that belongs to it may follow."""
+    held = b""
+    if text.endswith(b"\r"):
+        text, held = text[:-1], b"\r"
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = text.split(b"\n")
+    return lines[:-1], lines[-1] + held

@@ -1,0 +1,339 @@
+"""The way to an engine: requests over HTTP/1.1, whole or streamed, that can be cut at any moment.
+
+    call = upstream.call(Outgoing(endpoint, "POST", "/v1/chat/completions", body), streamed=True)
+    try:
+        head = await call.head()
+        while piece := await call.chunk():
+            ...
+    finally:
+        call.abort()        # does nothing after the end of the answer
+
+Owns the pool of idle connections. Addresses come from an Endpoint only, that is from the config or from our
+own port choice. Loopback is spoken to by our own lean client; anything else, and TLS, by aiohttp's
+(`engines.far`). Every failure is UpstreamFailed. A request is sent a second time in one case only: a kept
+connection turned out to be closed, and not a byte of an answer had come.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Protocol
+
+from watchbill.engines.base import Endpoint
+from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
+from watchbill.engines.far import FarCall, FarSession
+from watchbill.limits import (
+    UPSTREAM_ANSWER_BYTES_MAX,
+    UPSTREAM_CLOSE_NOTICE_MS,
+    UPSTREAM_IDLE_CONNECTIONS_MAX,
+    UPSTREAM_IDLE_MS,
+    UPSTREAM_MEMORY_MAX,
+)
+
+__all__ = ["Call", "Deadlines", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
+
+_Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Call(Protocol):
+    """One request on its way, and its answer."""
+
+    @property
+    def content_type(self) -> str:
+        """The answer's media type, lower case, without parameters."""
+        ...
+
+    async def head(self) -> int:
+        """Sends the request and returns the answer's status. Raises UpstreamFailed."""
+        ...
+
+    async def chunk(self) -> bytes:
+        """The next piece of the answer, empty at its end. Raises UpstreamFailed when it breaks off."""
+        ...
+
+    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
+        """The whole rest of the answer. Raises UpstreamFailed, also when it is larger than the limit."""
+        ...
+
+    def abort(self) -> None:
+        """Cuts the request wherever it is; whoever waits gets UpstreamFailed. Does nothing after the end."""
+        ...
+
+
+class Upstream:
+    """Every request of this process to engines goes through one of these."""
+
+    def __init__(self, deadlines: Deadlines | None = None) -> None:
+        self.deadlines = deadlines or Deadlines()
+        self._idle: dict[_Address, list[Connection]] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._far: FarSession | None = None
+        #: Engines that close the connection after a streamed answer although they announced otherwise
+        #: (llama.cpp does): they are asked with `Connection: close`, which spares every second request
+        #: a retry.
+        self._closers: dict[_Address, None] = {}
+
+    def call(self, outgoing: Outgoing, *, streamed: bool = False, deadlines: Deadlines | None = None) -> Call:
+        """Prepares a request; nothing is sent before `head`."""
+        deadlines = deadlines or self.deadlines
+        endpoint = outgoing.endpoint
+        if not endpoint.tls and _is_loopback(endpoint.host):
+            return NearCall(self, outgoing, deadlines, streamed=streamed)
+        if self._far is None:
+            self._far = FarSession()
+        return FarCall(self._far, outgoing, deadlines)
+
+    async def fetch(
+        self, outgoing: Outgoing, *, timeout_ms: int, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX
+    ) -> Reply:
+        """A small request and its whole answer, for health checks and probes. Raises UpstreamFailed."""
+        deadlines = Deadlines(min(timeout_ms, self.deadlines.connect_ms), timeout_ms, timeout_ms)
+        call = self.call(outgoing, deadlines=deadlines)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                status = await call.head()
+                return Reply(status, call.content_type, await call.read(limit_bytes))
+        except TimeoutError:
+            raise UpstreamFailed("timeout", f"no whole answer within {timeout_ms} ms") from None
+        finally:
+            call.abort()
+
+    async def close(self) -> None:
+        """Ends every idle connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+        if self._far is not None:
+            await self._far.close()
+            self._far = None
+
+    # ------------------------------------------------------------------ the pool, for NearCall
+
+    def closes_after_stream(self, address: _Address) -> bool:
+        """Whether this engine is known to close a connection after a streamed answer."""
+        return address in self._closers
+
+    def note_closer(self, address: _Address) -> None:
+        """Remembers that this engine closes a connection after a streamed answer."""
+        if len(self._closers) >= UPSTREAM_MEMORY_MAX:
+            del self._closers[next(iter(self._closers))]
+        self._closers[address] = None
+
+    def take_idle(self, address: _Address) -> Connection | None:
+        """A kept connection that is still open, the youngest first."""
+        connections = self._idle.get(address)
+        while connections:
+            connection = connections.pop()
+            if connection.is_usable:
+                return connection
+        return None
+
+    def keep(self, address: _Address, connection: Connection) -> None:
+        """Keeps a connection for the next request, within the pool's bounds."""
+        connections = self._idle.setdefault(address, [])
+        if len(connections) >= UPSTREAM_IDLE_CONNECTIONS_MAX:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        connections.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+
+    async def connect(self, address: _Address, connect_ms: int) -> Connection:
+        """Opens a connection. Raises UpstreamFailed."""
+        loop = asyncio.get_running_loop()
+
+        def lost(connection: Connection) -> None:
+            self._lost(address, connection)
+
+        try:
+            async with asyncio.timeout(connect_ms / 1000):
+                _, connection = await loop.create_connection(lambda: Connection(loop, lost), *address)
+        except TimeoutError:
+            raise UpstreamFailed("timeout", "the engine does not accept connections") from None
+        except OSError as error:
+            # Every errno means the same to the caller: the engine is not there. The text says which it was.
+            raise UpstreamFailed(
+                "connect", f"the engine cannot be reached: {error.strerror or error}"
+            ) from None
+        return connection
+
+    def _lost(self, address: _Address, connection: Connection) -> None:
+        connections = self._idle.get(address)
+        if connections is None or connection not in connections:
+            return
+        connections.remove(connection)
+        idle_ms = (asyncio.get_running_loop().time() - connection.idle_since) * 1000
+        if connection.streamed and idle_ms < UPSTREAM_CLOSE_NOTICE_MS:
+            self.note_closer(address)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = None
+        oldest = loop.time() - UPSTREAM_IDLE_MS / 1000
+        for address, connections in list(self._idle.items()):
+            young = [connection for connection in connections if connection.idle_since > oldest]
+            stale = [connection for connection in connections if connection.idle_since <= oldest]
+            if young:
+                self._idle[address] = young
+            else:
+                del self._idle[address]
+            for connection in stale:
+                connection.close()
+        if self._idle:
+            self._sweeper = loop.call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+
+
+class NearCall:
+    """A request over loopback on a connection of ours."""
+
+    __slots__ = (
+        "_aborted",
+        "_address",
+        "_connection",
+        "_deadlines",
+        "_pool",
+        "_released",
+        "_request",
+        "_streamed",
+    )
+
+    def __init__(self, pool: Upstream, outgoing: Outgoing, deadlines: Deadlines, *, streamed: bool) -> None:
+        endpoint = outgoing.endpoint
+        self._pool = pool
+        self._address = (endpoint.host, endpoint.port)
+        self._deadlines = deadlines
+        self._streamed = streamed
+        self._connection: Connection | None = None
+        self._aborted = False
+        self._released = False
+        close = streamed and pool.closes_after_stream(self._address)
+        self._request = _request_head(outgoing, close=close) + outgoing.body
+
+    @property
+    def content_type(self) -> str:
+        return self.header(b"content-type").split(b";")[0].strip().lower().decode("latin-1")
+
+    def header(self, name: bytes) -> bytes:
+        """The first header of this lower-case name; empty when there is none."""
+        assert self._connection is not None
+        return next((value for key, value in self._connection.headers if key == name), b"")
+
+    async def head(self) -> int:
+        connection = self._pool.take_idle(self._address)
+        if connection is not None:
+            try:
+                return await self._ask(connection)
+            except UpstreamFailed as error:
+                if error.kind != "closed" or error.received or self._aborted:
+                    raise
+                if connection.streamed:
+                    self._pool.note_closer(self._address)
+        return await self._ask(await self._pool.connect(self._address, self._deadlines.connect_ms))
+
+    async def _ask(self, connection: Connection) -> int:
+        self._connection = connection
+        if self._aborted:
+            connection.abort()
+            raise UpstreamFailed("aborted", "the request to the engine was cut")
+        was_streamed = connection.streamed
+        connection.begin(
+            self._request,
+            first_byte_s=self._deadlines.first_byte_ms / 1000,
+            silence_s=self._deadlines.silence_ms / 1000,
+            streamed=self._streamed,
+        )
+        try:
+            await connection.wait_head()
+        except UpstreamFailed:
+            connection.streamed = was_streamed  # what the pool may learn is about the answer before
+            raise
+        if self.header(b"content-encoding") not in (b"", b"identity"):
+            connection.abort()
+            raise UpstreamFailed(
+                "garbled", "the engine compressed its answer although asked not to", received=True
+            )
+        return connection.status
+
+    async def chunk(self) -> bytes:
+        assert self._connection is not None
+        piece = await self._connection.chunk()
+        if self._connection.is_done and not piece:
+            self._release()
+        return piece
+
+    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.chunk():
+            size += len(piece)
+            if size > limit_bytes:
+                self.abort()
+                raise UpstreamFailed(
+                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
+                )
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def abort(self) -> None:
+        self._aborted = True
+        if self._connection is not None and not self._released:
+            if self._connection.is_done:
+                self._connection.take()
+                self._release()
+            else:
+                self._connection.abort()
+
+    def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
+        connection = self._connection
+        assert connection is not None
+        connection.busy = False
+        if connection.keeps_alive and connection.is_usable:
+            self._pool.keep(self._address, connection)
+            return
+        if connection.keeps_alive and self._streamed:
+            self._pool.note_closer(self._address)
+        connection.close()
+
+
+def _request_head(outgoing: Outgoing, *, close: bool) -> bytes:
+    endpoint, length = outgoing.endpoint, len(outgoing.body)
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    head = (
+        f"{outgoing.method} {endpoint.path_prefix}{outgoing.path} HTTP/1.1\r\nHost: {host}:{endpoint.port}\r\n"
+        f"Accept-Encoding: identity\r\nContent-Length: {length}\r\n"
+        f"Connection: {'close' if close else 'keep-alive'}\r\n"
+    )
+    if length:
+        head += "Content-Type: application/json\r\n"
+    for name, value in outgoing.headers.items():
+        head += f"{name}: {value}\r\n"
+    # Paths and headers are ours, never a client's; a line break in one would be a second request.
+    assert head.count("\r") == head.count("\n") == 5 + bool(length) + len(outgoing.headers)
+    return head.encode("latin-1") + b"\r\n"
+
+
+def _is_loopback(host: str) -> bool:
+    if host in {"127.0.0.1", "localhost"}:
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
