@@ -121,6 +121,7 @@ class PolicyRules:
     linger: float = 1.0  # an idle model keeps its price for linger x load time
     inertia: float = 1.5
     weights: tuple[float, ...] = (10.0, 3.0, 1.0, 0.3, 0.0)  # by WorkClass
+    parallel_loads: int = 1  # on the whole host, beside each device's own limit
 
 
 @dataclass(frozen=True, slots=True)

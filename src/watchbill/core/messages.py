@@ -26,7 +26,7 @@ class Request(Struct, frozen=True):
     timeout_ms: int
     priority: int = 3
     operator: bool = False  # before every other of its class
-    rides: bool = True  # a probe or a load-only call does not count as use when False
+    exact: bool = False  # no lower tier of the family will do
 
 
 # ------------------------------------------------------------------ events
@@ -125,13 +125,6 @@ class Observed(Event, frozen=True):
     pressure: bool = False  # the kernel stalls for memory (PSI above its bound)
 
 
-class LoadAsked(Event, frozen=True):
-    """The operator wants a model in memory."""
-
-    command: int
-    model: str
-
-
 class EvictAsked(Event, frozen=True):
     """The operator, or a keep_alive of 0, wants a model out of memory."""
 
@@ -188,7 +181,7 @@ class Grant(Action, frozen=True):
 
 class Cut(Action, frozen=True):
     """A running request must end: `requeue` (no byte was sent; answer with Returned), `boundary` (at the next
-    safe boundary, then Returned), `preempted`, `run_timeout`, `shutting_down` (an error frame, then Ended)."""
+    safe boundary, then Returned), `preempted`, `run_timeout`, `engine_failed` (an error frame, then Ended)."""
 
     id: str
     how: str

@@ -1,0 +1,117 @@
+"""The ledger: what every device can hold, and what is left of it.
+
+A **resource** is anything of which there is only so much: the bytes of a device, its optional count of resident
+models, and one place per exclusive group on a device. A model needs some of each, and may load when every one is
+there. Treating a group as a resource of one place makes the law of exclusivity and the law of memory the same law.
+
+Two views. *Actual*: everything that occupies memory now, a stopping model until its memory is back (drivers
+release VRAM seconds after exit, and loading into that gap is the commonest OOM). *Planned*: what will be there when
+every change under way has ended. Both are capped by what the machine itself reports: a probe can only shrink.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from watchbill.catalog import Catalog, Device, Model
+from watchbill.core.messages import DeviceReading
+
+__all__ = ["DeviceBook", "Ledger", "needs_of", "shortage"]
+
+#: A reading older than this is no base for a load; serving goes on.
+READING_AGE_MAX_MS = 30_000
+
+
+def needs_of(model: Model, sizes: Mapping[str, int], catalog: Catalog) -> dict[str, int]:
+    """Everything a model takes from the ledger while it is resident."""
+    needs = {device: size for device, size in sizes.items() if device in catalog.devices}
+    for device in tuple(needs):
+        if catalog.devices[device].max_resident is not None:
+            needs[f"{device}#count"] = 1
+        if model.group is not None:
+            needs[f"{device}#group:{model.group}"] = 1
+    return needs
+
+
+class DeviceBook:
+    """What is known about one device."""
+
+    __slots__ = ("device", "emergency_since", "in_maintenance", "reading", "settled_at")
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.reading: DeviceReading | None = None
+        self.in_maintenance = False
+        self.emergency_since: int | None = None
+        self.settled_at = 0  # after an emergency nothing is loaded before this
+
+    @property
+    def capacity(self) -> int:
+        """The machine's figure, capped by the config, times the share that may be used."""
+        known = [size for size in (self.device.capacity, self.reading and self.reading.capacity) if size]
+        return int(min(known, default=0) * self.device.share)
+
+    @property
+    def budget(self) -> int:
+        """What models may occupy in all."""
+        return 0 if self.in_maintenance else max(0, self.capacity - self.device.reserve)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether the last look at the device is fresh enough to load by."""
+        return self.reading is not None and self.reading.age_ms <= READING_AGE_MAX_MS
+
+    def headroom(self, promised: int) -> int:
+        """What the machine itself has free above the reserve, less what was promised and is not taken yet."""
+        if self.reading is None:
+            return 0
+        return self.reading.available - self.device.reserve - promised
+
+
+class Ledger:
+    """All devices and what they hold."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.books: dict[str, DeviceBook] = {}
+        self._counts: dict[str, int] = {}
+        self.reconfigure(catalog)
+
+    def reconfigure(self, catalog: Catalog) -> None:
+        """Takes over new device tables and keeps what was read from the machine."""
+        books: dict[str, DeviceBook] = {}
+        for name in sorted(catalog.devices):
+            books[name] = DeviceBook(catalog.devices[name])
+            if name in self.books:
+                books[name].reading = self.books[name].reading
+                books[name].in_maintenance = self.books[name].in_maintenance
+        self.books = books
+        self._counts = {
+            f"{name}#count": device.max_resident
+            for name, device in catalog.devices.items()
+            if device.max_resident is not None
+        }
+
+    def limit(self, resource: str) -> int:
+        """How much of a resource there is in all."""
+        book = self.books.get(resource)
+        return book.budget if book is not None else self._counts.get(resource, 1)
+
+    def fits_ever(self, needs: Mapping[str, int], kept: Iterable[Mapping[str, int]]) -> bool:
+        """Whether these needs could be met beside what never leaves, judged on capacity, not on today's use."""
+        kept = list(kept)
+        return all(
+            amount + sum(other.get(resource, 0) for other in kept) <= self.capacity_of(resource)
+            for resource, amount in needs.items()
+        )
+
+    def capacity_of(self, resource: str) -> int:
+        """What there is of a resource when nothing is in the way."""
+        book = self.books.get(resource)
+        return book.capacity - book.device.reserve if book is not None else self.limit(resource)
+
+
+def shortage(needs: Mapping[str, int], free: Mapping[str, int]) -> dict[str, int]:
+    """What is missing of each resource."""
+    return {
+        resource: amount - free.get(resource, 0)
+        for resource, amount in needs.items()
+        if amount > free.get(resource, 0)
+    }

@@ -1,0 +1,120 @@
+"""Dispatch: who runs on a ready model, and until when.
+
+Grants come before every plan: a model that was loaded for somebody serves them before anyone may close it.
+A running request always ends: by itself, because its caller left, or because it was cut and the cut has a bound.
+"""
+
+from watchbill.catalog import WorkClass
+from watchbill.core.messages import Ended, FirstByte, Grant, Request, Returned
+from watchbill.core.state import State
+from watchbill.core.station import Running, Stage, Station
+
+__all__ = ["CUT_LIMIT_MS", "Dispatch"]
+
+#: A cut request that is not reported ended by then is counted as gone.
+CUT_LIMIT_MS = 10_000
+
+
+class Dispatch:
+    """Everything that runs."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    # ------------------------------------------------------------------ starts
+
+    def grant(self, now: int) -> None:
+        """Starts whatever may start on the models that are ready."""
+        for station in self._state.stations.values():
+            if station.stage is Stage.READY:
+                station.ghost = None  # its owner finds the model here
+                while self._grant_next(station, now):
+                    pass
+
+    def _grant_next(self, station: Station, now: int) -> bool:
+        request = self._next(station, now)
+        if request is None:
+            return False
+        if len(station.running) >= station.slots_for(request.work_class, now):
+            return False
+        self._state.withdraw(station, request.id)
+        station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
+        if request.work_class is not WorkClass.ROTATION:
+            station.last_used = now
+        station.aborts = station.reversals = 0
+        self._state.out.append(Grant(request.id, station.name, station.attempt))
+        return True
+
+    @staticmethod
+    def _next(station: Station, now: int) -> Request | None:
+        """The first of the line; but who is within one service time of the due goes before all."""
+        urgent = station.line.earliest_due()
+        if urgent is not None and now >= urgent[0] - station.service.ms:
+            return urgent[1]
+        return station.line.first()
+
+    # ------------------------------------------------------------------ ends
+
+    def first_byte(self, event: FirstByte, now: int) -> None:
+        """From its first token on a request can no longer be repeated elsewhere."""
+        station = self._state.home.get(event.id)
+        if station and event.id in station.running:
+            station.running[event.id].begun = True
+
+    def ended(self, event: Ended, now: int) -> None:
+        """Frees the slot and learns from the time it took."""
+        running = self._take(event.id)
+        if running is None:
+            return
+        station = self._state.home.pop(event.id)
+        if event.ok and running.cut is None:
+            station.learn_service(now - running.since, running.beside)
+        if running.request.work_class is not WorkClass.ROTATION:
+            station.last_used = now
+
+    def returned(self, event: Returned, now: int) -> None:
+        """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""
+        running = self._take(event.id)
+        if running is None:
+            return
+        request, station = running.request, self._state.home[event.id]
+        if self._state.is_closing:
+            self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
+            return
+        since = request.arrived_at if running.cut in (None, "engine_failed") else now
+        self._state.join(station, request, max(now + 1, since + request.max_wait_ms))
+
+    def _take(self, request_id: str) -> Running | None:
+        station = self._state.home.get(request_id)
+        running = station.running.pop(request_id, None) if station else None
+        if running is None:
+            self._state.late_answers += 1
+        return running
+
+    # ------------------------------------------------------------------ bounds
+
+    def expire(self, now: int) -> None:
+        """Cuts what runs past its time limit, and forgets what was cut and never reported."""
+        for station in self._state.stations.values():
+            for running in list(station.running.values()):
+                if now < _deadline(running):
+                    continue
+                if running.cut in (None, "boundary"):
+                    self._state.cut(running, "run_timeout", now)
+                else:
+                    self._strand(station, running)
+
+    def _strand(self, station: Station, running: Running) -> None:
+        del station.running[running.request.id]
+        del self._state.home[running.request.id]
+        self._state.note("stranded", "cut and never reported ended", station, request=running.request.id)
+
+    def deadlines(self) -> list[int]:
+        """When something running must be looked at again."""
+        return [_deadline(r) for s in self._state.stations.values() for r in s.running.values()]
+
+
+def _deadline(running: Running) -> int:
+    if running.cut in (None, "boundary"):
+        return running.since + running.request.timeout_ms
+    return running.cut_at + CUT_LIMIT_MS

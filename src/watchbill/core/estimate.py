@@ -1,0 +1,87 @@
+"""What is learned about a model: how long it loads, serves and stops, and how often it is asked for.
+
+Every figure starts as a guess that says so. Load times are bimodal (page cache), so they are kept as a median of
+the last nine; service times drift with the prompts, so they are an exponentially weighted mean.
+"""
+
+import math
+from collections import deque
+from statistics import median
+
+__all__ = ["ArrivalRate", "MeanEstimate", "MedianEstimate"]
+
+#: How many measurements a median remembers.
+MEDIAN_WINDOW = 9
+#: A mean never gives its newest measurement less weight than this.
+MEAN_WEIGHT_MIN = 0.1
+#: Time constant of the learned arrival rate.
+RATE_WINDOW_MS = 60_000
+
+
+class MedianEstimate:
+    """A duration that jumps between two or three typical values."""
+
+    __slots__ = ("_guess", "_seen")
+
+    def __init__(self, guess_ms: float) -> None:
+        self._guess = max(1.0, guess_ms)
+        self._seen: deque[float] = deque(maxlen=MEDIAN_WINDOW)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing was measured yet."""
+        return not self._seen
+
+    @property
+    def ms(self) -> float:
+        """The expected duration."""
+        return median(self._seen) if self._seen else self._guess
+
+    @property
+    def high_ms(self) -> float:
+        """A duration that is rarely exceeded: the largest seen, or twice the guess."""
+        return max(self._seen) if self._seen else 2 * self._guess
+
+    def learn(self, measured_ms: float) -> None:
+        """Takes in one measurement."""
+        self._seen.append(max(1.0, measured_ms))
+
+
+class MeanEstimate:
+    """A duration that varies around a mean."""
+
+    __slots__ = ("_count", "ms")
+
+    def __init__(self, guess_ms: float) -> None:
+        self.ms = max(1.0, guess_ms)
+        self._count = 0
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing was measured yet."""
+        return self._count == 0
+
+    def learn(self, measured_ms: float) -> None:
+        """Takes in one measurement; the first one replaces the guess."""
+        self._count += 1
+        weight = max(MEAN_WEIGHT_MIN, 1 / self._count)
+        self.ms += weight * (max(1.0, measured_ms) - self.ms)
+
+
+class ArrivalRate:
+    """Weighted arrivals per millisecond, fading over a minute."""
+
+    __slots__ = ("_at", "_rate")
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._at = 0
+
+    def at(self, now: int) -> float:
+        """The rate as it has faded until now."""
+        return self._rate * math.exp(-(now - self._at) / RATE_WINDOW_MS) if self._rate else 0.0
+
+    def learn(self, weight: float, now: int) -> None:
+        """Counts one arrival of this weight."""
+        self._rate = self.at(now) + weight / RATE_WINDOW_MS
+        self._at = now

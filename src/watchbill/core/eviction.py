@@ -1,0 +1,70 @@
+"""Who leaves: the cheapest set of victims that frees enough of every resource.
+
+Exact for a small pool, by branch and bound over the victims in order of their cost; greedy with reverse deletion
+for a large one. Ties fall to the shorter reload, then to the name, so that the same state gives the same choice.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from watchbill.core.station import Station
+
+__all__ = ["Cover", "cover"]
+
+Cover = tuple[Station, ...]
+Cost = Callable[[Station], float]
+Needs = Mapping[str, int]
+
+#: Up to this many candidates the search is exact.
+EXACT_POOL_MAX = 12
+
+
+def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | None:
+    """The cheapest victims that cover a shortage; an empty set when there is none, None when it cannot be met."""
+    if not short:
+        return ()
+    pool = sorted(
+        (s for s in candidates if any(s.needs.get(resource) for resource in short)),
+        key=lambda s: (cost(s), s.load.ms, s.name),
+    )
+    if not _enough(pool, short):
+        return None
+    return _exact(pool, short, cost) if len(pool) <= EXACT_POOL_MAX else _greedy(pool, short, cost)
+
+
+def _enough(victims: Sequence[Station], short: Needs) -> bool:
+    return all(sum(v.needs.get(r, 0) for v in victims) >= amount for r, amount in short.items())
+
+
+def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
+    costs = [(cost(s), s.load.ms) for s in pool]
+    best: tuple[tuple[float, float, int], Cover] | None = None
+
+    def search(index: int, chosen: Cover, total: float, reload_ms: float) -> None:
+        nonlocal best
+        key = (total, reload_ms, len(chosen))
+        if best is not None and key >= best[0]:
+            return
+        if _enough(chosen, short):
+            best = (key, chosen)
+            return
+        if index == len(pool) or not _enough((*chosen, *pool[index:]), short):
+            return
+        search(index + 1, (*chosen, pool[index]), total + costs[index][0], reload_ms + costs[index][1])
+        search(index + 1, chosen, total, reload_ms)
+
+    search(0, (), 0.0, 0.0)
+    assert best is not None, "the whole pool was enough"
+    return best[1]
+
+
+def _greedy(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
+    chosen: list[Station] = []
+    by_value = sorted(pool, key=lambda s: (cost(s) / sum(s.needs.get(r, 0) for r in short), s.name))
+    for station in by_value:
+        if _enough(chosen, short):
+            break
+        chosen.append(station)
+    for station in sorted(chosen, key=lambda s: (-cost(s), s.name)):
+        if _enough(rest := [s for s in chosen if s is not station], short):
+            chosen = rest
+    return tuple(chosen)

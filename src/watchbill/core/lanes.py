@@ -1,0 +1,142 @@
+"""Lanes: who is let in, who is told to come back, and who has waited too long.
+
+Admission is decided at once and printed: a request that cannot start within its lane's max_wait even by the
+optimistic forecast is refused now, with the forecast as its Retry-After, instead of waiting for nothing.
+Waiting in a lane always ends: with a grant, a refusal at the due time, or because the caller left.
+"""
+
+from watchbill.catalog import WorkClass
+from watchbill.core.messages import Admit, Arrived, Left, Request
+from watchbill.core.state import State
+from watchbill.core.station import Ghost, Stage, Station
+from watchbill.core.tipping import Policy
+
+__all__ = ["Lanes"]
+
+#: A refused caller is asked back after this at the least, and at the most.
+RETRY_AFTER_MIN_MS = 1_000
+RETRY_AFTER_MAX_MS = 3_600_000
+#: Advice to a caller who meets a full lane or a closing daemon.
+CLOSING_RETRY_MS = 5_000
+
+
+class Lanes:
+    """Everything that waits."""
+
+    def __init__(self, state: State, policy: Policy) -> None:
+        self._state = state
+        self.policy = policy
+
+    def arrived(self, event: Arrived, now: int) -> None:
+        """Lets a request in, or refuses it.
+
+        1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
+        2. its lane is full: refused for now
+        3. one of them can start it in time by the optimistic forecast: admitted
+        4. otherwise refused with the forecast, and a ghost asks for the model's turn
+        """
+        request, station = event.request, self._state.stations[event.request.model]
+        choices = self._choices(request, station, now)
+        if self._state.is_closing or not choices:
+            self._refuse_unservable(request, station, now)
+            return
+        if self._is_full(request):
+            return
+        forecasts: list[float] = []
+        for choice in choices:
+            forecast = self.policy.forecast(self._state, choice, request, now)
+            if forecast <= request.max_wait_ms or not self.policy.refuses_late:
+                self._admit(request, choice, min(forecast, request.max_wait_ms), now)
+                return
+            forecasts.append(forecast)
+        self._refuse_late(request, station, min(forecasts), now)
+
+    def _choices(self, request: Request, station: Station, now: int) -> list[Station]:
+        """The model asked for, then the lower tiers of its family, without those that cannot serve."""
+        below = [] if request.exact else self._state.tiers_below(station)
+        return [s for s in (station, *below) if not s.is_quarantined(now) and self._state.can_ever_fit(s)]
+
+    def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
+        refuse = self._state.refuse
+        if self._state.is_closing:
+            refuse(
+                request.id,
+                "shutting_down",
+                "Watchbill is shutting down; try again when it is back",
+                CLOSING_RETRY_MS,
+            )
+        elif station.is_quarantined(now):
+            refuse(request.id, "model_failed", f"{station.name}: {station.failure}", station.retry_at - now)
+        else:
+            refuse(request.id, "never_fits", f"{station.name} can never fit: {self._shortage_text(station)}")
+
+    def _shortage_text(self, station: Station) -> str:
+        kept = self._state.permanents(station)
+        parts = [
+            f"it needs {amount:,} of {resource}, where {self._state.ledger.capacity_of(resource):,} less "
+            f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
+            for resource, amount in station.needs.items()
+        ]
+        return (
+            "; ".join(parts) + "; give it a smaller context, or the device more capacity or a smaller reserve"
+        )
+
+    def _is_full(self, request: Request) -> bool:
+        lane = self._state.catalog.lanes[request.lane]
+        waiting = self._state.lane_waiting.get(request.lane, 0)
+        if waiting < lane.queue_max:
+            return False
+        text = f"lane {lane.name} already holds {waiting} waiting requests, its queue_max; try again later"
+        self._state.refuse(request.id, "lane_full", text, CLOSING_RETRY_MS)
+        return True
+
+    def _admit(self, request: Request, station: Station, forecast: float, now: int) -> None:
+        self._count_use(request, station, now)
+        self._state.join(station, request, request.arrived_at + request.max_wait_ms)
+        self._state.out.append(Admit(request.id, station.name, round(forecast)))
+
+    def _count_use(self, request: Request, station: Station, now: int) -> None:
+        """An arrival is demand for the model that was asked for, whichever tier serves it."""
+        if request.work_class is WorkClass.ROTATION:
+            return
+        weight = self._state.catalog.policy.weights[request.work_class]
+        self._state.stations[request.model].rate.learn(weight, now)
+        station.last_used = now
+        if request.work_class is WorkClass.INTERACTIVE:
+            station.top_class_at = now
+
+    def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
+        if station.stage is Stage.ABSENT and station.ghost is None:
+            station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
+        retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
+        text = (
+            f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, the max_wait of lane "
+            f"{request.lane}: the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.name}"
+        )
+        self._state.refuse(request.id, "wait_exceeded", text, retry)
+
+    def left(self, event: Left, now: int) -> None:
+        """Forgets a request whose caller is gone; what runs is stopped at the engine by the driver."""
+        station = self._state.home.pop(event.id, None)
+        if station is None:
+            return
+        if event.id in station.line:
+            self._state.withdraw(station, event.id)
+        elif station.running.pop(event.id, None):
+            station.last_used = now
+
+    def expire(self, now: int) -> None:
+        """Answers everybody whose patience ends now."""
+        for station in self._state.stations.values():
+            if station.ghost is not None and now >= station.ghost.due + station.load.ms:
+                station.ghost = None
+            while (first := station.line.earliest_due()) and now >= first[0]:
+                self._expire_one(station, first[1], now)
+
+    def _expire_one(self, station: Station, request: Request, now: int) -> None:
+        self._state.withdraw(station, request.id)
+        waited = now - request.arrived_at
+        why = f" ({station.failure})" if station.failure else ""
+        text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"
+        self._state.refuse(request.id, "wait_exceeded", text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
+        self._state.note("expire", f"max_wait of lane {request.lane}", station, request=request.id, ms=waited)

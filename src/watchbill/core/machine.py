@@ -1,0 +1,114 @@
+"""The composer: one step of the whole core.
+
+    1. the event goes to its machine (ROUTES is the table)
+    2. whoever waited or ran too long is answered
+    3. grants: what can start starts, before anything is planned
+    4. forced changes: shrunken budgets, emergencies, idle time
+    5. plans, one at a time, until the policy wants no more; grants between them
+    6. what has drained is stopped, what has its memory is loaded
+    7. the timer is armed for whatever waits
+
+`step` never raises on a legal event, never waits and never logs. Same events, same actions.
+"""
+
+from collections.abc import Mapping
+
+from watchbill.catalog import Catalog
+from watchbill.core import messages as m
+from watchbill.core.dispatch import Dispatch
+from watchbill.core.lanes import Lanes
+from watchbill.core.residency import Residency
+from watchbill.core.state import State
+from watchbill.core.station import Knowledge, Stage, Station
+from watchbill.core.tipping import POLICIES, Policy
+
+__all__ = ["Machine"]
+
+#: While anything waits the core looks again at the latest after this.
+WAKE_MAX_MS = 60_000
+
+
+class Machine:
+    """The core: events in, actions out."""
+
+    def __init__(
+        self, catalog: Catalog, known: Mapping[str, Knowledge], policy: Policy | None = None
+    ) -> None:
+        self.state = State(catalog, known)
+        self.policy = policy or POLICIES[catalog.policy.name]()
+        self._lanes = Lanes(self.state, self.policy)
+        self._dispatch = Dispatch(self.state)
+        self._residency = Residency(self.state)
+        self.routes = {
+            m.Arrived: self._lanes.arrived,
+            m.Left: self._lanes.left,
+            m.FirstByte: self._dispatch.first_byte,
+            m.Ended: self._dispatch.ended,
+            m.Returned: self._dispatch.returned,
+            m.Loaded: self._residency.loaded,
+            m.LoadFailed: self._residency.load_failed,
+            m.Stopped: self._residency.stopped,
+            m.Died: self._residency.died,
+            m.Observed: self._residency.observed,
+            m.EvictAsked: self._residency.evict_asked,
+            m.Closing: self._closing,
+            m.Tick: self._nothing,
+        }
+
+    def step(self, event: m.Event, now: int) -> list[m.Action]:
+        """Takes in one event and says what is to be done."""
+        state = self.state
+        state.out, state.wakes = [], []
+        self.routes[type(event)](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
+        self._lanes.expire(now)
+        self._dispatch.expire(now)
+        self._residency.enforce_deadlines(now)
+        self._dispatch.grant(now)
+        self._force(now)
+        self._plan(now)
+        self._residency.advance(now)
+        self._arm(now)
+        return state.out
+
+    def _force(self, now: int) -> None:
+        self._residency.restore_budgets(now)
+        self._residency.end_graces(now)
+        self._residency.close_idle(now)
+        self._residency.drop_unwanted_plans(now)
+
+    def _plan(self, now: int) -> None:
+        for _ in range(2 * len(self.state.stations) + 2):
+            plan = self.policy.choose(self.state, now)
+            if plan is None:
+                return
+            self._residency.start(plan, now)
+            self._dispatch.grant(now)
+
+    def _arm(self, now: int) -> None:
+        """A timer is always armed while anything waits."""
+        wakes = [*self.state.wakes, *self._dispatch.deadlines()]
+        for station in self.state.stations.values():
+            wakes += self._station_wakes(station)
+        later = [wake for wake in wakes if wake > now]
+        if later:
+            self.state.out.append(m.Wake(int(min(*later, now + WAKE_MAX_MS)) + 1))
+
+    def _station_wakes(self, station: Station) -> list[float]:
+        due, deadline = station.due(), self._residency.deadline(station)
+        wakes: list[float] = [wake for wake in (due, deadline) if wake is not None]
+        if station.line or station.model.permanent:
+            wakes.append(station.retry_at)
+        if station.stage is Stage.READY:
+            wakes += [station.ready_at + station.quantum_ms, station.last_used + station.linger_ms]
+        return wakes
+
+    def _closing(self, event: m.Closing, now: int) -> None:
+        """Nothing new is let in, what waits is answered, and every model drains."""
+        self.state.is_closing = True
+        for station in self.state.stations.values():
+            self.state.refuse_line(station, "shutting_down", "Watchbill is shutting down", 5_000)
+            if station.stage in (Stage.READY, Stage.LOADING, Stage.PLANNED) and not station.model.shared:
+                self._residency.close(station, "", "Watchbill is shutting down", now)
+
+    def _nothing(self, event: m.Tick, now: int) -> None:
+        """The timer fired: everything else in the step is what it was for."""

@@ -1,0 +1,199 @@
+"""The core's state: the stations, the ledger, and the two views of what is free.
+
+Shared by the small machines of the core (`lanes`, `dispatch`, `residency`), which never call each other: what two of
+them do to a request (join a line, leave it, be refused, be cut) is a move of the state.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from watchbill.catalog import Catalog, Model, WorkClass
+from watchbill.core.budget import Ledger, needs_of
+from watchbill.core.messages import Action, Cut, Note, Refuse, Request
+from watchbill.core.station import HOLDING, STAYING, Footprint, Knowledge, Running, Stage, Station
+
+__all__ = ["State"]
+
+_EMPTY = Knowledge(Footprint({}))
+
+
+class State:
+    """Everything the core knows."""
+
+    def __init__(self, catalog: Catalog, known: Mapping[str, Knowledge]) -> None:
+        self.catalog = catalog
+        self.ledger = Ledger(catalog)
+        self.stations: dict[str, Station] = {}
+        for name in sorted(catalog.models):
+            self.add(catalog.models[name], known.get(name, _EMPTY))
+        self.home: dict[str, Station] = {}  # request id -> where it waits or runs
+        self.lane_waiting: dict[str, int] = {}
+        self.plans_made = 0
+        self.is_closing = False
+        self.late_answers = 0
+        self.out: list[Action] = []
+        self.wakes: list[float] = []
+
+    # ------------------------------------------------------------------ stations
+
+    def add(self, model: Model, known: Knowledge) -> Station:
+        """Makes a station for a model and keeps the order by name: same input, same decisions."""
+        station = Station(model, self.catalog.policy, known)
+        self.stations[model.name] = station
+        self.stations = dict(sorted(self.stations.items()))
+        self.weigh(station)
+        return station
+
+    def weigh(self, station: Station) -> None:
+        """Renews what a station needs of the ledger after its size became better known."""
+        station.needs = {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog)
+
+    def managed(self) -> Iterator[Station]:
+        """The stations whose engines are ours to start and stop."""
+        return (s for s in self.stations.values() if not s.model.shared)
+
+    def in_stage(self, *stages: Stage) -> list[Station]:
+        """The managed stations in one of these stages."""
+        return [s for s in self.managed() if s.stage in stages]
+
+    def permanents(self, but: Station) -> list[Mapping[str, int]]:
+        """What the models that never leave need, apart from one of them."""
+        return [s.needs for s in self.managed() if s.model.permanent and s is not but and not s.hopeless]
+
+    def can_ever_fit(self, station: Station) -> bool:
+        """Whether a model could be resident beside what never leaves."""
+        return station.model.shared or self.ledger.fits_ever(station.needs, self.permanents(station))
+
+    def may_load(self, station: Station, now: int) -> bool:
+        """Whether every device it needs was looked at lately and has settled after an emergency."""
+        books = [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
+        return not self.is_closing and all(book.may_load and now >= book.settled_at for book in books)
+
+    def can_forecast(self, station: Station) -> bool:
+        """Whether its devices are in their ordinary state; under force nothing is foretold."""
+        books = [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
+        return all(book.may_load and not book.in_maintenance for book in books)
+
+    def is_reserved_core(self, station: Station) -> bool:
+        """Whether a device keeps memory for this model, so that it stays through every swap."""
+        reservations = (book.device.reservation for book in self.ledger.books.values())
+        return any(r is not None and r.model == station.name for r in reservations)
+
+    def tiers_below(self, station: Station) -> list[Station]:
+        """The smaller members of a model's family, largest first."""
+        if station.model.family is None:
+            return []
+        family = [s for s in self.stations.values() if s.model.family == station.model.family]
+        family.sort(key=lambda s: (s.model.tier or 0, -sum(s.sizes().values()), s.name))
+        return family[family.index(station) + 1 :]
+
+    def local_interactive_waits(self) -> bool:
+        """Whether a person waits anywhere: then leased work weighs nothing."""
+        return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.stations.values())
+
+    # ------------------------------------------------------------------ what is free
+
+    def planned_free(self, asking: Station | None = None) -> dict[str, int]:
+        """What is free for a model when every change under way has ended."""
+        return self._free(STAYING, promised=(Stage.LOADING, Stage.PLANNED), asking=asking)
+
+    def actual_free(self, asking: Station | None = None) -> dict[str, int]:
+        """What is free for a model now."""
+        return self._free(HOLDING, promised=(Stage.LOADING,), asking=asking)
+
+    def _free(
+        self, counted: frozenset[Stage], promised: tuple[Stage, ...], asking: Station | None
+    ) -> dict[str, int]:
+        present = [s for s in self.managed() if s.stage is not Stage.ABSENT]
+        used: dict[str, int] = {}
+        for station in present:
+            if station.stage in counted:
+                for resource, amount in station.needs.items():
+                    used[resource] = used.get(resource, 0) + amount
+        free = {r: self.ledger.limit(r) - used.get(r, 0) for r in self._resources()}
+        for name, book in self.ledger.books.items():
+            waiting = sum(_not_taken_yet(s, name) for s in present if s.stage in promised)
+            leaving = sum(_held(s, name) for s in present if s.stage not in counted)
+            free[name] = min(free[name], book.headroom(waiting) + leaving) - self._reserved(name, asking)
+        return free
+
+    def used(self, device: str, *stages: Stage) -> int:
+        """What the models in these stages need of a device."""
+        return sum(s.needs.get(device, 0) for s in self.managed() if s.stage in stages)
+
+    def _resources(self) -> list[str]:
+        groups = {r for s in self.managed() for r in s.needs} - self.ledger.books.keys()
+        return [*self.ledger.books, *sorted(groups)]
+
+    def _reserved(self, device: str, asking: Station | None) -> int:
+        """What must stay free on a device for its reserved core model while that is not resident."""
+        reservation = self.ledger.books[device].device.reservation
+        core = self.stations.get(reservation.model) if reservation else None
+        if reservation is None or core is None or core is asking:
+            return 0
+        return 0 if core.stage is not Stage.ABSENT else reservation.memory
+
+    # ------------------------------------------------------------------ moves
+
+    def join(self, station: Station, request: Request, due: int) -> None:
+        """Puts a request into a model's line."""
+        station.line.join(request, due)
+        self.home[request.id] = station
+        self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
+
+    def withdraw(self, station: Station, request_id: str) -> Request:
+        """Takes a request out of its line and its lane."""
+        request = station.line.leave(request_id)
+        self.lane_waiting[request.lane] -= 1
+        return request
+
+    def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
+        """Ends a request that never started, or goes back no more."""
+        self.home.pop(request_id, None)
+        self.out.append(
+            Refuse(request_id, code, text, None if retry_after_ms is None else round(retry_after_ms))
+        )
+
+    def refuse_line(
+        self, station: Station, code: str, text: str, retry_after_ms: float | None = None
+    ) -> None:
+        """Answers everybody who waits for a model that will not come."""
+        station.ghost = None
+        for request_id in station.line.ids():
+            self.withdraw(station, request_id)
+            self.refuse(request_id, code, text, retry_after_ms)
+
+    def cut(self, running: Running, how: str, now: int) -> None:
+        """Ends a running request; the driver reports back."""
+        if running.cut is None or running.cut == "boundary":
+            running.cut, running.cut_at = how, now
+            self.out.append(Cut(running.request.id, how))
+
+    # ------------------------------------------------------------------ out
+
+    def note(
+        self,
+        event: str,
+        reason: str,
+        station: Station | None = None,
+        *,
+        device: str | None = None,
+        ms: float | None = None,
+        size: int | None = None,
+        request: str | None = None,
+    ) -> None:
+        """Adds a line for the journal."""
+        name, where = (station.name, next(iter(station.needs), None)) if station else (None, None)
+        self.out.append(
+            Note(event, reason, name, device or where, None if ms is None else round(ms), size, request)
+        )
+
+
+def _not_taken_yet(station: Station, device: str) -> int:
+    """Memory that a load was promised and that the machine still shows as free."""
+    taken = station.held.get(device, 0) if station.stage is Stage.LOADING else 0
+    return max(0, station.needs.get(device, 0) - taken)
+
+
+def _held(station: Station, device: str) -> int:
+    """Memory that will be back when a station has gone; nothing is counted that was not seen."""
+    return station.held.get(device, 0)

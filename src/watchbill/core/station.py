@@ -1,0 +1,281 @@
+"""A station: everything the core knows about one model. Its stage, its line, who runs on it, what was learned.
+
+A station is state and questions; it decides nothing. The stages and what leads from one to the next:
+
+    ABSENT ──plan──▶ PLANNED ──memory is there──▶ LOADING ──warm──▶ READY
+       ▲                │ nobody wants it            │ failed, late     │ closed: by a swap, its idle
+       │                ▼                            ▼                  ▼ time, the operator, an emergency
+       └──memory back── STOPPING ◀──nothing runs── DRAINING ◀───────────┘
+
+A draining model takes no new work and is never resurrected, except that a plan nobody wants any more may reopen its
+victims once, before the first of them was stopped. Whatever is neither ABSENT nor READY has a deadline.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from watchbill.catalog import Model, PolicyRules, WorkClass
+from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
+from watchbill.core.messages import Request
+from watchbill.core.waiting import Line
+
+__all__ = ["Footprint", "Ghost", "Knowledge", "Running", "Stage", "Station"]
+
+#: First guesses, shown as guesses until something was measured.
+LOAD_GUESS_BYTES_PER_MS = 200_000
+LOAD_GUESS_FLOOR_MS = 1_000
+SERVICE_GUESS_MS = 5_000
+STOP_GUESS_MS = 1_000
+#: How much longer an answer takes for each further one beside it, before that was measured.
+SLOWDOWN_GUESS = 0.3
+SLOWDOWN_WEIGHT = 0.1
+#: Background and leased work reaches a safe boundary within about this time.
+BOUNDARY_MS = 1_500
+#: One slot is kept for the top class when it used the model this recently.
+TOP_CLASS_MEMORY_MS = 300_000
+NEVER = -(10**15)
+#: A model that failed this often in a row is quarantined.
+LOAD_ATTEMPTS = 3
+QUARANTINE_FIRST_MS = 60_000
+QUARANTINE_MAX_MS = 3_600_000
+
+
+class Stage(Enum):
+    """Where a model is on its way into memory and out of it."""
+
+    ABSENT = "absent"  # no memory held
+    PLANNED = "planned"  # memory promised, its victims are leaving
+    LOADING = "loading"  # memory held, the engine was told to load
+    READY = "ready"  # serving
+    DRAINING = "draining"  # no new work; leaves when nothing runs any more
+    STOPPING = "stopping"  # the engine was told to stop; memory held until it is back
+
+
+HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
+STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model is expected to occupy per device, and what it occupies at the least once loaded."""
+
+    expected: Mapping[str, int]
+    floor: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What earlier runs learned about a model."""
+
+    footprint: Footprint
+    load_ms: float | None = None
+    service_ms: float | None = None
+    failure: str | None = None  # why it cannot be loaded at all: a missing or corrupt file
+
+
+@dataclass(slots=True)
+class Running:
+    """A granted request."""
+
+    request: Request
+    since: int
+    attempt: int
+    beside: int  # how many ran when it started, itself included
+    begun: bool = False  # the first token came
+    cut: str | None = None
+    cut_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ghost:
+    """A refused request's place in the order of turns: no weight, but its model is loaded one day."""
+
+    due: int
+    work_class: WorkClass
+
+
+class Station:
+    """One model."""
+
+    def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:
+        self.model, self.rules, self.name = model, rules, model.name
+        self.stage = Stage.READY if model.shared else Stage.ABSENT
+        self.since = NEVER  # start of the present stage
+        self.attempt = 0
+        self.line = Line()
+        self.running: dict[str, Running] = {}
+        self.ghost: Ghost | None = None
+        self.footprint = known.footprint
+        self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
+        self.held: dict[str, int] = {}  # what the last look at the machine showed of it
+        self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
+        size = sum(known.footprint.expected.values())
+        self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS)
+        self.service = MeanEstimate(SERVICE_GUESS_MS)
+        self.halt = MeanEstimate(STOP_GUESS_MS)
+        self.slowdown = SLOWDOWN_GUESS
+        self.rate = ArrivalRate()
+        self.last_used = self.ready_at = self.top_class_at = NEVER
+        # -- the way in and out
+        self.plan_order = 0
+        self.plan_class = WorkClass.ROTATION  # for whom it is being loaded
+        self.leaving_for = ""  # the model that takes its place
+        self.leaving_why = ""
+        self.aborts = self.reversals = 0
+        self.emergency = False  # it leaves because memory ran out: its drain is bounded by a grace
+        # -- trouble
+        self.failures = 0
+        self.failure = known.failure  # the last reason, for people
+        self.hopeless = (
+            known.failure is not None
+        )  # the same load will fail again: its file is missing or corrupt
+        self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
+        self.stop_tries = 0
+        # -- counts for people
+        self.loads = self.evictions = 0
+        if known.load_ms is not None:
+            self.load.learn(known.load_ms)
+        if known.service_ms is not None:
+            self.service.learn(known.service_ms)
+
+    # ------------------------------------------------------------------ sizes
+
+    def sizes(self) -> dict[str, int]:
+        """What the model occupies, or will: measured where it was, never below its floor."""
+        if not self.measured:
+            return dict(self.footprint.expected)
+        floor = self.footprint.floor
+        return {d: max(size, floor.get(d, 0)) for d, size in self.measured.items()}
+
+    # ------------------------------------------------------------------ trouble
+
+    def is_quarantined(self, now: int) -> bool:
+        """Whether it failed so often, or so surely, that nobody should wait for it now."""
+        return now < self.retry_at and (self.hopeless or self.failures >= LOAD_ATTEMPTS)
+
+    def fail(self, reason: str, *, hopeless: bool, now: int) -> None:
+        """Counts a failure and backs off: seconds at first, then 1, 2, 4 ... 60 minutes."""
+        self.failures += 1
+        self.failure, self.hopeless = reason, hopeless
+        if hopeless or self.failures >= LOAD_ATTEMPTS:
+            doublings = min(max(0, self.failures - LOAD_ATTEMPTS), 6)
+            pause = min(QUARANTINE_FIRST_MS * 2**doublings, QUARANTINE_MAX_MS)
+        else:
+            pause = 1_000 * 2**self.failures
+        self.retry_at = now + pause
+
+    # ------------------------------------------------------------------ the work
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits and nothing runs."""
+        return not self.line and not self.running
+
+    @property
+    def wants_memory(self) -> bool:
+        """Whether there is work for which it would have to be loaded."""
+        return self.stage is Stage.ABSENT and bool(self.line or self.ghost)
+
+    def top_class(self) -> WorkClass:
+        """The highest class of its work; rotation when there is none. Ghosts do not count."""
+        running = min((r.request.work_class for r in self.running.values()), default=WorkClass.ROTATION)
+        return min(running, self.line.top_class())
+
+    def due(self) -> int | None:
+        """When the most impatient of its line, or its ghost, must have had a turn."""
+        first = self.line.earliest_due()
+        dues = [due for due in (first and first[0], self.ghost and self.ghost.due) if due is not None]
+        return min(dues, default=None)
+
+    def slots_for(self, work_class: WorkClass, now: int) -> int:
+        """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
+        slots = self.model.concurrency
+        keep = slots > 1 and work_class > WorkClass.INTERACTIVE
+        return slots - 1 if keep and now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
+
+    # ------------------------------------------------------------------ durations
+
+    def batch_factor(self, count: int) -> float:
+        """How much slower one answer is when so many are served at once."""
+        return 1 + self.slowdown * (max(1, min(count, self.model.concurrency)) - 1)
+
+    def service_of(self, count: int) -> float:
+        """Milliseconds to serve so many requests."""
+        if not count:
+            return 0.0
+        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.model.concurrency)
+
+    def learn_service(self, taken_ms: float, beside: int) -> None:
+        """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
+        if beside > 1 and not self.service.is_guess:
+            seen = (taken_ms / self.service.ms - 1) / (min(beside, self.model.concurrency) - 1 or 1)
+            self.slowdown += SLOWDOWN_WEIGHT * (min(1.0, max(0.0, seen)) - self.slowdown)
+        self.service.learn(taken_ms / self.batch_factor(beside))
+
+    @property
+    def quantum_ms(self) -> float:
+        """How long a turn lasts at the least."""
+        return self.rules.alpha * self.load.ms
+
+    @property
+    def linger_ms(self) -> float:
+        """How long an idle model is worth keeping: agents pause between two calls."""
+        return self.rules.linger * self.load.ms
+
+    def residual(self, now: int) -> float:
+        """Milliseconds until what runs is done or at a boundary. Never "mean minus age": a long answer is long."""
+        return max((self._residual_of(running, now) for running in self.running.values()), default=0.0)
+
+    def _residual_of(self, running: Running, now: int) -> float:
+        if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
+            return BOUNDARY_MS
+        return max(self.service.ms * self.batch_factor(len(self.running)), now - running.since)
+
+    def drain_ms(self, now: int) -> float:
+        """Milliseconds until its memory would be back if it were closed now."""
+        return self.residual(now) + self.halt.ms
+
+    # ------------------------------------------------------------------ its turn and its price
+
+    def has_lingered(self, now: int) -> bool:
+        """Idle for so long that nobody seems to come back."""
+        return self.is_idle and now - self.last_used >= self.linger_ms
+
+    def has_had_turn(self, now: int) -> bool:
+        """Whether its quantum is over, so that its place may be given away. Rotation work has no quantum."""
+        only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
+        return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
+
+    @property
+    def inertia(self) -> float:
+        """How much more its work weighs than a stranger's, so that a near tie changes nothing."""
+        return self.model.inertia if self.model.inertia is not None else self.rules.inertia
+
+    def price(self, now: int) -> float:
+        """The useful work per millisecond that would be lost by closing it now, scaled by its inertia."""
+        if self.is_idle:
+            return 0.0 if self.has_lingered(now) else self.inertia * self.rate.at(now)
+        return self.inertia * max(self.rate.at(now), self._best_work_rate())
+
+    def _best_work_rate(self) -> float:
+        weight = sum(self.rules.weights[r.request.work_class] for r in self.running.values())
+        count = len(self.running)
+        best = weight / self.service_of(count) if count else 0.0
+        for work_class, waiting in enumerate(self.line.counts):
+            if waiting:
+                weight, count = weight + waiting * self.rules.weights[work_class], count + waiting
+                best = max(best, weight / self.service_of(count))
+        return best
+
+    def pressure(self, setup_ms: float, *, leased_counts: bool) -> float:
+        """The useful work per millisecond that loading it would give, the best prefix of its line by class."""
+        weight, count, best = 0.0, 0, 0.0
+        for work_class, waiting in enumerate(self.line.counts):
+            if waiting:
+                counted = leased_counts or work_class != WorkClass.LEASED
+                weight += waiting * self.rules.weights[work_class] if counted else 0.0
+                count += waiting
+                best = max(best, weight / (setup_ms + self.service_of(count)))
+        return best

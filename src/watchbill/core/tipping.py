@@ -1,0 +1,299 @@
+"""The tipping point: which model comes in next, and who leaves for it (RES-11).
+
+Three policies behind one protocol. A policy only chooses among legal changes: the ledger, exclusive groups,
+permanents and reservations bind every one of them.
+
+`rate`, the default, in one sentence: every model gets its turn before its oldest request runs out of patience, for at
+least a quantum, idle models linger for one load time, and rates of useful work choose among the rest.
+
+- **momentum** of what would leave: its price, the useful work per time that is lost with it; for an idle model the
+  arrivals it is likely to see while it lingers.
+- **pressure** of what waits: the weight of its line over the time to drain, load and serve it, and to reload what is
+  pushed out and still has a price.
+- **inertia** scales the price, so that a near tie changes nothing.
+
+Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
+times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from watchbill.catalog import WorkClass
+from watchbill.core.budget import shortage
+from watchbill.core.eviction import Cover, cover
+from watchbill.core.forecast import expected_start_ms
+from watchbill.core.messages import Request
+from watchbill.core.state import State
+from watchbill.core.station import Stage, Station
+
+__all__ = ["POLICIES", "Fifo", "Plan", "Policy", "Rate", "Turns"]
+
+#: A turn is due this part of the request's max_wait before it would be too late.
+TURN_MARGIN = 0.05
+#: A load under way is given up for a higher class at most this often per target.
+ABORTS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A change of what is resident: the target comes in, the victims leave."""
+
+    target: Station
+    victims: Cover
+    why: str  # fits, turn, rate, permanent, rotation, fifo, turns
+    reason: str  # with figures, for the journal and `explain`
+
+
+class Policy(Protocol):
+    """Which change comes next. One object, chosen in the config, without state of its own."""
+
+    refuses_late: bool
+
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
+        """Milliseconds until a request would start on this model, by means and without margins."""
+        ...
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        """The next change, or None when nothing should change now."""
+        ...
+
+
+# ------------------------------------------------------------------ what every policy needs
+
+
+def waiting(state: State, now: int) -> list[Station]:
+    """The models that should be loaded and may be tried."""
+    return [s for s in state.managed() if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+
+
+def movable(state: State) -> list[Station]:
+    """The models that may leave for another one."""
+    return [s for s in state.in_stage(Stage.READY) if not s.model.permanent and not state.is_reserved_core(s)]
+
+
+def returning(state: State, now: int) -> Plan | None:
+    """A permanent model that is not there returns into free memory, or over idle models."""
+    for station in state.managed():
+        wanted = station.model.permanent and station.stage is Stage.ABSENT and not state.is_closing
+        if not wanted or now < station.retry_at or not state.may_load(station, now):
+            continue
+        short = shortage(station.needs, state.planned_free(station))
+        victims = cover(short, [s for s in movable(state) if s.is_idle], lambda s: s.price(now))
+        if victims is not None:
+            return Plan(station, victims, "permanent", "a permanent model is not resident")
+    return None
+
+
+def arrival_order(station: Station) -> tuple[bool, float, str]:
+    """Rotation last, then the oldest waiter."""
+    oldest = station.line.oldest_arrival()
+    return (
+        station.top_class() is WorkClass.ROTATION,
+        float("inf") if oldest is None else oldest,
+        station.name,
+    )
+
+
+class _InArrivalOrder:
+    """The oldest waiter's model comes in; the least recently used that may leave goes."""
+
+    name = ""
+    refuses_late = False
+
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
+        return expected_start_ms(state, station, request, now, turns=())
+
+    def may_leave(self, station: Station, now: int) -> bool:
+        raise NotImplementedError
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        if plan := returning(state, now):
+            return plan
+        for target in sorted(waiting(state, now), key=arrival_order)[:1]:
+            order = {
+                s.name: 2.0**i
+                for i, s in enumerate(sorted(movable(state), key=lambda s: (s.last_used, s.name)))
+            }
+            short = shortage(target.needs, state.planned_free(target))
+            leaving = [s for s in movable(state) if self.may_leave(s, now)]
+            victims = cover(short, leaving, lambda s, order=order: order[s.name])
+            if victims is not None:
+                return Plan(
+                    target, victims, self.name if victims else "fits", "its request has waited longest"
+                )
+        return None
+
+
+class Fifo(_InArrivalOrder):
+    """Arrival order, whatever it costs. For comparison, and for those who want nothing else."""
+
+    name = "fifo"
+
+    def may_leave(self, station: Station, now: int) -> bool:
+        return True
+
+
+class Turns(_InArrivalOrder):
+    """Arrival order with a quantum: loading takes at most 1 / (1 + alpha) of the time. Needs no learned figure."""
+
+    name = "turns"
+
+    def may_leave(self, station: Station, now: int) -> bool:
+        return station.has_had_turn(now)
+
+
+# ------------------------------------------------------------------ the default
+
+
+class Rate:
+    """Turns before patience ends, quanta, lingering, and rates for the rest."""
+
+    name = "rate"
+    refuses_late = True
+
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
+        return expected_start_ms(state, station, request, now, turns=self._turns(state, now))
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        if plan := returning(state, now):
+            return plan
+        candidates = waiting(state, now)
+        if not candidates:
+            return None
+        earmarked: Cover = ()
+        head = next((s for s in self._turns(state, now) if s in candidates), None)
+        if head is not None:
+            if plan := self._turn(state, head, now):
+                return plan
+            earmarked = self._earmark(state, head, now)
+        return self._best(state, [s for s in candidates if s is not head], head, earmarked, now)
+
+    # -- turns
+
+    def _turns(self, state: State, now: int) -> list[Station]:
+        """The models whose turn must come now, by the patience of their oldest request."""
+        due: list[tuple[int, Station]] = []
+        for station in state.managed():
+            oldest = station.due() if station.wants_memory else None
+            if oldest is None:
+                continue
+            start_by = oldest - self._lead_ms(state, station, now)
+            if now >= start_by:
+                due.append((oldest, station))
+            else:
+                state.wakes.append(start_by)
+        return [station for _, station in sorted(due, key=lambda entry: (entry[0], entry[1].name))]
+
+    def _lead_ms(self, state: State, station: Station, now: int) -> float:
+        first = station.line.earliest_due()
+        patience = first[1].max_wait_ms if first else 0
+        drain = max((s.drain_ms(now) for s in self._in_the_way(state, station)), default=0.0)
+        return station.load.ms + drain + station.service.ms + TURN_MARGIN * patience
+
+    @staticmethod
+    def _in_the_way(state: State, station: Station) -> Iterable[Station]:
+        return (s for s in movable(state) if s.needs.keys() & station.needs.keys())
+
+    def _turn(self, state: State, head: Station, now: int) -> Plan | None:
+        due = head.due()
+        over = [
+            s
+            for s in movable(state)
+            if self._is_done(s, head, now) and not (due is not None and (s.due() or due) < due)
+        ]
+        victims = cover(shortage(head.needs, state.planned_free(head)), over, lambda s: s.price(now))
+        if victims is None:
+            return None
+        left = "" if due is None else f", its oldest request has {max(0, due - now) / 1000:.1f} s left"
+        return Plan(head, victims, "turn" if victims else "fits", f"its turn{left}")
+
+    @staticmethod
+    def _earmark(state: State, head: Station, now: int) -> Cover:
+        """The victims that could be gone first; nobody else may take their place."""
+
+        def until(station: Station) -> float:
+            return max(now, station.ready_at + station.quantum_ms) + station.drain_ms(now)
+
+        state.wakes.append(now + 1_000)
+        return cover(shortage(head.needs, state.planned_free(head)), movable(state), until) or ()
+
+    @staticmethod
+    def _is_done(station: Station, target: Station, now: int) -> bool:
+        leased = station.top_class() is WorkClass.LEASED and target.top_class() is WorkClass.INTERACTIVE
+        return leased or station.has_had_turn(now)
+
+    # -- the rest
+
+    def _best(
+        self, state: State, targets: Sequence[Station], head: Station | None, earmarked: Cover, now: int
+    ) -> Plan | None:
+        options: list[tuple[float, Plan]] = []
+        for target in targets:
+            free = _around(state.planned_free(target), head, earmarked)
+            leaving = [s for s in self._may_yield(state, target, now) if s not in earmarked]
+            victims = cover(shortage(target.needs, free), leaving, lambda s: s.price(now))
+            if victims is not None and (option := self._weigh(state, target, victims, now)):
+                options.append(option)
+        if not options:
+            return None
+        return min(
+            options,
+            key=lambda option: (-option[0], option[1].target.top_class(), arrival_order(option[1].target)),
+        )[1]
+
+    def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, Plan] | None:
+        """How much a change gains, or None when what would leave is worth more."""
+        if not victims:
+            rotation = target.top_class() is WorkClass.ROTATION and not target.ghost
+            return (0.0 if rotation else float("inf")), Plan(
+                target, (), "fits", "it fits beside what is resident"
+            )
+        if target.top_class() is WorkClass.ROTATION:
+            if not target.line:
+                return None  # a ghost has no weight
+            return 0.0, Plan(target, victims, "rotation", "its background turn, over models nobody uses")
+        pressure, momentum = self.figures(state, target, victims, now)
+        if pressure <= momentum:
+            return None
+        reason = (
+            f"pressure {pressure * 1000:.3g}/s outweighs momentum {momentum * 1000:.3g}/s (inertia included)"
+        )
+        return pressure - momentum, Plan(target, victims, "rate", reason)
+
+    def figures(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, float]:
+        """Pressure of what waits and momentum of what would leave, both in weight per millisecond."""
+        momentum = sum(v.price(now) for v in victims)
+        setup = target.load.ms + max((v.residual(now) for v in victims), default=0.0)
+        setup += sum(v.load.ms for v in victims if v.price(now) > 0)
+        return target.pressure(setup, leased_counts=not state.local_interactive_waits()), momentum
+
+    def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
+        """Who may be displaced for a gain: idle, or busy with a lower class; never inside its quantum."""
+        if target.top_class() is WorkClass.ROTATION:
+            return [s for s in movable(state) if s.has_lingered(now)]
+        ready = [
+            s
+            for s in movable(state)
+            if self._is_done(s, target, now) and (s.is_idle or target.top_class() < s.top_class())
+        ]
+        return ready + [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
+
+    @staticmethod
+    def _may_abort(station: Station, target: Station, now: int) -> bool:
+        lower = target.top_class() < min(station.plan_class, station.top_class())
+        left = station.since + station.load.ms - now
+        worth_it = left > target.load.ms + target.service.ms
+        return lower and worth_it and not station.model.permanent and station.aborts < ABORTS_MAX
+
+
+def _around(free: dict[str, int], head: Station | None, earmarked: Cover) -> dict[str, int]:
+    """What is free for others once the head of the turns has what it was promised."""
+    if head is None:
+        return free
+    given = {r: sum(v.needs.get(r, 0) for v in earmarked) for r in free}
+    return {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"rate": Rate, "turns": Turns, "fifo": Fifo}

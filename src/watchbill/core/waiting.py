@@ -1,0 +1,107 @@
+"""The line before one model: who waits, in the order of being served.
+
+Order: class, then the operator's own calls, then arrival, where each step of priority is worth a fixed head start.
+That head start is aging: a request of priority 5 that has waited long enough goes before a fresh one of priority 1
+of its class, and because the order of two requests never changes while they wait, the line stays sorted by itself.
+
+Prices are taken from counts per class, so that they cost the same however long the line is.
+"""
+
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+
+from watchbill.catalog import WorkClass
+from watchbill.core.messages import Request
+
+__all__ = ["Line"]
+
+#: How much earlier than its arrival a request counts, per step of priority above the lowest.
+HEAD_START_MS = 30_000
+#: Rebuild the heap of dues when it holds this many times more entries than the line.
+DUES_SLACK = 4
+
+_Key = tuple[int, bool, int, str]
+
+
+class Line:
+    """The waiting requests of one model. Everything is O(log n) or better, except memory moves of a flat list."""
+
+    __slots__ = ("_dues", "_keys", "_waiting", "counts")
+
+    def __init__(self) -> None:
+        self._keys: list[_Key] = []
+        self._waiting: dict[str, tuple[Request, int, _Key]] = {}  # id -> request, due, key
+        self._dues: list[tuple[int, str]] = []  # a heap; entries of requests that left are skipped
+        self.counts = [0] * len(WorkClass)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    def join(self, request: Request, due: int) -> None:
+        """Adds a request at its place."""
+        key = _key(request)
+        insort(self._keys, key)
+        self._waiting[request.id] = (request, due, key)
+        heappush(self._dues, (due, request.id))
+        self.counts[request.work_class] += 1
+
+    def leave(self, request_id: str) -> Request:
+        """Takes a request out, wherever it stands."""
+        request, _, key = self._waiting.pop(request_id)
+        del self._keys[bisect_left(self._keys, key)]
+        self.counts[request.work_class] -= 1
+        if len(self._dues) > DUES_SLACK * (len(self._keys) + 16):
+            self._dues = [(due, id) for id, (_, due, _) in self._waiting.items()]
+            heapify(self._dues)
+        return request
+
+    def first(self) -> Request | None:
+        """Whose turn it is."""
+        return self._waiting[self._keys[0][3]][0] if self._keys else None
+
+    def earliest_due(self) -> tuple[int, Request] | None:
+        """Who runs out of patience first, and when."""
+        while self._dues:
+            due, request_id = self._dues[0]
+            entry = self._waiting.get(request_id)
+            if entry is not None and entry[1] == due:
+                return due, entry[0]
+            heappop(self._dues)
+        return None
+
+    def position(self, request_id: str) -> int:
+        """How many stand before this request."""
+        return bisect_left(self._keys, self._waiting[request_id][2])
+
+    def ahead_of(self, request: Request) -> int:
+        """How many would stand before a request that is not in the line yet."""
+        return bisect_left(self._keys, _key(request))
+
+    def top_class(self) -> WorkClass:
+        """The highest class that waits; rotation when nobody does."""
+        return WorkClass(self._keys[0][0]) if self._keys else WorkClass.ROTATION
+
+    def due_of(self, request_id: str) -> int:
+        """When this request runs out of patience."""
+        return self._waiting[request_id][1]
+
+    def oldest_arrival(self) -> int | None:
+        """When the first in the line came."""
+        first = self.first()
+        return None if first is None else first.arrived_at
+
+    def ids(self) -> list[str]:
+        """Everybody, in order."""
+        return [key[3] for key in self._keys]
+
+    def get(self, request_id: str) -> Request:
+        """The request with this id."""
+        return self._waiting[request_id][0]
+
+
+def _key(request: Request) -> _Key:
+    head_start = (5 - request.priority) * HEAD_START_MS
+    return (request.work_class, not request.operator, request.arrived_at - head_start, request.id)
