@@ -1,0 +1,42 @@
+"""A command that is run to its end while somebody waits for it: `pip download` of `pull`.
+
+For the command line and the daemon's start, where nothing else happens meanwhile. The process never outlives the
+call: when the bound passes, or the caller is interrupted, it is killed. Engines go through the Keeper.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["run_to_end"]
+
+
+def run_to_end(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    seconds_max: float,
+    on_tick: Callable[[], None],
+    tick_s: float,
+) -> int | None:
+    """Runs a command with its output in `log` and calls `on_tick` meanwhile.
+
+    Gives its exit code, or None when it was killed because its time was up.
+    """
+    deadline = time.monotonic() + seconds_max
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env)
+        )
+    try:
+        while time.monotonic() < deadline:
+            try:
+                return process.wait(tick_s)
+            except subprocess.TimeoutExpired:
+                on_tick()
+        return None
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,231 @@
+"""Landing: the last stretch of every fetched file, from bytes that arrive to a file that is whole.
+
+    FOLDER/NAME                   a whole file whose hash was compared, on stable storage
+    FOLDER/.pull/NAME.part        what has arrived so far; locked by the one who writes it
+    FOLDER/.pull/NAME.part.json   where the part comes from, and the server's mark of that version
+    FOLDER/.pull/NAME.json        where the whole file came from, its hash, size and time
+
+The record is written before the rename: after a crash between the two the part is continued, whereas a file
+without a record could not be told from a stranger's.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from watchbill import limits
+from watchbill.errors import NameRefused, PullFailed
+from watchbill.names import header_text, inside
+
+__all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted"]
+
+R = TypeVar("R", bound=msgspec.Struct)
+#: Bytes done, bytes in all; None while that is unknown.
+Progress = Callable[[int, int | None], None]
+
+
+class Pulled(NamedTuple):
+    """What a pull left behind."""
+
+    path: Path | None  #: None where the engine keeps its models itself
+    size_bytes: int
+    fetched: bool  #: False: it was there already
+
+
+class Wanted(NamedTuple):
+    """The file that is asked for."""
+
+    name: str
+    source: str
+    sha256: str | None = None  #: None: nobody knows; the hash is recorded when the file arrives
+    origin: Path | None = None  #: the file on this machine that it is copied from
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is remembered of a whole file."""
+
+    source: str
+    sha256: str
+    size_bytes: int
+    mtime_ns: int
+
+    def describes(self, status: os.stat_result) -> bool:
+        """Whether nobody touched the file since."""
+        return (self.size_bytes, self.mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+class PartRecord(msgspec.Struct, frozen=True):
+    """What is remembered of a part, to continue it another day."""
+
+    source: str
+    validator: str
+
+
+class Landing:
+    """The place in a folder where one wanted file lands."""
+
+    def __init__(self, folder: Path, wanted: Wanted, progress: Progress) -> None:
+        if wanted.name.startswith("."):
+            raise NameRefused(f"{header_text(wanted.name)!r} cannot be a model file: it begins with a dot")
+        self.path = inside(folder, wanted.name)
+        self.wanted = wanted
+        self.progress = progress
+        self.side = folder / ".pull"
+        self._record_path = self.side / f"{wanted.name}.json"
+
+    def found(self) -> Pulled | None:
+        """The file, where it lies there already. Raises PullFailed when a different file has its name.
+
+        A file that is untouched since it was recorded is believed; otherwise its hash is computed.
+        """
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        if self.wanted.origin is not None and os.path.samestat(status, self.wanted.origin.stat()):
+            return Pulled(self.path, status.st_size, fetched=False)
+        record = _read(self._record_path, Record)
+        expected = self.wanted.sha256
+        if record is not None and expected is None and record.source == self.wanted.source:
+            expected = record.sha256
+        untouched = record is not None and record.describes(status)
+        known = record.sha256 if record is not None and untouched else None
+        if expected is None or (known or self._hash_of(self.path)) != expected:
+            raise PullFailed(f"{self.path} is there already and is another file; move it away")
+        if not untouched:
+            self._remember(self.path, expected)
+        return Pulled(self.path, status.st_size, fetched=False)
+
+    @contextmanager
+    def receive(self) -> Generator["Part"]:
+        """The part, locked, with what arrived on earlier days. Left without `finish`, it is kept for another."""
+        self.side.mkdir(parents=True, exist_ok=True)
+        place = self.side / f"{self.wanted.name}.part"
+        with open(place, "a+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = os.path.samestat(os.fstat(file.fileno()), os.stat(place))
+            except (BlockingIOError, FileNotFoundError):
+                ours = False
+            # Another pull may have finished between our open and our lock: its part is now the whole file.
+            if not ours:
+                raise PullFailed(f"another pull of {self.wanted.name} is under way; wait for it")
+            yield Part(self, file, place)
+
+    def land(self, part: Path, sha256: str) -> None:
+        """Makes a synced part the file."""
+        self._remember(part, sha256)
+        os.rename(part, self.path)
+        _sync_folder(self.path.parent)
+
+    def _remember(self, file: Path, sha256: str) -> None:
+        status = file.stat()
+        self.side.mkdir(exist_ok=True)
+        _write(self._record_path, Record(self.wanted.source, sha256, status.st_size, status.st_mtime_ns))
+
+    def _hash_of(self, path: Path) -> str:
+        total = path.stat().st_size
+        hashed, done = hashlib.sha256(), 0
+        with open(path, "rb") as file:
+            while chunk := file.read(limits.PULL_CHUNK_BYTES):
+                hashed.update(chunk)
+                done += len(chunk)
+                self.progress(done, total)
+        return hashed.hexdigest()
+
+
+class Part:
+    """A file that is arriving. Hashed as it comes: the end of a long download needs no second reading."""
+
+    def __init__(self, landing: Landing, file: FileIO, path: Path) -> None:
+        self.wanted = landing.wanted
+        self._landing = landing
+        self._file = file
+        self._path = path
+        self._notes = path.with_name(path.name + ".json")
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+        notes = _read(self._notes, PartRecord)
+        #: The server's mark of the version we have a part of; empty when there is none.
+        self.validator = notes.validator if notes is not None else ""
+        if notes is not None and notes.source == self.wanted.source:
+            self._rehash()
+        else:
+            self.restart()
+
+    def restart(self, validator: str = "") -> None:
+        """Throws away what has arrived. `validator` marks the version that comes now."""
+        self._file.truncate(0)
+        self._hash, self.size_bytes, self.validator = hashlib.sha256(), 0, validator
+        _write(self._notes, PartRecord(self.wanted.source, validator))
+
+    def write(self, chunk: bytes, total: int | None) -> None:
+        """Takes the next bytes."""
+        if self.size_bytes + len(chunk) > limits.PULL_FILE_BYTES_MAX:
+            raise PullFailed(f"{self.wanted.name} is larger than any model file; is the address right?")
+        self._write_all(chunk)
+        self._hash.update(chunk)
+        self.size_bytes += len(chunk)
+        self._landing.progress(self.size_bytes, total)
+
+    def finish(self, sha256: str | None = None) -> None:
+        """Compares the hash (the caller's, else the source's own) and puts the file in its place, synced."""
+        expected, actual = self.wanted.sha256 or sha256, self._hash.hexdigest()
+        if expected is not None and actual != expected:
+            self.restart()
+            what = f"its sha256 is {actual}, wanted is {expected}"
+            raise PullFailed(f"{self.wanted.name} is damaged or another file: {what}")
+        os.fsync(self._file.fileno())
+        self._landing.land(self._path, actual)
+        self._notes.unlink(missing_ok=True)
+
+    def _write_all(self, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        try:
+            while rest:  # a disk that fills up takes a piece first and refuses the next one
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise PullFailed(f"no room for {self.wanted.name} in {self._path.parent.parent}") from error
+
+    def _rehash(self) -> None:
+        self._file.seek(0)
+        while chunk := self._file.read(limits.PULL_CHUNK_BYTES):
+            self._hash.update(chunk)
+            self.size_bytes += len(chunk)
+
+
+def _read(path: Path, kind: type[R]) -> R | None:
+    """A record, or None where there is none that can be read: then the file is judged by its hash."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(limits.PULL_RECORD_BYTES_MAX), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _write(path: Path, record: msgspec.Struct) -> None:
+    fresh = path.with_name(path.name + ".new")
+    with open(fresh, "wb") as file:
+        file.write(msgspec.json.encode(record))
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(fresh, path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
