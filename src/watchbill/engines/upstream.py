@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Protocol
 
-from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
 from watchbill.engines.far import FarCall, FarSession
 from watchbill.limits import (
@@ -317,7 +316,8 @@ def _request_head(outgoing: Outgoing, *, close: bool) -> bytes:
     endpoint, length = outgoing.endpoint, len(outgoing.body)
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     head = (
-        f"{outgoing.method} {endpoint.path_prefix}{outgoing.path} HTTP/1.1\r\nHost: {host}:{endpoint.port}\r\n"
+        f"{outgoing.method} {endpoint.path_prefix}{outgoing.path} HTTP/1.1\r\n"
+        f"Host: {host}:{endpoint.port}\r\n"
         f"Accept-Encoding: identity\r\nContent-Length: {length}\r\n"
         f"Connection: {'close' if close else 'keep-alive'}\r\n"
     )
