@@ -1,0 +1,21 @@
+"""Processes: everything Watchbill starts, guards, stops and reaps.
+
+    keeper = Keeper(root)                                   # one door per root
+    process = await keeper.start("qwen", argv, log=path)    # behind a guard, written down
+    await process.stop()                                    # ask, TERM, KILL; the whole tree
+    reap(root)                                              # at start, with the RootLock held
+
+No other module starts a process.
+"""
+
+from watchbill.processes.keeper import Finished, Keeper
+from watchbill.processes.logs import Log, engine_log
+from watchbill.processes.owned import Ending, OwnedProcess, shielded
+from watchbill.processes.ports import LOOPBACK, is_taken
+from watchbill.processes.reaping import Reaped, reap
+from watchbill.processes.root_lock import RootLock
+
+__all__ = [
+    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "engine_log",
+    "is_taken", "reap", "shielded",
+]  # fmt: skip

@@ -1,0 +1,99 @@
+"""The keeper: starts processes for one root and writes each down, so that none is ever lost.
+
+Everything Watchbill starts goes through here: engines, stop commands, a `--help` that is read once.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.processes.logs import open_log
+from watchbill.processes.owned import Command, OwnedProcess, shielded
+from watchbill.processes.ports import claim_port, release_port
+from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, root_id
+from watchbill.root import boot_id
+
+__all__ = ["Finished", "Keeper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A short command that ran to its end, or was stopped at its bound (`code` is then negative)."""
+
+    code: int | None
+    output: str
+
+
+class Keeper:
+    """The one door to operating system processes, for one root."""
+
+    def __init__(self, root: Path, *, log_bytes_max: int = limits.LOG_FILE_BYTES_MAX) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root = root
+        self._log_bytes_max = log_bytes_max
+        self._mark = root_id(root)
+        self._registry = Registry(root)
+        self._ports = root / "run" / "ports"
+
+    def claim_port(self) -> int:
+        """A free port that no other process of this root has been given."""
+        return claim_port(self._ports)
+
+    def release_port(self, port: int) -> None:
+        """Gives a port back."""
+        release_port(self._ports, port)
+
+    async def start(
+        self,
+        label: str,
+        argv: tuple[str, ...],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> OwnedProcess:
+        """Starts a command behind a guard, its output in `log`. Raises OSError when it cannot be started."""
+        record = Record(secrets.token_hex(8), label, boot_id())
+        self._registry.write(record)
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        descriptor, tail = open_log(log, f"{when} {label}: {' '.join(argv)}", self._log_bytes_max)
+        command = Command(argv, self._environment(record, env or {}), descriptor, self._log_bytes_max, cwd)
+        process = OwnedProcess(record, self._registry, tail)
+        try:
+            await process.start(command)
+        finally:
+            os.close(descriptor)
+        return process
+
+    async def run(
+        self,
+        label: str,
+        argv: tuple[str, ...],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> Finished:
+        """Runs a short command and gives the first mebibyte of its output. Bounded in time."""
+        output = self.root / "run" / f"output-{secrets.token_hex(8)}"
+        try:
+            process = await self.start(label, argv, log=output, env=env)
+            try:
+                await process.ends_within(timeout_ms or limits.COMMAND_MS_MAX)
+            finally:
+                await shielded(process.stop(hard=True))
+            ending = await process.ended()
+            with output.open("rb") as file:
+                file.seek(process.log.begin)
+                text = file.read(limits.COMMAND_OUTPUT_BYTES_MAX).decode("utf-8", "replace")
+            return Finished(ending.code, text)
+        finally:
+            output.unlink(missing_ok=True)
+
+    def _environment(self, record: Record, env: Mapping[str, str]) -> dict[str, str]:
+        # The marks come first: /proc/PID/environ is read no further than it must be.
+        marks = {ROOT_MARK: self._mark, TOKEN_MARK: record.token}
+        return marks | dict(os.environ) | dict(env) | marks

@@ -1,0 +1,291 @@
+"""Owned processes: one process tree behind its guard, as seen from the daemon's event loop.
+
+A tree is started, watched and stopped here, and its end is learned at once: the guard writes it into a pipe
+that the event loop reads, nobody polls. Promises: `stop` ends within the stop ladder's bound; when the
+guard itself is killed or stuck, the tree is killed without it; and closing the pipe (which the kernel does
+when we die) is enough to end the tree.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import EngineFailed
+from watchbill.processes import guard
+from watchbill.processes.logs import Log
+from watchbill.processes.reaping import extinguish, survivors_of
+from watchbill.processes.registry import Record, Registry, with_engine, with_guard
+
+__all__ = ["Command", "Ending", "OwnedProcess", "shielded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a tree ended. `code` is the first process's exit code, negative for a signal, None when unknown."""
+
+    code: int | None
+    was_asked: bool
+    guard_lost: bool = False
+
+    def describe(self) -> str:
+        """The ending as the predicate of a sentence."""
+        if self.guard_lost:
+            return "was killed because its guard process died"
+        if self.code is None:
+            return "ended in an unknown way"
+        if self.code >= 0:
+            return f"exited with status {self.code}"
+        name = signal.Signals(-self.code).name
+        cause = "; if nobody sent it, the kernel ran out of memory" if self.code == -signal.SIGKILL else ""
+        return f"was killed by {name}{cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # whole, not only what is added
+    log: int  # an open descriptor for output and errors
+    log_bytes_max: int
+    cwd: Path | None = None
+
+
+class OwnedProcess:
+    """One tree. Lives on the event loop that started it."""
+
+    def __init__(self, record: Record, registry: Registry, log: Log) -> None:
+        self.log = log
+        self.record = record
+        self._registry = registry
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[Ending] = self._loop.create_future()
+        self._said = b""  # of the guard's present line
+        self._code: int | None = None
+        self._is_gone = False  # the guard said so
+        self._was_asked = False
+        self._stuck: str = ""
+        self._control = self._status = self._pidfd = -1
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._burial: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The engine's first process."""
+        return self.record.pid
+
+    @property
+    def guard_pid(self) -> int:
+        """The root of the whole tree."""
+        return self.record.guard_pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the tree is left."""
+        return self._ended.done()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether we wanted it to end."""
+        return self._was_asked
+
+    async def start(self, command: Command) -> None:
+        """Starts guard and command. Raises the OSError of a command that cannot be started.
+
+        When it raises or is cancelled, nothing is left behind.
+        """
+        try:
+            self._start_guard(command)
+            async with asyncio.timeout(limits.GUARD_START_MS / 1000):
+                await asyncio.shield(self._started)
+        except BaseException:
+            await shielded(self.stop(hard=True))
+            raise
+
+    async def ended(self) -> Ending:
+        """Waits until no process of the tree is left."""
+        return await asyncio.shield(self._ended)
+
+    async def stop(
+        self,
+        *,
+        hard: bool = False,
+        number: int = signal.SIGTERM,
+        ask: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """Goes down the ladder: ask, `number` (TERM), KILL; `hard` begins at KILL. Returns when all are gone.
+
+        Raises EngineFailed when processes survive even KILL.
+        """
+        self._was_asked = True
+        if ask is not None and not hard and await self._ask(ask):
+            return
+        self._tell("kill" if hard else f"stop {int(number)} {limits.STOP_TERM_MS}")
+        wait_ms = limits.STOP_KILL_MS + limits.GUARD_GRACE_MS + (0 if hard else limits.STOP_TERM_MS)
+        if await self.ends_within(wait_ms):
+            return
+        if self._stuck:
+            raise EngineFailed(f"{self.record.label}: processes {self._stuck} survived SIGKILL")
+        await self._bury_without_guard()  # the guard is stopped or stuck
+
+    def abandon(self) -> None:
+        """Lets go of the tree: its guard kills it. For the last moment, when nothing can be awaited."""
+        self._was_asked = True
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+    # ------------------------------------------------------------------ steps of the ladder
+
+    async def _ask(self, ask: Callable[[], Awaitable[object]]) -> bool:
+        """Asks politely, and tells whether that was enough. An asker that fails does not end the ladder."""
+        asking = asyncio.ensure_future(ask())
+        try:
+            return await self.ends_within(limits.STOP_ASK_MS)
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled() and (error := asking.exception()):
+                context = {"message": f"asking {self.record.label} to stop failed", "exception": error}
+                self._loop.call_exception_handler(context)
+
+    async def ends_within(self, millis: int) -> bool:
+        """Waits for the end, but no longer than this; tells whether it came."""
+        await asyncio.wait([self._ended], timeout=millis / 1000)
+        return self._ended.done()
+
+    def _tell(self, line: str) -> None:
+        if self._control >= 0:
+            # A guard that has just ended, or was killed, hears nothing: its pidfd tells.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._control, line.encode() + b"\n")
+
+    async def _bury_without_guard(self) -> None:
+        left = await asyncio.to_thread(extinguish, lambda: survivors_of(self.record), 0, limits.STOP_KILL_MS)
+        if left:
+            raise EngineFailed(f"{self.record.label}: processes {left} survived SIGKILL")
+        await self.ends_within(limits.GUARD_GRACE_MS)
+
+    # ------------------------------------------------------------------ the guard's side
+
+    def _start_guard(self, command: Command) -> None:
+        heard, self._control = os.pipe()
+        self._status, said = os.pipe()
+        os.set_blocking(self._status, False)
+        bounds = (limits.ORPHAN_TERM_MS, limits.STOP_KILL_MS, limits.LOG_CHECK_MS)
+        log_bounds = (command.log_bytes_max, limits.LOG_FILES_MAX)
+        words = (str(heard), str(said), str(self.log.path), *map(str, bounds + log_bounds), *command.argv)
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=command.log,
+                stderr=command.log,
+                pass_fds=(heard, said),
+                env=dict(command.env),
+                cwd=command.cwd,
+                start_new_session=True,  # a Ctrl-C at the daemon's terminal is not for the guard
+            )
+        except OSError:
+            self._finish(Ending(None, was_asked=True))
+            raise
+        finally:
+            os.close(heard)
+            os.close(said)
+        self._note(with_guard(self.record, self._guard.pid))
+        self._pidfd = os.pidfd_open(self._guard.pid)
+        self._loop.add_reader(self._status, self._on_status)
+        self._loop.add_reader(self._pidfd, self._on_guard_end)
+
+    def _note(self, record: Record) -> None:
+        self.record = record
+        self._registry.write(record)
+
+    def _on_status(self) -> None:
+        """Reads what the guard says."""
+        try:
+            words = os.read(self._status, 4096)
+        except BlockingIOError:
+            return
+        if not words:
+            self._loop.remove_reader(self._status)  # the pidfd tells the rest
+            return
+        *lines, self._said = (self._said + words).split(b"\n")
+        for line in lines:
+            self._hear(line.decode())
+
+    def _hear(self, line: str) -> None:
+        match line.split():
+            case ["started", pid]:
+                self._note(with_engine(self.record, int(pid)))
+                self._settle_start(None)
+            case ["failed", number]:
+                self._is_gone = True
+                self._settle_start(OSError(int(number), os.strerror(int(number))))
+            case ["exited", code]:
+                self._code = int(code)
+            case ["stuck", *pids]:
+                self._stuck = " ".join(pids)
+            case ["gone"]:
+                self._is_gone = True
+            case _:
+                raise ValueError(f"the guard of {self.record.label} said {line!r}")
+
+    def _settle_start(self, error: OSError | None) -> None:
+        if self._started.done():
+            return
+        if error is None:
+            self._started.set_result(None)
+        else:
+            self._started.set_exception(error)
+            self._started.exception()  # a caller that was cancelled does not look
+
+    def _on_guard_end(self) -> None:
+        """The guard is dead: either its work is done, or it was killed and the tree is on its own."""
+        self._loop.remove_reader(self._pidfd)
+        self._on_status()
+        if self._is_gone:
+            self._finish(Ending(self._code, self._was_asked))
+        else:
+            self._burial = self._loop.create_task(self._bury_the_rest())
+
+    async def _bury_the_rest(self) -> None:
+        left = await asyncio.to_thread(extinguish, lambda: survivors_of(self.record), 0, limits.STOP_KILL_MS)
+        self._stuck = " ".join(map(str, left))
+        self._finish(Ending(self._code, self._was_asked, guard_lost=True))
+
+    def _finish(self, ending: Ending) -> None:
+        if self._guard is not None:
+            self._guard.wait()  # it is a zombie already: this only takes it away
+        if self._status >= 0:
+            self._loop.remove_reader(self._status)
+        for descriptor in (self._control, self._status, self._pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._control = self._status = self._pidfd = -1
+        self._registry.forget(self.record.token)
+        self._settle_start(ProcessLookupError(3, "it ended while it was started"))
+        if not self._ended.done():
+            self._ended.set_result(ending)
+
+
+async def shielded(work: Awaitable[None]) -> None:
+    """Runs cleaning up to its end even when the caller is cancelled meanwhile, then cancels the caller."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()

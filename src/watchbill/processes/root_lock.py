@@ -1,0 +1,74 @@
+"""One daemon per root: a lock that the kernel drops with the process that holds it.
+
+The file stays behind on purpose: only the flock says whether somebody lives. It holds pid and address of
+its holder for the one who comes second.
+"""
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Self, cast
+
+from watchbill.errors import RootInUse
+from watchbill.limits import DAEMON_RECORD_BYTES_MAX
+
+__all__ = ["RootLock"]
+
+
+class RootLock:
+    """The lock of one root. Take it before anything in the root is read or reaped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def take(self, address: str = "") -> None:
+        """Takes the lock. Raises RootInUse with pid and address of the daemon that has it."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _describe(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
+            os.close(descriptor)
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+            raise RootInUse(
+                f"{self.path.parent.parent} belongs to {holder}; "
+                f"stop that one with `watchbill down`, or name another root with --root"
+            ) from None
+        self._descriptor = descriptor
+        self.publish(address)
+
+    def publish(self, address: str) -> None:
+        """Writes down where this daemon answers, once that is known."""
+        if self._descriptor is None:
+            raise ValueError("publish needs a lock that is held")
+        text = json.dumps({"pid": os.getpid(), "address": address}).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text + b"\n", 0)
+
+    def release(self) -> None:
+        """Lets go of the lock; does nothing when it is not held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _describe(text: bytes) -> str:
+    try:
+        found = cast("object", json.loads(text))
+    except ValueError:  # its holder has the lock but has not written yet
+        return "a daemon that is just starting"
+    fields = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    where = f" at {fields['address']}" if fields.get("address") else ""
+    return f"the daemon with pid {fields.get('pid')}{where}"
