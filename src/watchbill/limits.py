@@ -121,9 +121,13 @@ GGUF_HEADER_BYTES_MAX = 256 * 2**20
 GGUF_KEYS_MAX = 4_096
 GGUF_TENSORS_MAX = 65_536
 GGUF_KEY_BYTES_MAX = 65_535
-#: A text that is kept (name, architecture); longer ones are passed over, not refused.
-GGUF_TEXT_BYTES_MAX = 1 * 2**20
+#: A text that is kept (name, architecture); longer ones, as chat templates, are passed over, not refused.
+GGUF_TEXT_BYTES_MAX = 4_096
+#: Numbers of an array that is kept, as heads per layer; longer ones are passed over.
+GGUF_NUMBERS_MAX = 4_096
 GGUF_ARRAY_LEN_MAX = 16 * 2**20
+GGUF_DIMENSIONS_MAX = 4
+GGUF_ALIGNMENT_BYTES_MAX = 1 * 2**20
 GGUF_SHARDS_MAX = 256
 
 # ------------------------------------------------------------------ journal

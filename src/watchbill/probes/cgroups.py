@@ -1,7 +1,7 @@
 """Control groups: the memory limits that apply to us, of all ancestors, in both versions.
 
 A process may use no more than the tightest of its ancestors leaves: a container's limit often sits two or
-three levels above the process, and reading only the own group misses it. A level without a limit costs a read.
+three levels above the process, and reading only the own group misses it. Levels without one cost a read.
 
     version 1   memory.limit_in_bytes - memory.usage_in_bytes + reclaimable
     version 2   min(memory.max, memory.high) - memory.current + reclaimable
@@ -132,7 +132,7 @@ def _levels_of(mount: _Mount, path: str) -> tuple[str, ...]:
     """The folders from our group up to the mount point."""
     group, root = PurePosixPath(path), PurePosixPath(mount.root)
     # In a container the mount shows only our part of the tree: its root is our group or an ancestor. A path
-    # that leads out of it ("/../..") means that we were moved out of our namespace: only the mount is visible.
+    # that leads out of it ("/../..") means that we were moved out of our namespace: we see only the mount.
     if group.is_relative_to(root):
         group = PurePosixPath("/") / group.relative_to(root)
     elif root != PurePosixPath("/"):

@@ -1,9 +1,9 @@
 """Process trees: what an engine really occupies, and whether a process we protect still lives.
 
 An engine's memory is the PSS of its whole tree: a page that two engines map counts half for each, so the sum
-over all engines counts every mapped file once. Reading it makes the kernel walk page tables (about 0.1 ms, some
-milliseconds for many gigabytes): call it in a thread, never inside a decision. Processes that end while we look
-are left out.
+over all engines counts every mapped file once. Reading it makes the kernel walk page tables (about 0.1 ms,
+some milliseconds for many gigabytes): call it in a thread, never inside a decision. Processes that end while
+we look are left out.
 """
 
 import os

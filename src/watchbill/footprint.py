@@ -1,0 +1,140 @@
+"""The footprint of a model: how much memory llama.cpp will need for it, before it is started.
+
+    weights    every tensor of the file
+    kv cache   keys and values for the whole context of all slots; llama.cpp takes them at once, not as they fill
+    compute    the activations of one batch, the attention mask, the logits of each slot
+    overhead   the process itself, the tokenizer's tables, the prompt cache
+
+A prediction that is too low breaks the budget; one that is too high merely wastes some of it. So every term is an
+upper bound, calibrated on the real engine (`docs/memory.md` has the table): never below what was measured, at most
+a quarter and 64 MiB above. After the first load the measured figure takes its place.
+"""
+
+from dataclasses import dataclass
+
+from watchbill.units import Bytes
+
+__all__ = ["Header", "Prediction", "predict"]
+
+MIB = 2**20
+#: Tokens that llama.cpp processes in one go (its n_ubatch).
+BATCH_TOKENS = 512
+#: Contexts are rounded up to this many tokens per slot.
+CONTEXT_STEP_TOKENS = 256
+#: The interpreter, llama.cpp's library, 64 HTTP threads, and the guard beside them: 45 MiB measured.
+PROCESS_BYTES = 56 * MIB
+#: Maps from text to token and back: 390 bytes per token with its merge measured, of which half are the merge's.
+VOCABULARY_BYTES_PER_ENTRY = 240
+#: Logits and two candidate lists per slot: 17 bytes per token of the vocabulary measured.
+SAMPLER_BYTES_PER_TOKEN = 24
+#: Embedding-sized activations that live at the same time.
+LIVE_EMBEDDINGS = 10
+#: llama.cpp keeps snapshots of a state that cannot be rewound: one per so many tokens, and two at the least.
+SNAPSHOT_TOKENS = 8192
+#: Architectures whose attention cannot be fused: all scores of a batch exist at once.
+UNFUSED = frozenset({"t5", "t5encoder", "grok"})
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a model file says about itself."""
+
+    architecture: str
+    name: str
+    n_layer: int
+    n_embd: int
+    n_ff: int  # the widest layer, all experts that are used at once together
+    heads: int
+    kv_heads: tuple[int, ...]  # per layer; 0 where a layer has no attention
+    key_length: int
+    value_length: int
+    context_length: int
+    experts: int
+    experts_used: int
+    vocabulary: int
+    merges: int
+    file_type: int | None
+    file_bytes: Bytes
+    tensor_bytes: Bytes
+    parameters: int
+    has_chat_template: bool
+    pooling: int | None
+    is_encoder: bool  # sees its whole input at once; has no cache
+    is_embedding: bool
+    sliding_window: int
+    recurrent_bytes: Bytes  # state per slot; 0 for plain attention
+    tokenizer: str
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model will need on the device that holds it."""
+
+    weights: Bytes
+    kv_cache: Bytes
+    compute: Bytes
+    overhead: Bytes
+
+    @property
+    def total(self) -> Bytes:
+        """All of it: what the ledger reserves before the load."""
+        return Bytes(self.weights + self.kv_cache + self.compute + self.overhead)
+
+
+def predict(
+    header: Header,
+    *,
+    context: int,
+    slots: int,
+    kv_type_bytes: float = 2,
+    prompt_cache: int = 0,
+    mmap: bool = False,
+    batch: int = BATCH_TOKENS,
+) -> Prediction:
+    """The memory of `slots` slots of `context` tokens each; 0 tokens mean the model's own context.
+
+    Mapped weights count in full: pages that are not resident now must be when the model answers.
+    """
+    tokens = _round_up(context or header.context_length, CONTEXT_STEP_TOKENS)
+    slot = _slot_bytes(header, tokens, kv_type_bytes)
+    # The prompt cache takes a whole slot's state in before it drops the oldest one to get below its bound.
+    cached = prompt_cache + slot if prompt_cache else 0
+    return Prediction(
+        weights=header.tensor_bytes,
+        kv_cache=Bytes(slot * slots),
+        compute=Bytes(_compute_bytes(header, tokens, slots, batch)),
+        overhead=Bytes(_overhead_bytes(header, mmap=mmap) + cached),
+    )
+
+
+def _slot_bytes(header: Header, tokens: int, kv_type_bytes: float) -> int:
+    """Layers with a sliding window count as full ones: what they spare is what their snapshots take."""
+    if header.is_encoder:
+        return 0
+    per_token = sum(header.kv_heads) * (header.key_length + header.value_length) * kv_type_bytes
+    snapshots = 2 + tokens // SNAPSHOT_TOKENS
+    return round(per_token * tokens) + header.recurrent_bytes * (1 + snapshots)
+
+
+def _compute_bytes(header: Header, tokens: int, slots: int, batch: int) -> int:
+    width = max(header.n_embd, header.heads * header.key_length)
+    spread = 2 * header.n_ff + (LIVE_EMBEDDINGS + header.experts_used) * width
+    activations = 4 * batch * spread * (2 if header.recurrent_bytes else 1)
+    scratch = 4 * batch * max(header.n_ff, width)  # the wider operand, converted for the multiplication
+    mask = 2 * batch * tokens * (2 if header.sliding_window else 1)
+    unfused = header.is_encoder or header.architecture in UNFUSED
+    scores = 4 * header.heads * batch * min(tokens, batch if header.is_encoder else tokens) if unfused else 0
+    sampler = SAMPLER_BYTES_PER_TOKEN * header.vocabulary * slots
+    return activations + scratch + mask + scores + sampler
+
+
+def _overhead_bytes(header: Header, *, mmap: bool) -> int:
+    tables = VOCABULARY_BYTES_PER_ENTRY * (header.vocabulary + header.merges)
+    # The file's head is mapped with the weights, and read in otherwise.
+    head = max(0, header.file_bytes - header.tensor_bytes) if mmap else 0
+    return PROCESS_BYTES + tables + head
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
