@@ -1,0 +1,91 @@
+"""Commands that change what the daemon does: `load`, `evict`, `cancel`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from watchbill.cli.client import DaemonRefused, parse, quoted
+from watchbill.cli.options import Common, Json
+from watchbill.cli.progress import while_watching
+from watchbill.cli.session import Session
+from watchbill.cli.status import fields
+from watchbill.limits import CLI_LOAD_TIMEOUT_S
+
+__all__ = ["cancel", "evict", "load"]
+
+_DEFAULTS = Common()
+_Model = Annotated[str, Parameter(name="MODEL", help="The model's name, as `watchbill models` lists it.")]
+
+
+def load(model: _Model, /, *, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Load a model now and wait until it is warm.
+
+    What must leave memory for it is drained first.
+    """
+    session = common.session()
+    content = while_watching(
+        session,
+        model,
+        f"loading {model}",
+        lambda: session.client.post(f"/wb/v1/models/{quoted(model)}/load", timeout_s=CLI_LOAD_TIMEOUT_S),
+    )
+    _tell(session, content, f"{model} is loaded", json=json)
+
+
+def evict(
+    model: _Model,
+    /,
+    *,
+    force: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Do not wait for running requests; evict a permanent model, too.",
+        ),
+    ] = False,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Take a model out of memory.
+
+    Its running requests end first. A permanent model leaves only with --force.
+    """
+    session = common.session()
+    content = while_watching(
+        session,
+        model,
+        f"evicting {model}",
+        lambda: session.client.post(
+            f"/wb/v1/models/{quoted(model)}/evict", {"force": force}, timeout_s=CLI_LOAD_TIMEOUT_S
+        ),
+    )
+    _tell(session, content, f"{model} is evicted", json=json)
+
+
+def cancel(
+    request: Annotated[str, Parameter(name="ID", help="The request's id, as `watchbill requests` lists it.")],
+    /,
+    *,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Cancel a request, whether it waits or runs."""
+    session = common.session()
+    try:
+        content = session.client.delete(f"/wb/v1/requests/{quoted(request)}")
+    except DaemonRefused as refused:
+        if refused.answered == 404:
+            text = f"no open request {request}; watchbill requests lists them"
+            raise DaemonRefused(text, answered=404, reason=refused.reason) from refused
+        raise
+    _tell(session, content, f"{request} is cancelled", json=json)
+
+
+def _tell(session: Session, content: bytes, otherwise: str, *, json: bool) -> None:
+    """Shows the daemon's own sentence, where it answers with one."""
+    if json:
+        session.terminal.show_json(content or b"{}")
+        return
+    said = fields(parse(content or b"{}"))
+    session.terminal.show(str(said.get("message") or said.get("detail") or otherwise))

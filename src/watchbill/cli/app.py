@@ -1,0 +1,94 @@
+"""The command line's table of contents: every command, its module, and the group it is listed under.
+
+A command's module is imported when the command runs, or when its help is asked for. Mistakes in the arguments
+become one line and exit code 2; the framework itself prints nothing but help and the version.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from cyclopts import App, CycloptsError, Group
+
+from watchbill import __version__
+from watchbill.errors import OursError
+
+__all__ = ["COMMANDS", "WrongUse", "build_app", "run_app"]
+
+#: Group -> command -> where it lives, and its first sentence. The order is the order of `watchbill --help`, which
+#: is printed from this table alone: importing every command for it would take a second.
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Daemon": {
+        "up": ("watchbill.cli.up:up", "Start the daemon and stay until Ctrl-C."),
+        "down": ("watchbill.cli.up:down", "Stop the daemon of this root."),
+        "status": ("watchbill.cli.queries:status", "Show memory, models and lanes at one glance."),
+        "events": ("watchbill.cli.queries:events", "Follow the journal as it is written."),
+        "logs": ("watchbill.cli.logs:logs", "Show the log of the daemon, or of the engine behind a model."),
+        "doctor": ("watchbill.cli.doctor:doctor", "Check everything Watchbill depends on."),
+    },
+    "Models": {
+        "chat": ("watchbill.cli.chat:chat", "Ask a model; the answer is printed as it is written."),
+        "models": ("watchbill.cli.queries:models", "List the models that can be asked for."),
+        "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
+        "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
+        "pull": ("watchbill.cli.pull:pull", "Fetch a model file into ROOT/models."),
+    },
+    "Requests": {
+        "requests": ("watchbill.cli.queries:requests", "List the open requests."),
+        "explain": ("watchbill.cli.queries:explain", "Say what a model or a request waits for, and why."),
+        "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
+    },
+    "Set-up": {
+        "config": ("watchbill.cli.config:app", "Write, check and show the config."),
+        "completion": (
+            "watchbill.cli.completion:completion",
+            "Print the completion script of a shell, or install it.",
+        ),
+    },
+}
+
+_HELP = """Runs more local language models than the memory holds. Begin with: watchbill up
+
+Exit codes: 0 done, 1 failed, 2 wrong use or config, 3 no daemon, 130 stopped with Ctrl-C. NO_COLOR turns colours off.
+"""
+
+
+def build_app(asked: str = "") -> App:
+    """The whole command line, without importing a single command. `asked` is the command that will be run."""
+    app = App(
+        name="watchbill",
+        help=_HELP,
+        help_format="plaintext",
+        version=f"watchbill {__version__}",
+        version_flags=["--version", "-V"],
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for place, (title, commands) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=place)
+        for order, (name, (path, summary)) in enumerate(commands.items()):
+            # A summary given here would hide the command's own docstring from `watchbill COMMAND --help`.
+            told = None if name == asked else summary
+            app.command(path, name=name, help=told, group=group, sort_key=order)
+    options = Group("Options", sort_key=len(COMMANDS))
+    for flag in ("--help", "--version"):
+        app[flag].group = (options,)
+    return app
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Runs the command that the arguments name, and returns its exit code."""
+    app = build_app(arguments[0] if arguments else "")
+    try:
+        outcome = cast("object", app(list(arguments), exit_on_error=False, print_error=False))
+    except CycloptsError as error:
+        raise WrongUse(_one_line(error)) from error
+    return outcome if isinstance(outcome, int) else 0
+
+
+class WrongUse(OursError):
+    """The command was used in a way it does not understand."""
+
+
+def _one_line(error: CycloptsError) -> str:
+    said = " ".join(str(error).split())
+    return f"{said} See: watchbill {' '.join([*(error.command_chain or ()), '--help'])}"

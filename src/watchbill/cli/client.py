@@ -1,0 +1,205 @@
+"""The command line's way to the daemon: plain HTTP/1.1 with the standard library.
+
+Owns how the daemon's address is found and how its answers become values or errors. Promises one of three ends for
+every call: the answer, `DaemonRefused` with the daemon's own words, or `NotReachable` with what to do about it.
+Imports nothing outside the standard library but Watchbill's lowest layers: `status` has 150 ms for everything.
+"""
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+from urllib.parse import quote, urlsplit
+
+from watchbill.errors import ConfigError, NotReachable, TheirsError
+from watchbill.limits import (
+    CLI_ANSWER_BYTES_MAX,
+    CLI_ANSWER_TIMEOUT_S,
+    CLI_LINE_BYTES_MAX,
+    CLI_STREAM_SILENCE_S,
+)
+from watchbill.root import Root
+
+__all__ = ["DEFAULT_URL", "Client", "DaemonRefused", "find_url", "quoted"]
+
+DEFAULT_URL = "http://127.0.0.1:8470"
+
+
+class DaemonRefused(TheirsError):
+    """The daemon refused."""
+
+    def __init__(self, message: str, *, answered: int, reason: str) -> None:
+        super().__init__(message)
+        self.answered = answered  # the HTTP status
+        self.reason = reason  # the error's `code`
+
+
+def find_url(chosen: str | None, root: Root, environment: Mapping[str, str] = os.environ) -> str:
+    """The daemon's address: --url, else $WATCHBILL_URL, else what the daemon of this root wrote down."""
+    if named := chosen or environment.get("WATCHBILL_URL"):
+        return named
+    record = root.read_daemon()
+    return record.url if record is not None and record.url else DEFAULT_URL
+
+
+def quoted(name: str) -> str:
+    """A name as one segment of a path; model names may hold slashes."""
+    return quote(name, safe="")
+
+
+class Client:
+    """Talks to one daemon. Every call opens a connection of its own."""
+
+    __slots__ = ("_host", "_key", "_port", "_prefix", "_tls", "url")
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url)
+            self._port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not an address: {error}") from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(f"{url!r} is not an address; write for example {DEFAULT_URL}")
+        self.url = url.rstrip("/")
+        self._host = parts.hostname
+        self._tls = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/")
+        self._key = key
+
+    def get(self, path: str) -> bytes:
+        """The body at `path`, unchanged."""
+        return self._call("GET", path, None, CLI_ANSWER_TIMEOUT_S)
+
+    def get_json(self, path: str) -> object:
+        """The value at `path`."""
+        return parse(self.get(path))
+
+    def post(self, path: str, body: object = None, *, timeout_s: float = CLI_ANSWER_TIMEOUT_S) -> bytes:
+        """Posts JSON and returns the answer's body, unchanged."""
+        return self._call("POST", path, body if body is not None else {}, timeout_s)
+
+    def delete(self, path: str) -> bytes:
+        """Deletes, and returns the answer's body, unchanged."""
+        return self._call("DELETE", path, None, CLI_ANSWER_TIMEOUT_S)
+
+    @contextmanager
+    def stream(self, method: str, path: str, body: object = None) -> Generator[Iterator[str]]:
+        """Opens an answer that arrives line by line. Leaving the block hangs up, which cancels the work."""
+        connection = self._connect(CLI_STREAM_SILENCE_S)
+        try:
+            with self._translated():
+                answer = self._send(connection, method, path, body)
+                if answer.status >= 400:
+                    raise _refusal(answer, _read(answer))
+            yield self._lines(answer)
+        finally:
+            connection.close()
+
+    def _call(self, method: str, path: str, body: object, timeout_s: float) -> bytes:
+        connection = self._connect(timeout_s)
+        try:
+            with self._translated():
+                answer = self._send(connection, method, path, body)
+                content = _read(answer)
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refusal(answer, content)
+        return content
+
+    def _lines(self, answer: http.client.HTTPResponse) -> Iterator[str]:
+        while True:
+            with self._translated():
+                line = answer.readline(CLI_LINE_BYTES_MAX)
+            if not line:
+                return
+            yield line.decode("utf-8", "replace").rstrip("\r\n")
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout_s, context=ssl.create_default_context()
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: object
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(body).encode()
+        connection.request(method, self._prefix + path, content, headers)
+        return connection.getresponse()
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        """Turns what the network raises into what a person can act on."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise NotReachable(
+                f"the daemon at {self.url} does not answer; look with: watchbill doctor, watchbill logs"
+            ) from error
+        except (ConnectionResetError, http.client.IncompleteRead) as error:
+            raise NotReachable(f"the daemon at {self.url} hung up; look with: watchbill logs") from error
+        except http.client.HTTPException as error:
+            raise NotReachable(
+                f"what answers at {self.url} is not a Watchbill daemon; name the address with --url"
+            ) from error
+        except (
+            OSError
+        ) as error:  # refused, unreachable, unknown host, bad certificate: all the same to a caller
+            said = error.strerror or str(error)
+            raise NotReachable(
+                f"no daemon answers at {self.url} ({said}); start one with: watchbill up"
+            ) from error
+
+
+def parse(content: bytes) -> object:
+    """The JSON value in an answer. Raises NotReachable when it is none: that was not our daemon."""
+    try:
+        return cast("object", json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise NotReachable(
+            "what answers there is not a Watchbill daemon; name the address with --url"
+        ) from error
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    content = answer.read(CLI_ANSWER_BYTES_MAX)
+    if answer.read(1):
+        raise http.client.HTTPException("answer too large")
+    return content
+
+
+def _refusal(answer: http.client.HTTPResponse, content: bytes) -> TheirsError:
+    message, code = _error_in(content)
+    if answer.status == 401:
+        message = f"{message or 'a key is needed'}; put the key into $WATCHBILL_API_KEY"
+    return DaemonRefused(
+        message or f"the daemon answered {answer.status} {answer.reason}",
+        answered=answer.status,
+        reason=code,
+    )
+
+
+def _error_in(content: bytes) -> tuple[str, str]:
+    """Message and code of an error answer; empty texts where it has none."""
+    try:
+        found = cast("object", json.loads(content))
+    except (ValueError, RecursionError):
+        return "", ""
+    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    if isinstance(error, str):
+        return error, ""
+    if not isinstance(error, dict):
+        return "", ""
+    fields = cast("dict[str, object]", error)
+    return str(fields.get("message") or ""), str(fields.get("code") or "")

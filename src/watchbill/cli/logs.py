@@ -1,0 +1,98 @@
+"""`logs`: the daemon's log or one engine's, its end or as it grows.
+
+Reads files under the root, so it works without a daemon.
+"""
+
+import codecs
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from watchbill.cli.options import Where
+from watchbill.cli.terminal import Terminal
+from watchbill.errors import TheirsError
+from watchbill.limits import (
+    CLI_LINE_BYTES_MAX,
+    CLI_LOG_TAIL_BYTES_MAX,
+    CLI_LOG_TAIL_LINES,
+    CLI_POLL_INTERVAL_S,
+)
+from watchbill.names import check_model_name
+from watchbill.root import find_root
+
+__all__ = ["logs"]
+
+_DEFAULTS = Where()
+
+
+def logs(
+    model: Annotated[
+        str | None,
+        Parameter(name="MODEL", help="Whose engine's log; the daemon's own without it.", show_default=False),
+    ] = None,
+    /,
+    *,
+    follow: Annotated[
+        bool,
+        Parameter(
+            name=["--follow", "-f"],
+            negative="",
+            show_default=False,
+            help="Go on as the log grows; Ctrl-C ends it.",
+        ),
+    ] = False,
+    lines: Annotated[
+        int, Parameter(name=["--lines", "-n"], help="How many lines of the end.", validator=Number(gte=0))
+    ] = CLI_LOG_TAIL_LINES,
+    where: Where = _DEFAULTS,
+) -> None:
+    """Show the log of the daemon, or of the engine behind a model."""
+    from watchbill.processes.logs import engine_log
+
+    root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
+    path = root.daemon_log if model is None else engine_log(root.path, check_model_name(model))
+    if not path.exists():
+        whose = "the daemon" if model is None else f"model {model}"
+        raise TheirsError(
+            f"no log of {whose} in {path.parent} yet; a daemon in the foreground writes to its terminal"
+        )
+    for text in _tail(path, lines):
+        terminal.write(text)
+    if follow:
+        for text in _growth(path):
+            terminal.write(text)
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - CLI_LOG_TAIL_BYTES_MAX))
+        content = file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace")
+    return content.splitlines(keepends=True)[-lines:] if lines else []
+
+
+def _growth(path: Path) -> Iterator[str]:
+    """What is added to the file, for ever. A log that was cut or replaced is read from its beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a letter
+    place, inode = path.stat().st_size, path.stat().st_ino
+    while True:
+        try:
+            now = path.stat()
+        except FileNotFoundError:  # between the old log's move and the new one's first line
+            time.sleep(CLI_POLL_INTERVAL_S)
+            continue
+        if now.st_ino != inode or now.st_size < place:
+            place, inode = 0, now.st_ino
+        if now.st_size == place:
+            time.sleep(CLI_POLL_INTERVAL_S)
+            continue
+        with path.open("rb") as file:
+            file.seek(place)
+            content = file.read(CLI_LINE_BYTES_MAX)
+        place += len(content)
+        yield decoder.decode(content)

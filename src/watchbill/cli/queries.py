@@ -1,0 +1,79 @@
+"""Commands that only look: `status`, `models`, `requests`, `explain`, `events`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from watchbill.cli.client import DaemonRefused, parse, quoted
+from watchbill.cli.explain import draw_event, draw_explanation
+from watchbill.cli.options import Common, Json
+from watchbill.cli.session import show_models, show_requests, show_status
+from watchbill.cli.status import fields
+
+__all__ = ["events", "explain", "models", "requests", "status"]
+
+_DEFAULTS = Common()
+
+
+def status(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Show memory, models and lanes at one glance."""
+    show_status(common.session(), json=json)
+
+
+def models(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """List the models that can be asked for."""
+    show_models(common.session(), json=json)
+
+
+def requests(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """List the open requests.
+
+    Each one with its lane, its place in the queue, the reason it waits, and when it will probably start.
+    """
+    show_requests(common.session(), json=json)
+
+
+def explain(
+    subject: Annotated[str, Parameter(name="MODEL|REQUEST", help="A model's name or a request's id.")],
+    /,
+    *,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Say what a model or a request waits for, and why.
+
+    For a model: what would happen if it were asked for now, by the very rule that would decide. For a request: its
+    place, the reason it waits, and the forecast.
+    """
+    session = common.session()
+    try:
+        content = session.client.get(f"/wb/v1/explain?model={quoted(subject)}")
+    except DaemonRefused as refused:
+        if refused.answered != 404:
+            raise
+        try:
+            content = session.client.get(f"/wb/v1/requests/{quoted(subject)}")
+        except DaemonRefused as unknown:
+            raise refused if unknown.answered == 404 else unknown from None
+    if json:
+        session.terminal.show_json(content)
+    else:
+        session.terminal.show(*draw_explanation(subject, fields(parse(content)), session.terminal))
+
+
+def events(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Follow the journal as it is written.
+
+    Every load, eviction and refusal with its reason. Ctrl-C ends it.
+    """
+    session = common.session()
+    with session.client.stream("GET", "/wb/v1/events") as lines:
+        session.terminal.note("following the journal; Ctrl-C ends it")
+        for line in lines:
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if json:
+                session.terminal.show_json(data.encode())
+            else:
+                session.terminal.show(draw_event(fields(parse(data.encode())), session.terminal))

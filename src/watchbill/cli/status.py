@@ -1,0 +1,210 @@
+"""The pictures of `status`, `models` and `requests`: the API's JSON as tables and bars.
+
+Owns how a device, a model, a lane and a request look. Only reads; every field may be missing, because a daemon may
+be older or newer than the command line that asks it.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.units import format_bytes, format_millis
+
+__all__ = [
+    "Fields",
+    "draw_catalog",
+    "draw_models",
+    "draw_requests",
+    "draw_status",
+    "fields",
+    "figure",
+    "rows_of",
+]
+
+#: One object of the API.
+Fields = Mapping[str, object]
+
+_BAR_CELLS = 44
+_NO_MODELS = "no models; name one in watchbill.toml, or start from: watchbill config init"
+
+#: How a state is marked: sign, styles.
+_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ready": ("●", ("green",)),
+    "loading": ("◐", ("yellow",)),
+    "draining": ("◌", ("magenta",)),
+    "stopping": ("◌", ("magenta",)),
+    "absent": ("○", ("dim",)),
+    "failed": ("✗", ("red",)),
+    "quarantined": ("⊘", ("red",)),
+}
+
+
+def fields(value: object) -> Fields:
+    """The value as an object's fields; none when it is no object."""
+    return cast("Fields", value) if isinstance(value, dict) else {}
+
+
+def rows_of(value: object, key: str) -> list[Fields]:
+    """The objects of a listing, which may be a bare list or the list under `key`."""
+    found = fields(value).get(key, value)
+    return [fields(each) for each in cast("list[object]", found)] if isinstance(found, list) else []
+
+
+def figure(value: object) -> int:
+    """A number of the API; a size per device counts as its sum, what is missing as nothing."""
+    if isinstance(value, dict):
+        return sum(figure(each) for each in cast("dict[str, object]", value).values())
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
+    """Everything at one glance: devices, models, lanes."""
+    devices, models, lanes = (fields(status.get(part)) for part in ("devices", "models", "lanes"))
+    lines = [_headline(status, models, lanes, address, terminal)]
+    for name, device in devices.items():
+        lines += ["", *_draw_device(plain(name), fields(device), terminal)]
+    lines += ["", *draw_models(models, terminal), "", *_draw_lanes(lanes, terminal)]
+    return lines
+
+
+def draw_models(models: Fields, terminal: Terminal) -> list[str]:
+    """One line per model, and one below it where there is a reason to tell."""
+    if not models:
+        return [_NO_MODELS]
+    columns = [
+        Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("MEASURED", right=True),
+        Column("RUNNING", right=True), Column("QUEUED", right=True), Column("LOADS", right=True),
+        Column("EVICTED", right=True),
+    ]  # fmt: skip
+    rows = [_model_row(plain(name), fields(model)) for name, model in models.items()]
+    head, *drawn = terminal.table(columns, rows)
+    lines = [terminal.mark(head, "bold")]
+    for line, model in zip(drawn, models.values(), strict=True):
+        lines.append(_coloured(line, fields(model), terminal))
+        if reason := plain(fields(model).get("reason") or ""):
+            lines += [terminal.mark(each, "dim") for each in terminal.wrapped(reason, 4)]
+    return lines
+
+
+def draw_catalog(listed: list[Fields], models: Fields, terminal: Terminal) -> list[str]:
+    """One line per model that can be asked for, with the names it answers to."""
+    if not listed:
+        return [_NO_MODELS]
+    columns = [
+        Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("CONTEXT", right=True),
+        Column("ALSO CALLED"),
+    ]  # fmt: skip
+    states = [fields(models.get(str(each.get("id")))) for each in listed]
+    rows = [_catalog_row(each, model) for each, model in zip(listed, states, strict=True)]
+    head, *drawn = terminal.table(columns, rows)
+    coloured = [_coloured(line, model, terminal) for line, model in zip(drawn, states, strict=True)]
+    return [terminal.mark(head, "bold"), *coloured]
+
+
+def draw_requests(requests: list[Fields], terminal: Terminal) -> list[str]:
+    """One line per open request."""
+    if not requests:
+        return ["no open requests"]
+    columns = [
+        Column("REQUEST"), Column("MODEL"), Column("LANE"), Column("STATE"), Column("PLACE", right=True),
+        Column("WAITED", right=True), Column("STARTS IN", right=True),
+    ]  # fmt: skip
+    rows = [_request_row(request) for request in requests]
+    head, *drawn = terminal.table(columns, rows)
+    lines = [terminal.mark(head, "bold")]
+    for line, request in zip(drawn, requests, strict=True):
+        lines.append(line)
+        if reason := plain(request.get("reason") or ""):
+            lines += [terminal.mark(each, "dim") for each in terminal.wrapped(reason, 4)]
+    return lines
+
+
+def _headline(status: Fields, models: Fields, lanes: Fields, address: str, terminal: Terminal) -> str:
+    loaded = sum(1 for model in models.values() if fields(model).get("state") == "ready")
+    queued = sum(figure(fields(lane).get("queued")) for lane in lanes.values())
+    version = plain(status.get("version") or "")
+    told = f"{loaded} of {len(models)} models ready, {queued} requests waiting"
+    return f"{terminal.mark(f'watchbill {version}'.strip(), 'bold')} at {address}: {told}"
+
+
+def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
+    capacity, reserve = figure(device.get("capacity")), figure(device.get("reserve"))
+    used, loading, stopping = (figure(device.get(part)) for part in ("used", "loading", "stopping"))
+    budget = figure(device.get("budget")) or capacity - reserve
+    parts = [
+        Part(used, "█", "green"), Part(loading, "▓", "yellow"), Part(stopping, "▒", "magenta"),
+        Part(max(budget - used - loading - stopping, 0), "·", "dim"), Part(max(capacity - budget, 0), "░", "blue"),
+    ]  # fmt: skip
+    told = f"{format_bytes(used + loading + stopping)} of {format_bytes(budget)}"
+    return [
+        f"{terminal.mark(name.ljust(7), 'bold')} {terminal.bar(parts, _BAR_CELLS)}  {told}",
+        *_legend(parts, figure(device.get("available")), terminal),
+    ]
+
+
+def _legend(parts: list[Part], available: int, terminal: Terminal) -> list[str]:
+    names = ("used", "loading", "stopping", "free", "reserve")
+    told = [
+        f"{terminal.mark(part.cell, part.style)} {name} {format_bytes(part.amount)}"
+        for name, part in zip(names, parts, strict=True)
+        if part.amount or name in {"used", "free"}
+    ]
+    # Five parts and the machine's own figure do not fit into 80 columns together.
+    told = [
+        "  ".join(told[:4]),
+        "  ".join([*told[4:], f"{format_bytes(available)} available on the machine"]),
+    ]
+    return [f"        {line}" for line in told]
+
+
+def _model_row(name: str, model: Fields) -> list[str]:
+    state = str(model.get("state") or "?")
+    sign = _STATES.get(state, ("?", ()))[0]
+    predicted, measured = figure(model.get("memory")), figure(model.get("measured"))
+    counts = [str(figure(model.get(key))) for key in ("in_flight", "queued", "loads", "evictions")]
+    return [
+        name, f"{sign} {plain(state)}", format_bytes(predicted) if predicted else "?",
+        format_bytes(measured) if measured else "-", *counts,
+    ]  # fmt: skip
+
+
+def _catalog_row(listed: Fields, model: Fields) -> list[str]:
+    name, state, memory, *_ = _model_row(plain(listed.get("id") or "?"), model)
+    context = figure(fields(listed.get("meta")).get("n_ctx"))
+    aliases = listed.get("aliases")
+    called = (
+        ", ".join(plain(alias) for alias in cast("list[object]", aliases))
+        if isinstance(aliases, list)
+        else ""
+    )
+    return [name, state, memory, str(context) if context else "-", called or "-"]
+
+
+def _coloured(line: str, model: Fields, terminal: Terminal) -> str:
+    """The row with its state in colour. The state follows the name, so it is the first of its kind from the sign on."""
+    state = str(model.get("state") or "?")
+    sign, styles = _STATES.get(state, ("?", ()))
+    before, found, after = line.partition(f"{sign} {plain(state)}")
+    return before + terminal.mark(found, *styles) + after
+
+
+def _draw_lanes(lanes: Fields, terminal: Terminal) -> list[str]:
+    columns = [Column("LANE"), *(Column(title, right=True) for title in ("QUEUED", "RUNNING", "OLDEST WAIT"))]
+    rows: list[list[str]] = []
+    for name, lane in lanes.items():
+        oldest = figure(fields(lane).get("oldest_wait_ms"))
+        counts = [str(figure(fields(lane).get(key))) for key in ("queued", "running")]
+        rows.append([plain(name), *counts, format_millis(oldest) if oldest else "-"])
+    head, *drawn = terminal.table(columns, rows)
+    return [terminal.mark(head, "bold"), *drawn]
+
+
+def _request_row(request: Fields) -> list[str]:
+    waited, forecast = request.get("waited_ms"), request.get("forecast_ms")
+    position = request.get("position")
+    return [
+        *(plain(request.get(key) or "-") for key in ("id", "model", "lane", "state")),
+        str(figure(position)) if position is not None else "-",
+        format_millis(figure(waited)) if waited is not None else "-",
+        format_millis(figure(forecast)) if forecast is not None else "-",
+    ]

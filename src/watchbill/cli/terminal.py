@@ -1,0 +1,185 @@
+"""The terminal: what people see, in colour where that helps, in 80 columns where there are no more.
+
+Owns the decision whether there is a person on the other side, the colours, tables and memory bars. Results go to
+standard output, everything said on the way to standard error; without a terminal there are no colours and no bars.
+Text from outside (names, reasons, log lines, answers) is stripped of control characters before it reaches a
+terminal, because a model may write escape sequences. Drawn by hand and not with rich, whose import alone would take
+the 150 ms that `status` has.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TextIO
+
+__all__ = ["Column", "Part", "Terminal", "plain"]
+
+_CODES = {
+    "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35",
+    "cyan": "36",
+}  # fmt: skip
+
+#: Bars and marks need a terminal that can show them.
+_ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": "*", "◐": "~", "◌": "-", "○": "o",
+              "✗": "x", "✓": "v", "⊘": "x", "…": "~", "→": ">", "—": "-"}  # fmt: skip
+
+#: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
+_UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    right: bool = False  # figures line up on the right
+
+
+class Part(NamedTuple):
+    """One stretch of a bar."""
+
+    amount: int
+    cell: str
+    style: str
+
+
+def plain(text: object) -> str:
+    """Text from outside, made harmless for a terminal."""
+    return str(text).translate(_UNSAFE)
+
+
+class Terminal:
+    """Where one command writes."""
+
+    __slots__ = ("_ascii", "_colour", "_error", "_out", "is_live", "quiet", "width")
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        out: TextIO | None = None,
+        error: TextIO | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._out = out or sys.stdout
+        self._error = error or sys.stderr
+        self.quiet = quiet
+        dumb = environment.get("TERM") == "dumb"
+        #: Whether somebody watches what is said on the way: bars and spinners only then.
+        self.is_live = self._error.isatty() and not dumb and not quiet
+        self._colour = not environment.get("NO_COLOR") and (
+            bool(environment.get("FORCE_COLOR")) or (self._out.isatty() and not dumb)
+        )
+        self._ascii = "utf" not in (self._out.encoding or "utf-8").lower()
+        self.width = _width(self._out, environment)
+
+    @property
+    def is_reader_a_person(self) -> bool:
+        """Whether standard output is a terminal."""
+        return self._out.isatty()
+
+    def show(self, *lines: str) -> None:
+        """Writes results."""
+        for line in lines:
+            self._out.write(self._spelled(line) + "\n")
+        self._out.flush()
+
+    def write(self, text: str) -> None:
+        """Writes a piece of a result as it arrives."""
+        self._out.write(plain(text) if self._out.isatty() else text)
+        self._out.flush()
+
+    def show_json(self, content: bytes) -> None:
+        """Writes an answer of the API exactly as it came, with a newline at the end."""
+        self._out.flush()
+        buffer = self._out.buffer
+        buffer.write(content if content.endswith(b"\n") else content + b"\n")
+        buffer.flush()
+
+    def note(self, text: str) -> None:
+        """Says something that is not a result; nothing with --quiet."""
+        if not self.quiet:
+            print(self._spelled(text), file=self._error, flush=True)
+
+    def whisper(self, text: str) -> None:
+        """Shows a passing word where somebody watches; the next one replaces it, and an empty one erases it."""
+        if self.is_live:
+            self._error.write("\r\x1b[2K" + self.mark(self.shortened(self._spelled(text), 72), "dim"))
+            self._error.flush()
+
+    def mark(self, text: str, *styles: str) -> str:
+        """The text in these styles, where there are colours."""
+        if not self._colour or not styles or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+    def shortened(self, text: str, width: int) -> str:
+        """The text in at most `width` columns."""
+        return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+    def wrapped(self, text: str, indent: int) -> list[str]:
+        """The text in lines that start at column `indent` and end at the terminal's edge."""
+        if self.width is None:
+            return [" " * indent + text]
+        room, lines, line = max(self.width - indent, 20), [""], 0
+        for word in text.split():
+            if lines[line] and len(lines[line]) + 1 + len(word) > room:
+                lines.append(word)
+                line += 1
+            else:
+                lines[line] = f"{lines[line]} {word}".strip()
+        return [" " * indent + self.shortened(each, room) for each in lines]
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+        """A table's lines, head first. Cells are plain text; colour a line afterwards."""
+        widths = [
+            max(len(column.title), *(len(row[place]) for row in rows), 0)
+            for place, column in enumerate(columns)
+        ]
+        self._squeeze(widths)
+        lines = [[column.title for column in columns], *rows]
+        return [
+            "  ".join(
+                self.shortened(cell, width).rjust(width)
+                if column.right
+                else self.shortened(cell, width).ljust(width)
+                for cell, width, column in zip(line, widths, columns, strict=True)
+            ).rstrip()
+            for line in lines
+        ]
+
+    def bar(self, parts: Sequence[Part], cells: int) -> str:
+        """A bar of `cells` cells; every part that is not nothing gets at least one, the largest pays for it."""
+        whole = sum(part.amount for part in parts)
+        if whole <= 0:
+            return self.mark("·" * cells, "dim")
+        shares = [max(round(part.amount * cells / whole), 1) if part.amount > 0 else 0 for part in parts]
+        largest = shares.index(max(shares))
+        shares[largest] += cells - sum(shares)
+        return "".join(
+            self.mark(part.cell * share, part.style) for part, share in zip(parts, shares, strict=True)
+        )
+
+    def _squeeze(self, widths: list[int]) -> None:
+        """Takes what does not fit from the widest column."""
+        if self.width is None or not widths:
+            return
+        excess = sum(widths) + 2 * (len(widths) - 1) - self.width
+        widest = widths.index(max(widths))
+        widths[widest] = max(widths[widest] - max(excess, 0), 8)
+
+    def _spelled(self, text: str) -> str:
+        if not self._ascii:
+            return text
+        return "".join(_ASCII_FOR.get(letter, letter) for letter in text).encode("ascii", "replace").decode()
+
+
+def _width(out: TextIO, environment: Mapping[str, str]) -> int | None:
+    """The columns there are; None without a terminal, where nothing needs to be cut."""
+    if (columns := environment.get("COLUMNS", "")).isdecimal() and int(columns) > 0:
+        return max(int(columns), 40)
+    if not out.isatty():
+        return None
+    try:
+        return max(os.get_terminal_size(out.fileno()).columns, 40)
+    except OSError:  # ENOTTY: a terminal that does not know its size
+        return 80

@@ -1,0 +1,214 @@
+"""Commands that start and stop the daemon: `up` and `down`."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from watchbill.cli.client import Client
+from watchbill.cli.options import Where
+from watchbill.cli.progress import waiting_bar
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import NotReachable, TheirsError, WatchbillError
+from watchbill.limits import (
+    CLI_DOWN_NOW_TIMEOUT_S,
+    CLI_DOWN_TIMEOUT_S,
+    CLI_LOG_TAIL_BYTES_MAX,
+    CLI_POLL_INTERVAL_S,
+    CLI_READY_TIMEOUT_S,
+)
+from watchbill.root import DaemonRecord, Root, find_root
+
+__all__ = ["UpOptions", "down", "up"]
+
+_DEFAULTS = Where()
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `up` was asked for. None means: as the config says."""
+
+    config: Path | None
+    root: Path
+    host: str | None
+    port: int | None
+    quiet: bool
+
+
+def up(
+    *,
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="The config file. Default: ./watchbill.toml, else ~/.config/watchbill/watchbill.toml, else one "
+            "small embedded model.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        Parameter(
+            help="Address to listen on. Any but loopback needs an API key in the config.", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port to listen on; 0 picks a free one. Default: the config's, else 8470.",
+            show_default=False,
+        ),
+    ] = None,
+    detach: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Run in the background; return when the daemon is ready."
+        ),
+    ] = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Start the daemon and stay until Ctrl-C.
+
+    The last line it prints at start is `ready http://HOST:PORT`.
+    """
+    root = find_root(where.root)
+    options = UpOptions(config, root.path, host, port, where.quiet)
+    if detach:
+        return _up_in_background(options, root)
+    from watchbill import daemon
+
+    return daemon.run(options)
+
+
+def down(
+    *,
+    now: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Do not wait for running answers: cut them and leave at once.",
+        ),
+    ] = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Stop the daemon of this root.
+
+    Running answers may end first; queued requests are told to come back later.
+    """
+    root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
+    record = root.read_daemon()
+    if record is None or not record.is_alive():
+        raise NotReachable(f"no daemon runs on {root.path}; start one with: watchbill up")
+    whole_s = CLI_DOWN_NOW_TIMEOUT_S if now else CLI_DOWN_TIMEOUT_S
+    _ask_to_leave(record)
+    with waiting_bar(terminal, f"stopping the daemon (pid {record.pid})", whole_s) as show:
+        started = time.monotonic()
+        while record.is_alive() and (passed := time.monotonic() - started) < whole_s:
+            show(passed)
+            time.sleep(CLI_POLL_INTERVAL_S)
+            if (
+                now
+            ):  # equal signals that are still pending melt into one, so it is said again until it is heard
+                _ask_to_leave(record)
+    if record.is_alive():
+        further = f"kill -9 {record.pid}" if now else "watchbill down --now"
+        raise TheirsError(f"the daemon (pid {record.pid}) still runs after {whole_s:.0f} s; try: {further}")
+    terminal.note(f"stopped the daemon (pid {record.pid}) on {root.path}")
+    return 0
+
+
+def _ask_to_leave(record: DaemonRecord) -> None:
+    """Sends SIGTERM to the process of the record and to no other.
+
+    The pid is held by a descriptor before its identity is checked: between a check and a plain kill the daemon could
+    leave and its pid pass to a stranger.
+    """
+    try:
+        if not hasattr(os, "pidfd_open"):
+            os.kill(record.pid, signal.SIGTERM)
+            return
+        held = os.pidfd_open(record.pid)
+        try:
+            if record.is_alive():
+                signal.pidfd_send_signal(held, signal.SIGTERM)
+        finally:
+            os.close(held)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise TheirsError(f"the daemon (pid {record.pid}) belongs to another user") from error
+
+
+def _up_in_background(options: UpOptions, root: Root) -> int:
+    from watchbill.processes.detach import spawn_detached
+
+    terminal = Terminal(quiet=options.quiet)
+    root.create()
+    log = root.daemon_log
+    before = log.stat().st_size if log.exists() else 0
+    pid = spawn_detached([sys.executable, "-m", "watchbill.cli", *_arguments(options)], log)
+    try:
+        with waiting_bar(terminal, f"starting the daemon (pid {pid})", None) as show:
+            code = _wait_until_ready(pid, root, show)
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        raise
+    if code is not None:
+        print(_said_since(log, before), file=sys.stderr)
+        return code or 1
+    record = root.read_daemon()
+    terminal.show(f"ready {record.url if record else ''}".strip())
+    terminal.note(f"pid {pid}, log in {log}; stop it with: watchbill down")
+    return 0
+
+
+def _arguments(options: UpOptions) -> list[str]:
+    named = {
+        "--config": options.config,
+        "--root": options.root,
+        "--host": options.host,
+        "--port": options.port,
+    }
+    return [
+        "up",
+        *(word for name, value in named.items() if value is not None for word in (name, str(value))),
+    ]
+
+
+def _wait_until_ready(pid: int, root: Root, show: Callable[[float], None]) -> int | None:
+    """Returns None once the daemon is ready, or its exit code when it gave up."""
+    from watchbill.processes.detach import exit_code_of
+
+    started = time.monotonic()
+    while (passed := time.monotonic() - started) < CLI_READY_TIMEOUT_S:
+        if (code := exit_code_of(pid)) is not None:
+            return code
+        record = root.read_daemon()
+        if record is not None and record.pid == pid and _is_ready(record.url):
+            return None
+        show(passed)
+        time.sleep(CLI_POLL_INTERVAL_S)
+    raise TheirsError(
+        f"the daemon (pid {pid}) is not ready after {CLI_READY_TIMEOUT_S:.0f} s; see: watchbill logs"
+    )
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        Client(url).get("/ready")
+    except WatchbillError:  # not up yet, or up and not ready yet
+        return False
+    return True
+
+
+def _said_since(log: Path, offset: int) -> str:
+    """What a daemon that gave up said: its last words are the reason."""
+    with log.open("rb") as file:
+        file.seek(offset)
+        return plain(file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace").strip())
