@@ -11,6 +11,11 @@
         ├── RequestError             400  invalid_request
         ├── ModelNotFound            404  model_not_found
         ├── AuthenticationFailed     401  authentication_failed
+        ├── Forbidden                403  forbidden
+        ├── NotFound                 404  not_found
+        ├── MethodNotAllowed         405  invalid_request
+        ├── ReceiptTimeout           408  receipt_timeout
+        ├── UnsupportedMedia         415  invalid_request
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
         ├── WaitExceeded             503  wait_exceeded
@@ -32,10 +37,10 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "ConfigError", "EngineFailed", "IllegalTransition", "InMaintenance", "LaneFull",
-    "ModelFailed", "ModelNotFound", "NameRefused", "NeverFits", "NotReachable", "OursError", "Preempted",
-    "Problem", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge",
-    "UnitError", "WaitExceeded", "WatchbillError",
+    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition", "InMaintenance", "LaneFull",
+    "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused", "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted",
+    "Problem", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge",
+    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -119,6 +124,41 @@ class AuthenticationFailed(TheirsError):
 
     code = "authentication_failed"
     status = 401
+
+
+class Forbidden(TheirsError):
+    """This caller may not do that."""
+
+    code = "forbidden"
+    status = 403
+
+
+class NotFound(TheirsError):
+    """There is nothing here."""
+
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(TheirsError):
+    """This address does not take this method."""
+
+    code = "invalid_request"
+    status = 405
+
+
+class ReceiptTimeout(TheirsError):
+    """The request did not arrive in time."""
+
+    code = "receipt_timeout"
+    status = 408
+
+
+class UnsupportedMedia(TheirsError):
+    """Send JSON: Content-Type: application/json, and no Content-Encoding."""
+
+    code = "invalid_request"
+    status = 415
 
 
 class LaneFull(TheirsError):

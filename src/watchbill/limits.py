@@ -196,3 +196,46 @@ PULL_PIP_LOG_BYTES_MAX = 64 * 2**10
 #: One line of Ollama's progress.
 PULL_LINE_BYTES_MAX = 64 * 2**10
 PULL_RECORD_BYTES_MAX = 16 * 2**10
+
+# ------------------------------------------------------------------ gateway
+
+#: From the connection, or the first byte of a request on a kept one, to the end of its headers.
+HEADER_RECEIPT_MS = 10_000
+#: A body of many megabytes over a slow line is legal; one that stops is not.
+BODY_RECEIPT_MS = 120_000
+BODY_SILENCE_MS = 10_000
+#: How often connections are looked at for the two deadlines above and for stalled readers.
+CONNECTION_LOOK_MS = 500
+#: A client that takes nothing of what is ready for it, for this long, is cut.
+READER_STALL_MS = 30_000
+REQUEST_LINE_BYTES_MAX = 8 * 2**10
+REQUEST_HEADER_BYTES_MAX = 16 * 2**10
+REQUEST_HEADERS_MAX = 100
+#: A kept connection without a request.
+KEEP_ALIVE_MS = 75_000
+#: How long the rest of a body that nobody reads is awaited, so that the client sees the answer before a reset.
+LINGER_MS = 1_000
+#: Brackets within brackets in a request.
+JSON_DEPTH_MAX = 128
+#: Above this size the number of values is bounded, too: 64 MiB of `[],[],` would become 2 GiB of lists.
+JSON_UNCOUNTED_BYTES_MAX = 2**20
+JSON_VALUES_MAX = 1_000_000
+#: Answers to one request (`n`).
+CHOICES_MAX = 32
+#: Unknown model, bad input, a full lane are known at once; then headers are held back this long.
+HEADERS_HELD_MS = 10_000
+#: Signs of life in a stream that waits.
+KEEP_ALIVE_COMMENT_MS = 12_000
+RETRY_AFTER_S_MAX = 60
+#: An engine that just failed a request before its first byte: its death is on the way to the scheduler.
+RETRY_PAUSE_MS = 200
+#: A half event is held back, so that an answer that breaks off ends between two events.
+HALF_EVENT_BYTES_MAX = 2**20
+EVENT_STREAMS_MAX = 32
+EVENT_HEARTBEAT_MS = 15_000
+#: What running answers get at shutdown; the daemon promises to be gone within 30 s.
+DRAIN_MS = 20_000
+DRAIN_LAST_MS = 2_000
+HOSTS_REMEMBERED_MAX = 256
+ACCESS_LOG_FLUSH_MS = 250
+ACCESS_LOG_LINES_MAX = 10_000
