@@ -114,6 +114,10 @@ class OwnedProcess:
         """Waits until no process of the tree is left."""
         return await asyncio.shield(self._ended)
 
+    def on_end(self, callback: Callable[[Ending], None]) -> None:
+        """Calls back, from the event loop, when no process of the tree is left; soon when that is so already."""
+        self._ended.add_done_callback(lambda ended: callback(ended.result()))
+
     async def stop(
         self,
         *,

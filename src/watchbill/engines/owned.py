@@ -1,0 +1,270 @@
+"""Owned engines: one process per model, brought up, watched and taken down the same way for every driver.
+
+A driver brings a recipe: the command line, and what its log means when it fails. Everything that must never
+differ between drivers is here: ports, guard, health and probe, what a cancelled load leaves behind
+(nothing), who hears of a death (the caller of a load that is under way, else `on_death`, never both), and
+the stop ladder.
+"""
+
+import asyncio
+import errno
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from watchbill import limits
+from watchbill.catalog import RAM, Model
+from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadError, Warm
+from watchbill.engines.warmup import Progress, warm_up
+from watchbill.errors import ConfigError
+from watchbill.probes.trees import pss_of_tree
+from watchbill.processes import LOOPBACK, Ending, Keeper, OwnedProcess, engine_log, is_taken, shielded
+from watchbill.units import format_millis
+
+__all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe"]
+
+#: A command that cannot be started for one of these reasons cannot be started the next time either.
+HOPELESS_ERRNO = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.E2BIG}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one model on one port, and how to ask it to stop."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    stop_signal: int = signal.SIGTERM
+    stop_argv: tuple[str, ...] = ()  # run before the signal
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the lines of a log mean."""
+
+    reason: str
+    hopeless: bool
+
+
+class Recipe(Protocol):
+    """What a driver knows about its engine."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def default_probe(self) -> str: ...
+
+    async def launch(self, model: Model, port: int, root: Path) -> Launch:
+        """How to start the model. Raises LoadError when it can be seen already that it cannot work."""
+        ...
+
+    def diagnose(self, lines: list[str]) -> Diagnosis | None:
+        """What the last lines of the log say about a failure, if they say anything."""
+        ...
+
+
+class Host:
+    """One model's process, from the choice of its port to its end."""
+
+    def __init__(self, model: Model, attempt: int) -> None:
+        self.model = model
+        self.attempt = attempt
+        self.progress = Progress()
+        self.port = 0
+        self.launch: Launch | None = None
+        self.process: OwnedProcess | None = None
+        self.bringing_up: asyncio.Task[Warm] | None = None
+        self.is_ready = False
+        self.stop_asked = False
+
+
+class OwnedEngine:
+    """The engine protocol for anything that runs as a process of ours."""
+
+    def __init__(self, recipe: Recipe, root: Path, on_death: DeathCallback) -> None:
+        self._recipe = recipe
+        self._root = root
+        self._keeper = Keeper(root)
+        self._on_death = on_death
+        self._hosts: dict[str, Host] = {}
+        self._is_closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this driver can do."""
+        return self._recipe.capabilities
+
+    async def load(self, model: Model, attempt: int) -> Warm:
+        """Brings the model up. A process that ends meanwhile fails the load at once."""
+        if self._is_closed or model.name in self._hosts:
+            raise LoadError(
+                f"{model.name} is {'shut down' if self._is_closed else 'already up or still stopping'}"
+            )
+        host = self._hosts[model.name] = Host(model, attempt)
+        limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
+        host.bringing_up = asyncio.create_task(self._bring_up(host))
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                warm = await host.bringing_up
+        except TimeoutError:
+            await self._drop(host)
+            what = f"was not warm after {format_millis(limit_ms)}: {host.progress.text}"
+            raise self._failure(host, what) from None
+        except asyncio.CancelledError:
+            await self._drop(host)
+            if host.stop_asked and not _is_being_cancelled():
+                raise LoadError(f"{model.name} was stopped while it loaded") from None
+            raise
+        if host.stop_asked:
+            await self._drop(host)
+            raise LoadError(f"{model.name} was stopped while it loaded")
+        self._watch(host)
+        return warm
+
+    async def stop(self, model: str, *, hard: bool = False) -> None:
+        """Takes the model down, also one that is still coming up."""
+        host = self._hosts.get(model)
+        if host is None:
+            return
+        host.stop_asked = True
+        if not host.is_ready and host.bringing_up is not None:
+            host.bringing_up.cancel()
+            await asyncio.wait([host.bringing_up])
+        if host.process is not None and not host.process.has_ended:
+            await shielded(self._take_down(host, hard=hard))
+
+    def memory(self, model: str) -> Mapping[str, int]:
+        """PSS of the whole tree, its guard included: all that goes when the model goes."""
+        host = self._hosts.get(model)
+        if host is None or host.process is None or RAM not in host.model.devices:
+            return {}
+        return {RAM: pss_of_tree(host.process.guard_pid).pss}
+
+    async def close(self) -> None:
+        """Stops everything at once."""
+        self._is_closed = True
+        await asyncio.gather(*(self.stop(name) for name in list(self._hosts)))
+
+    # ------------------------------------------------------------------ up
+
+    async def _bring_up(self, host: Host) -> Warm:
+        """Tries ports until one works. Leaves nothing behind when it fails or is cancelled."""
+        try:
+            for _ in range(limits.PORT_ATTEMPTS_MAX):
+                if warm := await self._try_port(host):
+                    host.is_ready = True
+                    return warm
+            raise LoadError(f"{host.model.name}: somebody else took each of {limits.PORT_ATTEMPTS_MAX} ports")
+        finally:
+            if not host.is_ready:
+                del self._hosts[host.model.name]
+
+    async def _try_port(self, host: Host) -> Warm | None:
+        """One start. None when the engine ended because somebody else has its port."""
+        host.port = self._keeper.claim_port()
+        try:
+            host.launch = await self._launch(host)
+            host.process = await self._start(host, host.launch)
+            warm = await self._warm_or_ended(host, host.process)
+        except BaseException:
+            await shielded(self._clear(host))
+            raise
+        if isinstance(warm, Warm):
+            return warm
+        await self._clear(host)
+        if is_taken(host.port):
+            return None
+        raise self._failure(host, f"{warm.describe()} while it loaded")
+
+    async def _launch(self, host: Host) -> Launch:
+        try:
+            return await self._recipe.launch(host.model, host.port, self._root)
+        except ConfigError as error:
+            raise LoadError(f"{host.model.name}: {error}", hopeless=True) from error
+
+    async def _start(self, host: Host, launch: Launch) -> OwnedProcess:
+        name = host.model.name
+        env = {**launch.env, **host.model.env}
+        try:
+            return await self._keeper.start(name, launch.argv, log=engine_log(self._root, name), env=env)
+        except OSError as error:
+            reason = f"{name}: cannot start {launch.argv[0]}: {error.strerror or error}"
+            raise LoadError(reason, hopeless=error.errno in HOPELESS_ERRNO) from error
+
+    async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:
+        """Whichever comes first."""
+        endpoint = Endpoint(LOOPBACK, host.port, upstream_model=host.model.name)
+        probe = host.model.probe or self._recipe.default_probe
+        warming = asyncio.create_task(warm_up(endpoint, host.model.health, probe, host.progress))
+        ending = asyncio.create_task(process.ended())
+        try:
+            await asyncio.wait([warming, ending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            warming.cancel()
+            ending.cancel()
+            await asyncio.wait([warming, ending])
+        if not ending.cancelled():
+            return ending.result()
+        try:
+            warming.result()
+        except LoadError as error:
+            raise self._failure(host, str(error), hopeless=error.hopeless) from error
+        memory = await asyncio.to_thread(self.memory, host.model.name)
+        return await process.ended() if process.has_ended else Warm(endpoint, process.pid, memory)
+
+    def _failure(self, host: Host, what: str, *, hopeless: bool = False) -> LoadError:
+        """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
+        lines = host.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if host.process else []
+        diagnosis = self._recipe.diagnose(lines) or Diagnosis("", hopeless)
+        why = f": {diagnosis.reason}" if diagnosis.reason else ""
+        tail = "".join(f"\n  {line}" for line in lines)
+        return LoadError(f"{host.model.name} {what}{why}{tail}", hopeless=diagnosis.hopeless)
+
+    # ------------------------------------------------------------------ down
+
+    def _watch(self, host: Host) -> None:
+        """From now on a death is reported through the callback."""
+        if host.process is not None:
+            host.process.on_end(lambda ending: self._on_end(host, ending))
+
+    async def _drop(self, host: Host) -> None:
+        """Takes down a model that became warm in the very moment in which its caller gave up."""
+        if host.is_ready:
+            await shielded(self._clear(host))
+            self._forget(host)
+
+    def _on_end(self, host: Host, ending: Ending) -> None:
+        self._forget(host)
+        if not ending.was_asked:
+            self._on_death(host.model.name, host.attempt, ending.describe())
+
+    async def _take_down(self, host: Host, *, hard: bool) -> None:
+        process, launch = host.process, host.launch
+        if process is None or launch is None:
+            return
+
+        async def ask() -> None:
+            await self._keeper.run(f"stop of {host.model.name}", launch.stop_argv)
+
+        await process.stop(hard=hard, number=launch.stop_signal, ask=ask if launch.stop_argv else None)
+
+    async def _clear(self, host: Host) -> None:
+        """Removes what a start left behind."""
+        if host.process is not None:
+            await host.process.stop(hard=True)
+        self._keeper.release_port(host.port)
+
+    def _forget(self, host: Host) -> None:
+        self._keeper.release_port(host.port)
+        if self._hosts.get(host.model.name) is host:
+            del self._hosts[host.model.name]
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
