@@ -37,10 +37,11 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition", "InMaintenance", "LaneFull",
-    "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused", "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted",
-    "Problem", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge",
-    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
+    "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
+    "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted", "Problem", "ReceiptTimeout",
+    "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
+    "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
