@@ -167,14 +167,14 @@ class Part:
         self._hash, self.size_bytes, self.validator = hashlib.sha256(), 0, validator
         _write(self._notes, PartRecord(self.wanted.source, validator))
 
-    def write(self, chunk: bytes, total: int | None) -> None:
-        """Takes the next bytes."""
+    def write(self, chunk: bytes, total: int | None, *, done_before: int = 0) -> None:
+        """Takes the next bytes. `done_before` is work that `total` counts and that lies behind us."""
         if self.size_bytes + len(chunk) > limits.PULL_FILE_BYTES_MAX:
             raise PullFailed(f"{self.wanted.name} is larger than any model file; is the address right?")
         self._write_all(chunk)
         self._hash.update(chunk)
         self.size_bytes += len(chunk)
-        self._landing.progress(self.size_bytes, total)
+        self._landing.progress(done_before + self.size_bytes, total)
 
     def finish(self, sha256: str | None = None) -> None:
         """Compares the hash (the caller's, else the source's own) and puts the file in its place, synced."""

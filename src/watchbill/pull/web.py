@@ -25,6 +25,11 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
 #: Answers that may be different in a moment.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_HINTS = {
+    401: ", it wants a login",
+    403: ", it wants a login",
+    404: ", there is no such file",
+} | dict.fromkeys(range(300, 309), ", it leads to where a pull may not go")
 
 
 class _Broken(Exception):
@@ -134,9 +139,8 @@ class _Download:
             raise _Broken("the file on the server has changed") from refusal
         if refusal.code in _PASSING:
             raise _Broken(f"the server answers {refusal.code}") from refusal
-        hint = {401: ", it wants a login", 403: ", it wants a login", 404: ", there is no such file"}
-        what = f"the server answers {refusal.code}{hint.get(refusal.code, '')}"
-        raise PullFailed(f"{header_text(self._url)}: {what}") from refusal
+        hint = _HINTS.get(refusal.code, "")
+        raise PullFailed(f"{header_text(self._url)}: the server answers {refusal.code}{hint}") from refusal
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

