@@ -36,6 +36,7 @@ class Wish:
     priority: int | None = None
     deadline_ms: int | None = None  # shortens the lane's max_wait, never lengthens it
     operator: bool = False
+    keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
 
 
 @dataclass(frozen=True, slots=True)
