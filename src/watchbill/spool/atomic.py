@@ -1,0 +1,176 @@
+"""Durable writes: the few ways in which the spool touches a disk, and what each one guarantees.
+
+The rules, each found by a power cut: a file is durable after fsync of the file; its name is durable after
+fsync of the folder; a rename without the folder's fsync is lost. After a failed fsync the descriptor is
+closed and never synced again, because the kernel has dropped the dirty pages and a second fsync would
+answer "fine". Nothing here follows a symbolic link or opens anything but a regular file.
+"""
+
+import errno
+import functools
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from watchbill.spool.limits import EVENT_BYTES_MAX
+
+__all__ = [
+    "NotAFile", "fsync_folder", "make_folder", "pwrite_all", "read_regular", "rename_noreplace", "sync_filesystem",
+    "write_all", "write_file", "write_file_durable",
+]  # fmt: skip
+
+#: Folders and files belong to the user who runs the spool; ROOT itself is 0700.
+FILE_MODE = 0o640
+FOLDER_MODE = 0o750
+_RENAME_NOREPLACE = 1
+_NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
+
+
+class NotAFile(Exception):
+    """This entry is not a regular file of bearable size; the text says what it is."""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte or raise; a short write (a full disk, a size limit) is continued, not ignored."""
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, memoryview(data)[written:])
+
+
+def pwrite_all(fd: int, data: bytes, offset: int) -> None:
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+
+
+def write_file(name: str, data: bytes, *, dir_fd: int, sync: bool = False) -> None:
+    """Write a file in a folder that is ours alone; on any error nothing of it stays behind."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE, dir_fd=dir_fd)
+    try:
+        write_all(fd, data)
+        if sync:
+            os.fsync(fd)
+    except OSError:
+        os.unlink(name, dir_fd=dir_fd)
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_file_durable(path: Path, data: bytes) -> None:
+    """Replace a small file: temporary, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        write_file(temporary.name, data, dir_fd=folder, sync=True)
+        os.rename(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, each name durable before the next is used."""
+    missing: list[Path] = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        fsync_folder(folder.parent)
+
+
+def fsync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_filesystem(fd: int) -> None:
+    """Make everything on the file system of `fd` durable, or raise."""
+    syncfs = getattr(_libc(), "syncfs", None)
+    if syncfs is None:
+        os.sync()
+    elif syncfs(fd) != 0:
+        raise _last_error()
+
+
+def rename_noreplace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+    """Rename, but raise FileExistsError where plain rename would silently overwrite the target."""
+    call = getattr(_libc(), "renameat2", None)
+    if call is not None:
+        if call(src_dir_fd, os.fsencode(source), dst_dir_fd, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        error = _last_error(source)
+        if error.errno not in _NOT_SUPPORTED:
+            raise error
+    # link() refuses an existing target on every POSIX file system; a crash between the two leaves the
+    # event in both folders, which recovery sees as one event because the name is the same.
+    os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
+    os.unlink(source, dir_fd=src_dir_fd)
+
+
+def read_regular(name: str, *, dir_fd: int, bytes_max: int = EVENT_BYTES_MAX, foreign: bool = True) -> bytes:
+    """Read a regular file whole. Raise NotAFile for anything else, without ever waiting on it.
+
+    The entry is judged before it is opened (opening a device can act on it) where a foreign program may
+    have put it there, and again after, because it may have been swapped in between.
+    """
+    if foreign:
+        _judge(os.stat(name, dir_fd=dir_fd, follow_symlinks=False), bytes_max)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
+            raise NotAFile("not a regular file") from error
+        raise
+    try:
+        size = _judge(os.fstat(fd), bytes_max)
+        return _read(fd, size, bytes_max)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, size: int, bytes_max: int) -> bytes:
+    data = os.read(fd, size + 1)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while part := os.read(fd, 1024 * 1024):  # the file grew, or the read was short
+        parts.append(part)
+        if sum(map(len, parts)) > bytes_max:
+            raise NotAFile(f"larger than {bytes_max} bytes")
+    return b"".join(parts)
+
+
+def _judge(status: os.stat_result, bytes_max: int) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAFile(f"not a regular file but a {_kind(status.st_mode)}")
+    if status.st_size > bytes_max:
+        raise NotAFile(f"{status.st_size} bytes, larger than the limit of {bytes_max}")
+    return status.st_size
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFLNK: "symbolic link", stat.S_IFIFO: "FIFO", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket",
+        stat.S_IFBLK: "block device", stat.S_IFCHR: "character device",
+    }  # fmt: skip
+    return kinds.get(stat.S_IFMT(mode), "special file")
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _last_error(name: str | None = None) -> OSError:
+    import ctypes
+
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), name)

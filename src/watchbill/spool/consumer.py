@@ -1,0 +1,257 @@
+"""The consuming half of a spool: leases, and what becomes of them.
+
+A lease is a rename from queue/ into this worker's own folder; exactly one worker wins it. The attempt in the
+name rises with every lease. Leases are not synced: one lost in a power cut is only delivered again.
+
+    lease    queue/X~0        ─▶ queue-in-flight/WORKER/X~1
+    done     WORKER/X~1       ─▶ queue-done/DATE/X~1
+    release  WORKER/X~1       ─▶ queue/X~1
+    poison   WORKER/X~1       ─▶ queue-poison/X~1, its reason written beside it before the move
+
+A foreign file may come under any name, so its moves never replace a file; our own names are unique.
+"""
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill.spool.atomic import FOLDER_MODE, rename_noreplace, write_file
+from watchbill.spool.faults import LeaseLost, disk_fault
+from watchbill.spool.host import host_name
+from watchbill.spool.layout import Layout, State
+from watchbill.spool.limits import RESTING_MAX
+from watchbill.spool.names import attempt_of, is_own, next_attempt, safe_stem, stem_of, with_attempt
+from watchbill.spool.owner import Owner
+from watchbill.spool.scan import Candidates
+
+__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes"]
+
+#: A file that cannot be moved for a reason of its own must not block the rest.
+_THIS_FILE_ONLY = frozenset(
+    {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTDIR, errno.EISDIR}
+)
+_UNMOVABLE_REST_S = 60.0
+
+
+@dataclass(slots=True)
+class Lease:
+    """A file that is ours until it is settled."""
+
+    name: str
+    attempt: int
+    settled: bool = field(default=False, compare=False)
+
+
+class Consumer:
+    """One worker of one spool. Thread-safe."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._owner = Owner(
+            layout.folder(State.IN_FLIGHT), f"{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
+        )
+        self._candidates = Candidates(layout)
+        self._lock = threading.Lock()
+        self._resting: dict[str, float] = {}
+        self._done_day = -1
+        self._done_fd = -1
+        self._done_folder = ""
+        self.in_flight = 0
+
+    @property
+    def fd(self) -> int:
+        return self._owner.fd
+
+    @property
+    def path(self) -> Path:
+        return self._owner.path
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders below queue/ in which an event may arrive."""
+        return self._candidates.folders
+
+    def lease(self) -> Lease | None:
+        """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken."""
+        leases = self.lease_many(1)
+        return leases[0] if leases else None
+
+    def lease_many(self, count: int) -> list[Lease]:
+        """Lease up to `count` events in arrival order."""
+        leases: list[Lease] = []
+        try:
+            with self._lock:
+                while len(leases) < count:
+                    # With something in hand we do not read the folder again just to fill the batch.
+                    path = self._candidates.pop(rescan=not leases)
+                    if path is None:
+                        break
+                    lease = self._claim(path)
+                    if lease is not None:
+                        leases.append(lease)
+                self.in_flight += len(leases)
+        except OSError as error:
+            self.in_flight += len(leases)
+            if not leases:
+                raise disk_fault(error, "lease an event") from error
+        return leases
+
+    def done(self, lease: Lease) -> None:
+        """Finish an event. Raises LeaseLost if it is no longer ours."""
+        day = int(time.time()) // 86_400
+        if day != self._done_day:
+            self._open_done(day)
+        try:
+            os.rename(lease.name, lease.name, src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
+        except FileNotFoundError:
+            self._open_done(day)  # gc may have removed the day's folder
+            self._move(lease, self._done_folder, lease.name)
+        except OSError as error:
+            raise disk_fault(error, f"finish {lease.name}") from error
+        self._settle(lease)
+
+    def release(self, lease: Lease, rest_s: float = 0.0) -> None:
+        """Put an event back. This process leaves it alone for `rest_s`; others may take it at once."""
+        if rest_s > 0:
+            self._rest(stem_of(lease.name), rest_s)
+        self._move(lease, State.QUEUE.value, lease.name)
+        self._settle(lease)
+
+    def poison(self, lease: Lease, reason: Mapping[str, object]) -> None:
+        """Give an event up, with its reason beside it."""
+        folder, root = State.POISON.value, self._layout.root_fd
+        name = lease.name if is_own(lease.name) else _free_name(lease.name, self._layout.folder(State.POISON))
+        temporary = f".{os.urandom(4).hex()}.reason"
+        try:
+            write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
+            os.rename(temporary, f"{folder}/{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=root)
+        except OSError as error:
+            raise disk_fault(error, f"write the reason of {name}") from error
+        self._move(lease, folder, name)
+        self._settle(lease)
+
+    def wake(self) -> None:
+        """Something may have arrived: read the folder at the next lease."""
+        with self._lock:
+            self._candidates.forget()
+
+    def close(self) -> None:
+        if self._done_fd >= 0:
+            os.close(self._done_fd)
+            self._done_fd = self._done_day = -1
+        self._owner.close()
+
+    def abandon(self) -> None:
+        """Forget everything without touching the disk: for a forked child."""
+        self._owner.abandon()
+
+    @property
+    def is_ours(self) -> bool:
+        return self._owner.is_ours
+
+    def _claim(self, path: str) -> Lease | None:
+        name = path.rpartition("/")[2]
+        if self._resting and not self._is_rested(stem_of(name)):
+            return None
+        try:
+            own = next_attempt(name)
+            if own is None:
+                return self._claim_foreign(path, name)
+            os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=self._owner.fd)
+            return Lease(*own)
+        except FileNotFoundError:
+            return None  # somebody else was faster
+        except OSError as error:
+            if error.errno not in _THIS_FILE_ONLY:
+                raise
+            self._resting[stem_of(name)] = time.monotonic() + _UNMOVABLE_REST_S
+            return None
+
+    def _claim_foreign(self, path: str, name: str) -> Lease:
+        queue = self._layout.queue_fd
+        mtime_ns = os.stat(path, dir_fd=queue, follow_symlinks=False).st_mtime_ns
+        attempt = attempt_of(name) + 1
+        leased = with_attempt(safe_stem(name, mtime_ns), attempt)
+        return Lease(move_unique(path, leased, src_dir_fd=queue, dst_dir_fd=self._owner.fd), attempt)
+
+    def _move(self, lease: Lease, folder: str, name: str) -> None:
+        """Move a leased file; a foreign one finds another name rather than replace a file."""
+        source, root = self._owner.fd, self._layout.root_fd
+        try:
+            if is_own(name):
+                os.rename(lease.name, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
+            else:
+                move_unique(lease.name, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
+        except FileNotFoundError as error:
+            raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
+        except OSError as error:
+            raise disk_fault(error, f"move {lease.name} to {folder}") from error
+
+    def _settle(self, lease: Lease) -> None:
+        lease.settled = True
+        with self._lock:
+            self.in_flight -= 1
+
+    def _open_done(self, day: int) -> None:
+        """Open today's folder of finished events; days are UTC."""
+        date = datetime.datetime.fromtimestamp(day * 86_400, datetime.UTC).date().isoformat()
+        folder = f"{State.DONE.value}/{date}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._layout.root_fd)
+        except OSError as error:
+            raise disk_fault(error, f"open {folder}") from error
+        if self._done_fd >= 0:
+            os.close(self._done_fd)
+        self._done_fd, self._done_day, self._done_folder = fd, day, folder
+
+    def _rest(self, stem: str, rest_s: float) -> None:
+        with self._lock:
+            self._resting[stem] = time.monotonic() + rest_s
+            if len(self._resting) > RESTING_MAX:
+                del self._resting[next(iter(self._resting))]
+
+    def _is_rested(self, stem: str) -> bool:
+        until = self._resting.get(stem)
+        if until is None:
+            return True
+        if time.monotonic() < until:
+            return False
+        del self._resting[stem]
+        return True
+
+
+def move_unique(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:
+    """Rename without ever replacing a file; return the path under which it lies now."""
+    path = target
+    while True:
+        try:
+            rename_noreplace(source, path, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            return path
+        except FileExistsError:
+            folder, slash, name = target.rpartition("/")
+            path = folder + slash + _variant(name)
+
+
+def _free_name(name: str, folder: Path) -> str:
+    while os.path.lexists(folder / name):
+        name = _variant(name)
+    return name
+
+
+def _variant(name: str) -> str:
+    suffix = ".bundle.jsonl" if name.endswith(".bundle.jsonl") else ".jsonl"
+    return with_attempt(f"{stem_of(name)}.{os.urandom(4).hex()}{suffix}", attempt_of(name))
+
+
+def reason_bytes(name: str, attempt: int, reason: Mapping[str, object]) -> bytes:
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return (json.dumps({"name": name, "attempt": attempt, "at": at, **reason}, default=str) + "\n").encode()

@@ -1,0 +1,118 @@
+"""Events as bytes: strict JSON in, strict JSON out, never altered in between.
+
+An event is one JSON object on one line. `encode` refuses what a consumer could not read back; `decode`
+refuses what would mean different things to different readers: NaN, duplicate keys, lone surrogates, more
+than one line, nesting that would break a parser. Both raise EventRefused with the reason.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+from watchbill.spool.faults import EventRefused
+from watchbill.spool.limits import DEPTH_MAX, EVENT_BYTES_MAX
+
+__all__ = ["Event", "decode", "encode", "event_id", "id_digest"]
+
+Event = dict[str, Any]
+
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def encode(event: Mapping[str, Any] | bytes | str, bytes_max: int = EVENT_BYTES_MAX) -> bytes:
+    """Return the event's line without newline. Text and bytes are checked and kept exactly as they are."""
+    if isinstance(event, (bytes, str)):
+        line = event.encode() if isinstance(event, str) else event
+        line = line.removesuffix(b"\n")
+        _check_size(line, bytes_max)
+        decode(line)
+        return line
+    if not isinstance(cast(object, event), Mapping):
+        raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")
+    try:
+        line = _encoder.encode(event if isinstance(event, dict) else dict(event)).encode()
+    except UnicodeEncodeError as error:
+        raise EventRefused("the event holds a lone surrogate, which is not text") from error
+    except RecursionError as error:
+        raise EventRefused(f"the event is nested deeper than {DEPTH_MAX}") from error
+    except (TypeError, ValueError) as error:
+        raise EventRefused(f"the event is not JSON: {error}") from error
+    _check_size(line, bytes_max)
+    _check_depth(line)
+    return line
+
+
+def decode(line: bytes) -> Event:
+    """Return the event of one line, or raise EventRefused with a reason fit for a `.reason.json`."""
+    if b"\n" in line:
+        raise EventRefused("more than one line: an event is one line of JSON")
+    _check_depth(line)
+    try:
+        text = line.decode()
+        event = _decoder.decode(text)
+        if "\\u" in text and _SURROGATE.search(text):
+            _encoder.encode(event).encode()
+    except UnicodeDecodeError as error:
+        raise EventRefused(f"not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise EventRefused("a lone surrogate, which is not text") from error
+    except (ValueError, RecursionError) as error:
+        raise EventRefused(f"not JSON: {error}" if line.strip() else "empty") from error
+    if not isinstance(event, dict):
+        raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")
+    return cast(Event, event)
+
+
+def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> str:
+    """Return the event's own id, else the sha256 of its bytes."""
+    value = event.get(key)
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return "sha256:" + hashlib.sha256(line).hexdigest()
+
+
+def id_digest(identifier: str) -> bytes:
+    """Return 16 bytes that stand for an id: short enough to remember a million, too long to collide."""
+    return hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _check_size(line: bytes, bytes_max: int) -> None:
+    if len(line) > bytes_max:
+        raise EventRefused(f"the event has {len(line)} bytes, more than the limit of {bytes_max}")
+
+
+def _check_depth(line: bytes) -> None:
+    """Refuse deep nesting before the parser recurses. Most lines pass by counting brackets alone."""
+    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(line):
+        token = match[0]
+        if token in (b"{", b"["):
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise EventRefused(f"the event is nested deeper than {DEPTH_MAX}")
+        elif token in (b"}", b"]"):
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:64]!r} stands twice in one object")
+    return table
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)

@@ -1,0 +1,194 @@
+"""Looking at a spool, and moving single events by hand, while workers run.
+
+Everything here reads the four folders as they are; nothing needs a daemon. Counts are of events: a bundle
+counts as many as its name says. What moves while it is counted may be seen once more or once less.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from watchbill.spool.atomic import NotAFile, read_regular
+from watchbill.spool.consumer import move_unique, reason_bytes
+from watchbill.spool.faults import SpoolLayout, disk_fault
+from watchbill.spool.layout import Layout, State, walk_events
+from watchbill.spool.limits import BUNDLE_BYTES_MAX
+from watchbill.spool.names import attempt_of, is_event, lines_of, ns_of, stem_of, with_attempt
+from watchbill.spool.owner import take_dead
+from watchbill.spool.queue import Spool
+from watchbill.spool.replay import replay_dead, unreplayed
+
+__all__ = ["Entry", "Stats", "entries", "find", "poison_named", "release_named", "requeue", "show", "stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a spool."""
+
+    name: str
+    state: State
+    path: Path
+    attempt: int
+    events: int
+    size_bytes: int
+    age_ms: int
+    folder: str  # worker, date or bucket; "" when it lies flat
+
+    @property
+    def reason(self) -> dict[str, Any]:
+        """Why it was poisoned; empty where nothing says so."""
+        return _reason(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of events by state. `oldest_ms` is the age of the oldest that waits, None when none does."""
+
+    queue: int
+    in_flight: int
+    done: int
+    poison: int
+    oldest_ms: int | None
+    unreplayed: int  # acknowledged events that only a dead writer's log holds, and could not be shown now
+
+    def as_dict(self) -> dict[str, int | None]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def stats(spool: Spool) -> Stats:
+    """Count, after showing what dead writers left in their logs."""
+    layout = spool.layout
+    replay_dead(layout)
+    counts = {state: 0 for state in State}
+    oldest: int | None = None
+    for state in State:
+        for entry in walk_events(layout.folder(state)):
+            counts[state] += lines_of(entry.name)
+            if state is State.QUEUE:
+                arrived = _arrived_ns(entry)
+                oldest = arrived if oldest is None or arrived < oldest else oldest
+    age = None if oldest is None else max(0, (time.time_ns() - oldest) // 1_000_000)
+    return Stats(
+        counts[State.QUEUE],
+        counts[State.IN_FLIGHT],
+        counts[State.DONE],
+        counts[State.POISON],
+        age,
+        unreplayed(layout),
+    )
+
+
+def entries(spool: Spool, *states: State) -> Iterator[Entry]:
+    """Yield the files of these states (all four by default), in no order."""
+    now_ns = time.time_ns()
+    for state in states or tuple(State):
+        folder = spool.layout.folder(state)
+        for found in walk_events(folder):
+            try:
+                size = found.stat(follow_symlinks=False).st_size
+                age_ms = max(0, now_ns - _arrived_ns(found)) // 1_000_000
+            except FileNotFoundError:
+                continue
+            path = Path(found.path)
+            inside = os.fspath(path.parent.relative_to(folder))
+            yield Entry(
+                found.name, state, path, attempt_of(found.name), lines_of(found.name), size, age_ms,
+                "" if inside == "." else inside,
+            )  # fmt: skip
+
+
+def find(spool: Spool, name: str, *states: State) -> Entry:
+    """Return the file of this name, whatever its attempt is by now. Raises SpoolLayout if there is none."""
+    stem = stem_of(name)
+    for entry in entries(spool, *states):
+        if stem_of(entry.name) == stem:
+            return entry
+    where = ", ".join(state.value for state in states) or "this spool"
+    raise SpoolLayout(f"no event {name!r} in {where}")
+
+
+def show(spool: Spool, name: str) -> tuple[Entry, bytes]:
+    """Return an event's entry and its bytes. Raises SpoolLayout where it is no readable file."""
+    entry = find(spool, name)
+    folder = os.open(entry.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return entry, read_regular(entry.name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
+    except (NotAFile, FileNotFoundError) as error:
+        raise SpoolLayout(f"{entry.path} cannot be shown: {error}") from error
+    finally:
+        os.close(folder)
+
+
+def requeue(spool: Spool, name: str) -> str:
+    """Put a poisoned (or finished) event back with all its attempts, and return its new name."""
+    entry = find(spool, name, State.POISON, State.DONE)
+    new = _move(spool.layout, entry, State.QUEUE, with_attempt(entry.name, 0))
+    entry.path.with_name(entry.name + ".reason.json").unlink(missing_ok=True)
+    return new
+
+
+def release_named(spool: Spool, name: str, *, force: bool = False) -> str:
+    """Put an event in flight back. Refused while its worker is alive, unless forced."""
+    entry = find(spool, name, State.IN_FLIGHT)
+    _refuse_living(entry, force)
+    return _move(spool.layout, entry, State.QUEUE, entry.name)
+
+
+def poison_named(spool: Spool, name: str, reason: str, *, force: bool = False) -> str:
+    """Give up an event that waits or is in flight, with a reason."""
+    entry = find(spool, name, State.QUEUE, State.IN_FLIGHT)
+    if entry.state is State.IN_FLIGHT:
+        _refuse_living(entry, force)
+    path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
+    path.write_bytes(reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"}))
+    return _move(spool.layout, entry, State.POISON, entry.name)
+
+
+def _refuse_living(entry: Entry, force: bool) -> None:
+    if force or not entry.folder:
+        return
+    lock = take_dead(entry.path.parent, make_lock=False)
+    if lock is None and (entry.path.parent / ".lock").exists():
+        raise SpoolLayout(
+            f"{entry.name} is leased by {entry.folder}, which is alive; use --force to take it away"
+        )
+    if lock is not None:
+        os.close(lock)
+
+
+def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:
+    source = os.fspath(entry.path.relative_to(layout.root))
+    try:
+        target = move_unique(
+            source, f"{state.value}/{name}", src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd
+        )
+    except FileNotFoundError as error:
+        raise SpoolLayout(f"{entry.name} has moved meanwhile; look again") from error
+    except OSError as error:
+        raise disk_fault(error, f"move {entry.name}") from error
+    return os.path.basename(target)
+
+
+def _arrived_ns(entry: os.DirEntry[str]) -> int:
+    arrived = ns_of(entry.name)
+    if arrived is not None:
+        return arrived
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return time.time_ns()
+
+
+def _reason(path: Path) -> dict[str, Any]:
+    beside = path.with_name(path.name + ".reason.json")
+    if not is_event(path.name) or not beside.is_file():
+        return {}
+    try:
+        reason: object = json.loads(beside.read_bytes())
+    except (OSError, ValueError):
+        return {"reason": "unreadable reason file"}
+    return cast(dict[str, Any], reason) if isinstance(reason, dict) else {}

@@ -1,0 +1,82 @@
+"""A leased event in a consumer's hands, and how it is read from its file.
+
+Reading refuses what cannot be delivered: links, devices, files too large, text that is not one JSON object
+a line. A bundle's bad lines are told apart from its good ones; a single event is good or bad as a whole.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill.spool.atomic import NotAFile, read_regular
+from watchbill.spool.consumer import Lease
+from watchbill.spool.events import Event, decode
+from watchbill.spool.faults import EventRefused
+from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX
+from watchbill.spool.names import is_bundle, is_own
+
+__all__ = ["BadLine", "Item", "read_item"]
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line of a bundle that is no event."""
+
+    number: int
+    line: bytes
+    reason: str
+
+
+@dataclass(slots=True)
+class Item:
+    """One leased file. `event` is its event; a bundle has several, in `events`."""
+
+    name: str
+    attempt: int
+    path: Path
+    lines: list[bytes]
+    events: list[Event]
+    lease: Lease = field(repr=False)
+    bad: list[BadLine] = field(default_factory=list[BadLine], repr=False)
+
+    @property
+    def event(self) -> Event:
+        """The event. Raises EventRefused for a bundle: taking one of many would lose the others."""
+        if self.is_bundle:
+            raise EventRefused(f"{self.name} is a bundle of {len(self.events)} events: read item.events")
+        return self.events[0]
+
+    @property
+    def is_bundle(self) -> bool:
+        return is_bundle(self.name)
+
+
+def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) -> Item:
+    """Read a leased file. Raises EventRefused with the reason for its poison, or OSError."""
+    bundle = is_bundle(lease.name)
+    bytes_max = BUNDLE_BYTES_MAX if bundle else event_bytes_max + 1
+    try:
+        data = read_regular(lease.name, dir_fd=folder_fd, bytes_max=bytes_max, foreign=not is_own(lease.name))
+    except NotAFile as error:
+        raise EventRefused(str(error)) from error
+    item = Item(lease.name, lease.attempt, folder / lease.name, [], [], lease)
+    if bundle:
+        _read_lines(item, data)
+    else:
+        line = data[:-1] if data.endswith(b"\n") else data
+        item.lines.append(line)
+        item.events.append(decode(line))
+    return item
+
+
+def _read_lines(item: Item, data: bytes) -> None:
+    lines = data.removesuffix(b"\n").split(b"\n")
+    if len(lines) > BUNDLE_LINES_MAX:
+        raise EventRefused(f"{len(lines)} lines, more than the limit of {BUNDLE_LINES_MAX}")
+    for number, line in enumerate(lines, 1):
+        try:
+            item.events.append(decode(line))
+            item.lines.append(line)
+        except EventRefused as error:
+            item.bad.append(BadLine(number, line, str(error)))
+    if not item.events:
+        raise EventRefused(f"no line of this bundle is an event: {item.bad[0].reason}")

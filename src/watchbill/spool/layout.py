@@ -1,0 +1,96 @@
+"""Where things lie in a spool: the four folders that are the state machine, and what stands beside them.
+
+Makes the folders, durably, and checks that all of them are on one file system (a lease is a rename, and a
+rename does not cross file systems). Holds open the folders that every operation needs.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from watchbill.spool.atomic import make_folder
+from watchbill.spool.faults import SpoolLayout, disk_fault
+from watchbill.spool.limits import FOLDER_DEPTH_MAX
+from watchbill.spool.names import is_event
+
+__all__ = ["Layout", "State", "walk_events"]
+
+
+class State(Enum):
+    """Where an event is; the value is the folder's name."""
+
+    QUEUE = "queue"  # waits
+    IN_FLIGHT = "queue-in-flight"  # leased by a worker
+    DONE = "queue-done"  # finished; kept until gc
+    POISON = "queue-poison"  # given up; its reason stands beside it
+
+
+@dataclass(slots=True)
+class Layout:
+    """One spool's folders."""
+
+    root: Path
+    root_fd: int
+    queue_fd: int
+
+    @classmethod
+    def open(cls, root: Path) -> "Layout":
+        """Make what is missing and open the rest, or raise SpoolLayout, SpoolFull, SpoolBroken."""
+        root = root.absolute()
+        try:
+            folders = [root / state.value for state in State]
+            for folder in (*folders, root / "queue" / ".tmp", root / "queue-wal"):
+                make_folder(folder)
+            _check_one_filesystem(root, folders)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            return cls(root, os.open(root, flags), os.open(root / "queue", flags))
+        except (NotADirectoryError, FileExistsError) as error:
+            raise SpoolLayout(f"{error.filename} is not a folder; a spool needs folders there") from error
+        except OSError as error:
+            raise disk_fault(error, f"open the spool {root}") from error
+
+    def folder(self, state: State) -> Path:
+        return self.root / state.value
+
+    @property
+    def temporary(self) -> Path:
+        """Folders of writers: half-written files, each folder locked by its owner."""
+        return self.root / "queue" / ".tmp"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "queue-wal"
+
+    @property
+    def signatures(self) -> Path:
+        """Signatures stand here, beside the events; they stay put while an event moves."""
+        return self.root / "queue-signatures"
+
+    def close(self) -> None:
+        os.close(self.queue_fd)
+        os.close(self.root_fd)
+
+
+def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:
+    """Yield every event below a folder. What vanishes meanwhile is left out; hidden folders are not entered."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if is_event(entry.name) and not entry.is_dir(follow_symlinks=False):
+                    yield entry
+                elif depth and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    yield from walk_events(Path(entry.path), depth - 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _check_one_filesystem(root: Path, folders: list[Path]) -> None:
+    home = os.stat(folders[0]).st_dev
+    for folder in folders[1:]:
+        if os.stat(folder).st_dev != home:
+            raise SpoolLayout(
+                f"{folder} is on another file system than {folders[0]}; put all of {root} on one, "
+                "because a lease is a rename"
+            )

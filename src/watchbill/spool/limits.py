@@ -1,0 +1,72 @@
+"""Every bound of the spool, named, with its unit. Nothing here is read from outside."""
+
+#: One event, in bytes, without its newline. A larger file goes to poison unread.
+EVENT_BYTES_MAX = 16 * 1024 * 1024
+#: One bundle file, in bytes.
+BUNDLE_BYTES_MAX = 64 * 1024 * 1024
+#: Lines of one bundle.
+BUNDLE_LINES_MAX = 100_000
+#: Nesting of an event. Below the interpreter's own recursion limit, whatever stack we stand on.
+DEPTH_MAX = 256
+#: Tries of one event before it is poisoned.
+ATTEMPTS = 3
+
+#: Files that wait flat in queue/ before a writer begins to put its own into buckets.
+FLAT_FILES_MAX = 8_192
+#: Own files between two looks at how many wait.
+FLAT_LOOK_EVERY = 512
+#: Files in one bucket.
+BUCKET_FILES_MAX = 4_096
+#: Folders below queue/ are searched this deep; deeper ones are not ours.
+FOLDER_DEPTH_MAX = 4
+#: A batch at least this large becomes a folder of its own, shown by one rename.
+FOLDER_BATCH_MIN = 24
+
+#: A writer's log is cut (checkpoint) when it holds this much ...
+LOG_BYTES_MAX = 64 * 1024 * 1024
+#: ... or when its first record is this old, in seconds.
+LOG_AGE_MAX_S = 30.0
+#: Newlines written ahead in a log, in bytes: small first, because many writers write one event only.
+LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+#: Bytes of one group commit.
+GROUP_BYTES_MAX = 8 * 1024 * 1024
+#: Records that a checkpoint syncs file by file; with more it syncs the whole file system once.
+CHECKPOINT_FILES_MAX = 64
+#: Acknowledged events that could not be made visible yet (disk full) and are kept in memory for a retry.
+UNSEEN_MAX = 100_000
+
+#: A listing of queue/ is thrown away after this many seconds even if it still holds names.
+RESCAN_S = 3.0
+#: Pause between two looks for dead workers and dead writers, in seconds.
+RECOVER_EVERY_S = 5.0
+#: A file leased by a program that holds no lock is taken back after this many seconds.
+FOREIGN_LEASE_S = 600.0
+#: Foreign names longer than this many bytes are replaced by a hash of themselves.
+FOREIGN_NAME_BYTES_MAX = 160
+#: Folders that a consumer watches for arrivals besides queue/ itself.
+WATCHED_FOLDERS_MAX = 64
+
+#: Events that a drain leases, appends and acknowledges together.
+DRAIN_BATCH = 512
+#: Bytes of one such batch: a batch of the largest events must not fill the memory.
+DRAIN_BATCH_BYTES_MAX = 32 * 1024 * 1024
+#: Seconds between two looks of an idle drain.
+POLL_S = 1.0
+#: Back-off between two tries: first and last step, in seconds.
+BACKOFF_FIRST_S = 0.5
+BACKOFF_LAST_S = 60.0
+#: Stems that one process remembers as resting; the oldest is forgotten first.
+RESTING_MAX = 100_000
+
+#: Ids that an appender remembers; the oldest is forgotten first.
+IDS_MAX = 1_000_000
+#: Days of id files that an appender reads at start.
+IDS_DAYS = 2
+#: Bytes at the end of a corpus that are read for ids when there is no id file.
+IDS_TAIL_BYTES_MAX = 64 * 1024 * 1024
+
+#: Days that done files are kept, in seconds.
+KEEP_DONE_S = 7 * 86_400.0
+
+#: Files of one commit that the post-commit event names; `files_total` says how many there were.
+HOOK_FILES_MAX = 1_000

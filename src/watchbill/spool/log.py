@@ -1,0 +1,223 @@
+"""The write-ahead log of one writer: what makes one fdatasync enough for an acknowledgement.
+
+    # watchbill log 1 TAB boot TAB mount
+    name TAB crc32 TAB event
+    name TAB crc32 TAB =bytes        a bundle: that many raw bytes follow, lines of one file
+    @visible TAB first name TAB last name
+
+Plain text, one record a line. The file is filled ahead with newlines, so that committing a record changes
+neither size nor allocation and the fdatasync has no metadata to write. `append` returns when the records
+are on stable storage; then the caller makes the visible files, without sync. A mark says that the files
+from one name to another are visible; it travels with the next records and is never synced by itself.
+A log that failed to sync is never synced again.
+"""
+
+import binascii
+import bisect
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all
+from watchbill.spool.limits import LOG_FILL_BYTES
+
+__all__ = ["Log", "LogContents", "Record", "Torn", "parse_log", "record_bytes"]
+
+_HEADER = "# watchbill log 1"
+_MARK = b"@visible"
+_BUNDLE = b"="
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One visible file to be: its name, and its content without the last newline."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Bytes of a log that are no record: a write cut short, or damage."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class LogContents:
+    boot: str = ""
+    mount: str = ""
+    records: list[Record] = field(default_factory=list[Record])
+    visible: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    torn: list[Torn] = field(default_factory=list[Torn])
+
+    def unmarked(self) -> list[Record]:
+        """Return the records that no mark declares visible. Ranges of names do not overlap."""
+        ranges = sorted(self.visible)
+        firsts = [first for first, _ in ranges]
+        return [
+            r
+            for r in self.records
+            if not self._covers(ranges, bisect.bisect_right(firsts, r.name) - 1, r.name)
+        ]
+
+    @staticmethod
+    def _covers(ranges: list[tuple[str, str]], index: int, name: str) -> bool:
+        return index >= 0 and name <= ranges[index][1]
+
+
+def record_bytes(record: Record) -> bytes:
+    """Return a record as it stands in the log."""
+    name, content = record.name.encode(), record.content
+    if b"\n" in content:
+        return b"%s\t%08x\t=%d\n%s\n" % (name, binascii.crc32(content), len(content), content)
+    return b"%s\t%08x\t%s\n" % (name, binascii.crc32(content), content)
+
+
+class Log:
+    """The open log of one writer. Not thread-safe: the group's leader alone calls it."""
+
+    def __init__(self, folder: Path, name: str, boot: str, mount: str) -> None:
+        """Create the file and make its name durable. Raises OSError and then leaves nothing behind."""
+        self.path = folder / name
+        self.failed = False
+        self.records = 0
+        self._fills = list(LOG_FILL_BYTES)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        header = f"{_HEADER}\t{boot}\t{mount}\n".encode()
+        self.end = self._filled = 0
+        try:
+            self._fill(len(header), header)
+            self.end = len(header)
+            fsync_folder(folder)
+        except OSError:
+            self.discard()
+            raise
+
+    def append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]] = ()) -> None:
+        """Put records on stable storage with one fdatasync. Raises OSError: then none is acknowledged.
+
+        `marks` name ranges of files that became visible since the last append.
+        """
+        data = _mark_bytes(marks) + b"".join(map(record_bytes, records))
+        start = self.end
+        if start + len(data) >= self._filled:
+            self._fill(start + len(data) + 1 - self._filled)
+        try:
+            pwrite_all(self._fd, data, start)
+            self._sync()
+        except OSError:
+            self._blank(start, len(data))
+            raise
+        self.end = start + len(data)
+        self.records += len(records)
+
+    def close(self) -> None:
+        """Close the file and keep it: whoever replays logs of dead writers will read it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def discard(self) -> None:
+        """Close and remove the log. Only after everything in it is durable elsewhere."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            self.failed = True
+            raise
+
+    def _fill(self, need_bytes: int, head: bytes = b"") -> None:
+        """Extend the file with newlines by at least `need_bytes` and make the new size durable."""
+        step = self._fills.pop(0) if len(self._fills) > 1 else self._fills[0]
+        try:
+            size = max(step, need_bytes)
+            self._extend(size, head)
+        except OSError:
+            size = need_bytes  # the full step does not fit; these records alone still may
+            self._extend(size, head)
+        self._sync_size()
+        self._filled += size
+
+    def _extend(self, size: int, head: bytes) -> None:
+        try:
+            pwrite_all(self._fd, head + b"\n" * (size - len(head)), self._filled)
+        except OSError:
+            os.ftruncate(self._fd, self._filled)  # no half-filled log
+            raise
+
+    def _sync_size(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError:
+            self.failed = True
+            raise
+
+    def _blank(self, start: int, size: int) -> None:
+        """Take back records that were not acknowledged, so that a replay does not show them. Best effort:
+        an event whose enqueue raised may still appear, whole, which at-least-once allows."""
+        try:
+            pwrite_all(self._fd, b"\n" * size, start)
+        except OSError:
+            self.failed = True
+
+
+def _mark_bytes(marks: Sequence[tuple[str, str]]) -> bytes:
+    return b"".join(b"%s\t%s\t%s\n" % (_MARK, first.encode(), last.encode()) for first, last in marks)
+
+
+def parse_log(data: bytes) -> LogContents:
+    """Read a log, keeping every good record and every bad piece with its offset."""
+    contents = LogContents()
+    header, _, _ = data.partition(b"\n")
+    words = header.decode("utf-8", "replace").split("\t")
+    start = 0
+    if words[0] == _HEADER and len(words) == 3:
+        contents.boot, contents.mount = words[1], words[2]
+        start = len(header) + 1
+    for piece in _pieces(data, start):
+        if isinstance(piece, Record):
+            contents.records.append(piece)
+        elif isinstance(piece, Torn):
+            contents.torn.append(piece)
+        else:
+            contents.visible.append(piece)
+    return contents
+
+
+def _pieces(data: bytes, start: int) -> Iterator[Record | Torn | tuple[str, str]]:
+    end = len(data.rstrip(b"\n\0"))
+    while start < end:
+        stop = data.find(b"\n", start)
+        stop = len(data) if stop < 0 else stop
+        line = data[start:stop]
+        if not line.strip(b"\0"):
+            start = stop + 1
+            continue
+        fields = line.split(b"\t", 2)
+        if len(fields) == 3 and fields[0] == _MARK:
+            yield (fields[1].decode("ascii", "replace"), fields[2].decode("ascii", "replace"))
+            start = stop + 1
+            continue
+        record, after = _record(data, fields, stop)
+        yield record if record else Torn(start, line)
+        start = after
+
+
+def _record(data: bytes, fields: list[bytes], stop: int) -> tuple[Record | None, int]:
+    """Return the record of a split line, or None, and where to go on reading."""
+    if len(fields) != 3:
+        return None, stop + 1
+    name, crc, content = fields
+    after = stop + 1
+    if content.startswith(_BUNDLE) and content[1:].isdigit() and len(content) <= 12:
+        size = int(content[1:])
+        content, after = data[stop + 1 : stop + 1 + size], stop + 1 + size + 1
+    if b"%08x" % binascii.crc32(content) != crc or not name.isascii():
+        return None, stop + 1
+    return Record(name.decode(), content), after

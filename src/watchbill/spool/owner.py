@@ -1,0 +1,137 @@
+"""Owner folders: who is alive is told by a lock, never by a pid, a clock or a heartbeat.
+
+A writer owns `queue/.tmp/<writer>/`, a worker owns `queue-in-flight/<worker>/`. Each holds a `flock` on the
+folder's `.lock` for life; the kernel lets go of it when the process ends, however it ends. A folder
+appears under its name only after it is locked, so nobody can take it for a dead one's in between.
+
+A forked child shares its parent's lock descriptor. It is closed in the child at once: otherwise a child
+that outlives its parent would keep a dead worker's leases alive.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import time
+import weakref
+from pathlib import Path
+
+from watchbill.spool.atomic import FOLDER_MODE, write_all
+from watchbill.spool.host import identity
+
+__all__ = ["LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
+
+LOCK_NAME = ".lock"
+_NEWBORN = ".new-"
+#: A folder that its maker did not even lock within this time was left by a crash.
+_NEWBORN_AGE_S = 60.0
+
+
+class Owner:
+    """A folder that belongs to this process for as long as this object is open."""
+
+    def __init__(self, parent: Path, name: str) -> None:
+        """Make, lock, then show the folder. Raises OSError."""
+        hidden = parent / f"{_NEWBORN}{name}"
+        hidden.mkdir(mode=FOLDER_MODE)
+        self.name = name
+        self.path = parent / name
+        self.pid = os.getpid()
+        self._lock_fd = os.open(hidden / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            write_all(self._lock_fd, (json.dumps(identity()) + "\n").encode())
+            hidden.rename(self.path)
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._lock_fd)
+            remove_folder(hidden)
+            raise
+        _close_in_children(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child, and when somebody removed the folder under us."""
+        return self.pid == os.getpid() and self.fd >= 0 and os.fstat(self.fd).st_nlink > 0
+
+    def close(self) -> None:
+        """Remove the folder if nothing is left in it, then let go of the lock."""
+        if self.fd < 0:
+            return
+        if self.pid == os.getpid():
+            remove_folder(self.path)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors and leave the folder to whoever recovers it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self._lock_fd)
+            self.fd = self._lock_fd = -1
+
+
+def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
+    """Lock a dead owner's folder and return the descriptor; None while its owner lives.
+
+    With `make_lock` a folder without a lock file counts as dead: after a power cut the file may be missing.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make_lock else 0)
+    try:
+        fd = os.open(folder / LOCK_NAME, flags, 0o640)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    if os.fstat(fd).st_nlink == 0:  # whoever recovered it before us has removed it since
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove_folder(folder: Path) -> bool:
+    """Remove an owner folder that holds nothing but its lock. Return False if something is left in it."""
+    try:
+        if any(name != LOCK_NAME for name in os.listdir(folder)):
+            return False
+        (folder / LOCK_NAME).unlink(missing_ok=True)
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EROFS):
+            raise
+        return error.errno == errno.ENOENT
+    return True
+
+
+def sweep_newborns(parent: Path) -> None:
+    """Remove folders whose maker died before it could show them. They never hold an event."""
+    for name in os.listdir(parent):
+        folder = parent / name
+        if not name.startswith(_NEWBORN) or _age_s(folder) < _NEWBORN_AGE_S:
+            continue
+        fd = take_dead(folder)
+        if fd is not None:
+            remove_folder(folder)
+            os.close(fd)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.lstat().st_ctime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _close_in_children(owner: Owner) -> None:
+    known = weakref.ref(owner)
+
+    def close() -> None:
+        living = known()
+        if living is not None:
+            living.abandon()
+
+    os.register_at_fork(after_in_child=close)

@@ -1,0 +1,342 @@
+"""The producing half of a spool: events in, names out, and when a name is returned the event is safe.
+
+Three modes, the same visible files. `wal` (default): one fdatasync of the writer's log, shared by all who
+wait (group commit: whoever comes first commits for the rest), then the visible file without sync. `event`:
+write, fsync, rename, fsync of the folder, per call; no log. `none`: no sync at all.
+
+    commit ─▶ waits in line ─▶ leader: log.append(everyone's records) ─▶ hands the lead on ─▶ visible files ─▶ return
+
+The next leader's fdatasync overlaps with this one's files. After a failed sync the producer is broken: its
+log is left for replay, and the spool makes a new producer with a new log.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from watchbill.errors import TheirsError
+from watchbill.spool.atomic import sync_filesystem
+from watchbill.spool.faults import SpoolBroken, SpoolFull, disk_fault
+from watchbill.spool.host import boot_id, mount_id
+from watchbill.spool.layout import Layout
+from watchbill.spool.limits import (
+    CHECKPOINT_FILES_MAX,
+    GROUP_BYTES_MAX,
+    LOG_AGE_MAX_S,
+    LOG_BYTES_MAX,
+    UNSEEN_MAX,
+)
+from watchbill.spool.log import Log, Record
+from watchbill.spool.names import Stamps, bundle_name, event_name, new_writer, stem_of
+from watchbill.spool.owner import Owner
+from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
+
+__all__ = ["Producer"]
+
+Sign = Callable[[bytes], bytes]
+
+
+class _Ticket:
+    """One caller's records on their way to the disk."""
+
+    __slots__ = ("error", "leads", "names", "records", "settled", "size", "turn")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.names: list[str] = []
+        self.size = 0
+        self.error: TheirsError | None = None
+        self.settled = self.leads = False
+        self.turn = threading.Lock()
+        self.turn.acquire()
+
+
+class Producer:
+    """One writer of one spool. Thread-safe. Raises SpoolFull or SpoolBroken: then nothing is acknowledged."""
+
+    def __init__(self, layout: Layout, durability: str, sign: Sign | None = None) -> None:
+        self._layout = layout
+        self._sign = sign
+        self._stamps = Stamps()
+        self._logged = durability == "wal"
+        self._owner = Owner(layout.temporary, new_writer())
+        self._publisher = Publisher(layout, self._owner, self._stamps, sync=durability == "event")
+        self._mutex = threading.Lock()
+        self._quiet = threading.Condition(self._mutex)
+        self._waiting: list[_Ticket] = []
+        self._leading = False
+        self._publishing = 0
+        self._marks: list[tuple[str, str]] = []
+        self._unseen: list[Record] = []
+        self._recent: list[str] | None = []
+        self._log: Log | None = None
+        self._log_born_s = 0.0
+        self.broken = False
+
+    @property
+    def writer(self) -> str:
+        return self._owner.name
+
+    @property
+    def unseen(self) -> int:
+        """Acknowledged events that a full disk kept from becoming visible; they are safe in the log."""
+        return len(self._unseen)
+
+    def commit(self, lines: Sequence[bytes], *, bundle: bool = False) -> list[str]:
+        """Store these events and return the names of their files."""
+        ticket = _Ticket()
+        if not self._logged:
+            self._name(ticket, lines, bundle)
+            return self._publish_directly(ticket)
+        with self._mutex:
+            self._name(ticket, lines, bundle)
+            self._waiting.append(ticket)
+            ticket.leads = not self._leading
+            self._leading = True
+        if not ticket.leads:
+            self._await_turn(ticket)
+        if not ticket.settled:
+            self._lead()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.names
+
+    def _await_turn(self, ticket: _Ticket) -> None:
+        """Wait until the records are stored, or until it is our turn to lead."""
+        try:
+            ticket.turn.acquire()
+        except BaseException:  # Ctrl-C: nobody may wait for a leader that has left
+            with self._mutex:
+                if ticket in self._waiting and not ticket.leads:
+                    self._waiting.remove(ticket)
+            if ticket.leads and not ticket.settled:
+                self._lead()
+            raise
+
+    def checkpoint(self) -> None:
+        """Make all visible files durable and cut the log. Raises SpoolFull or SpoolBroken; the log then stays."""
+        with self._quiet:
+            while self._leading or self._publishing:
+                self._quiet.wait()
+            self._leading = True
+        try:
+            self._cut_log()
+        except OSError as error:
+            raise disk_fault(error, "cut the spool's log") from error
+        finally:
+            self._hand_over()
+
+    def checkpoint_if_old(self) -> None:
+        """Cut a log whose time has come although nobody enqueues."""
+        if self._log is not None and time.monotonic() - self._log_born_s > LOG_AGE_MAX_S:
+            self.checkpoint()
+
+    def close(self) -> None:
+        """Cut the log and leave. What cannot be made durable now stays in the log for replay."""
+        try:
+            if not self.broken and self._log is not None:
+                self.checkpoint()
+        except (SpoolFull, SpoolBroken):
+            self.broken = True
+        if self._log is not None:
+            self._log.close()
+        if self.broken:
+            self._owner.abandon()
+        else:
+            self._owner.close()
+
+    def abandon(self) -> None:
+        """Forget everything without touching the disk: for a forked child."""
+        if self._log is not None:
+            self._log.close()
+        self._owner.abandon()
+
+    def _name(self, ticket: _Ticket, lines: Sequence[bytes], bundle: bool) -> None:
+        """Give names in the order of the log, so that a mark may speak of a range of names."""
+        if bundle:
+            ns = self._stamps.take()
+            contents = [(bundle_name(ns, self.writer, len(lines)), b"\n".join(lines))]
+        else:
+            ns = self._stamps.take(len(lines))
+            contents = [(event_name(ns + i, self.writer), line) for i, line in enumerate(lines)]
+        for name, content in contents:
+            if self._sign is not None:
+                ticket.records.append(Record(stem_of(name) + SIGNATURE_SUFFIX, self._sign(content)))
+            ticket.records.append(Record(name, content))
+            ticket.names.append(name)
+            ticket.size += len(content) + 100
+
+    def _publish_directly(self, ticket: _Ticket) -> list[str]:
+        try:
+            self._publisher.publish(ticket.records, [])
+        except OSError as error:
+            self.broken = not self._owner.is_ours
+            raise disk_fault(error, "store an event") from error
+        return ticket.names
+
+    def _lead(self) -> None:
+        """Commit for all who wait, hand the lead on, then show the files and wake the callers."""
+        group, marks = self._take_group()
+        records = [record for ticket in group for record in ticket.records]
+        error: TheirsError | None = SpoolBroken("interrupted; nothing was acknowledged")
+        try:
+            error = self._append(records, marks)
+        finally:
+            with self._mutex:
+                self._publishing += 1
+            self._hand_over()
+            try:
+                if error is None:
+                    self._show(records)
+            finally:
+                self._settle(group, error)
+
+    def _settle(self, group: Sequence[_Ticket], error: TheirsError | None) -> None:
+        with self._quiet:
+            self._publishing -= 1
+            self._quiet.notify_all()
+        for ticket in group:
+            ticket.error, ticket.settled = error, True
+            ticket.turn.release()
+
+    def _take_group(self) -> tuple[list[_Ticket], list[tuple[str, str]]]:
+        with self._mutex:
+            size = count = 0
+            for ticket in self._waiting:
+                size += ticket.size
+                count += 1
+                if size >= GROUP_BYTES_MAX:
+                    break
+            group, self._waiting = self._waiting[:count], self._waiting[count:]
+            marks, self._marks = self._marks, []
+            return group, marks
+
+    def _hand_over(self) -> None:
+        with self._quiet:
+            if self._waiting:
+                self._waiting[0].leads = True
+                self._waiting[0].turn.release()
+            else:
+                self._leading = False
+                self._quiet.notify_all()
+
+    def _append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]]) -> TheirsError | None:
+        try:
+            self._log_with_room().append(records, marks)
+        except OSError as error:
+            if self._log is not None and self._log.failed:
+                self.broken = True
+            return disk_fault(error, "write the spool's log")
+        except (SpoolFull, SpoolBroken) as error:
+            return error
+        return None
+
+    def _log_with_room(self) -> Log:
+        if self.broken:
+            raise SpoolBroken("this writer's log failed; nothing was acknowledged, try again")
+        if self._log is not None and self._log_is_due(self._log):
+            with self._quiet:
+                while self._publishing:
+                    self._quiet.wait()
+            self._cut_log()
+        if self._log is None:
+            fd, name = self._layout.root_fd, f"{self.writer}-{self._stamps.take():019d}.jsonl"
+            self._log = Log(self._layout.logs, name, boot_id(), mount_id(fd))
+            self._log_born_s = time.monotonic()
+        return self._log
+
+    def _log_is_due(self, log: Log) -> bool:
+        return log.end >= LOG_BYTES_MAX or time.monotonic() - self._log_born_s > LOG_AGE_MAX_S
+
+    def _cut_log(self) -> None:
+        """Checkpoint: files durable first, log removed after. Only while nobody publishes."""
+        self._show_unseen()
+        if self._log is None or self.broken:
+            return
+        if self._unseen:
+            if self._log.end >= 2 * LOG_BYTES_MAX:
+                raise SpoolFull("the disk is full and the spool's log holds all it may; free some space")
+            return
+        if not self._sync_few():
+            sync_filesystem(self._layout.root_fd)
+        self._log.discard()
+        self._log, self._recent, self._marks = None, [], []
+
+    def _sync_few(self) -> bool:
+        """Sync a handful of files one by one. Return False where only a sync of everything is sure."""
+        if self._recent is None or self._sign is not None:
+            return False
+        queue = self._layout.queue_fd
+        for path in self._recent:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=queue)
+            except FileNotFoundError:
+                return False  # leased meanwhile: it may be in any folder now
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for folder in {os.path.dirname(path) or "." for path in self._recent} | {"."}:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=queue)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        # Still there after the folder's fsync, so it was there during it: attempts make names unique.
+        return all(self._is_visible(path) for path in self._recent)
+
+    def _is_visible(self, path: str) -> bool:
+        try:
+            os.stat(path, dir_fd=self._layout.queue_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _show(self, records: Sequence[Record]) -> None:
+        """Make files visible. A full disk does not undo the acknowledgement: the log has them, we try again."""
+        if self._unseen:
+            self._show_unseen()
+        shown = self._publish(records)
+        if len(shown) == _events(records):
+            with self._mutex:
+                self._marks.append((records[0].name, records[-1].name))
+
+    def _show_unseen(self) -> None:
+        with self._mutex:
+            unseen, self._unseen = self._unseen, []
+        if unseen:
+            self._publish(unseen)
+
+    def _publish(self, records: Sequence[Record]) -> list[str]:
+        shown: list[str] = []
+        try:
+            self._publisher.publish(records, shown)
+        except OSError:
+            # Whatever it was (full, read-only, an I/O error): these events are acknowledged and in the log.
+            self.broken = self.broken or not self._owner.is_ours
+            self._keep_unseen(records, shown)
+        with self._mutex:
+            if self._recent is not None:
+                self._recent += shown
+                if len(self._recent) > CHECKPOINT_FILES_MAX:
+                    self._recent = None
+        return shown
+
+    def _keep_unseen(self, records: Sequence[Record], shown: Sequence[str]) -> None:
+        """Remember what is not visible. Past the bound the log alone remembers: replay reads it."""
+        seen = {stem_of(os.path.basename(path)) for path in shown}
+        with self._mutex:
+            self._unseen += [record for record in records if _stem(record) not in seen]
+            self._recent = None
+            if len(self._unseen) > UNSEEN_MAX:
+                self._unseen.clear()
+                self.broken = True
+
+
+def _stem(record: Record) -> str:
+    return stem_of(record.name.removesuffix(SIGNATURE_SUFFIX))
+
+
+def _events(records: Sequence[Record]) -> int:
+    return sum(1 for record in records if not record.name.endswith(SIGNATURE_SUFFIX))

@@ -1,0 +1,347 @@
+"""Spool: a durable queue of plain files.
+
+    with Spool("spool") as spool:
+        spool.enqueue({"id": "1", "kind": "note", "ts": 0})
+        with spool.dequeue() as item:
+            if item is not None:
+                print(item.event)
+
+When `enqueue` returns, the event survives a power cut. Delivery is at least once: leaving the `with` block
+normally is done, an exception is a release, the exception after the last attempt is poison. Nothing here
+needs a daemon; any number of processes and threads may use one spool at the same time. A Spool notices a
+fork and starts afresh in the child.
+"""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from watchbill.spool.atomic import write_file_durable
+from watchbill.spool.consumer import Consumer, Lease, reason_bytes
+from watchbill.spool.events import encode
+from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, disk_fault
+from watchbill.spool.host import storage_warnings
+from watchbill.spool.item import BadLine, Item, read_item
+from watchbill.spool.layout import Layout, State
+from watchbill.spool.limits import (
+    ATTEMPTS,
+    BUNDLE_BYTES_MAX,
+    BUNDLE_LINES_MAX,
+    EVENT_BYTES_MAX,
+    RECOVER_EVERY_S,
+)
+from watchbill.spool.names import stem_of
+from watchbill.spool.producer import Producer
+from watchbill.spool.recovery import Recovered, recover
+from watchbill.spool.replay import replay_dead
+from watchbill.spool.watch import Watch
+
+__all__ = ["Durability", "Signer", "Spool"]
+
+Durability = Literal["wal", "event", "none"]
+AnyEvent = Mapping[str, Any] | bytes | str
+
+
+class Signer(Protocol):
+    """Something that signs an event's bytes; `watchbill.spool.signing` has one."""
+
+    def sign(self, line: bytes) -> bytes: ...
+
+
+class _Parts:
+    """What a Spool holds open; apart from it so that it can be closed when the Spool is collected."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.pid = os.getpid()
+        self.layout = layout
+        self.producer: Producer | None = None
+        self.consumer: Consumer | None = None
+        self.watch: Watch | None = None
+
+    def close(self) -> None:
+        ours = self.pid == os.getpid()
+        for part in (self.producer, self.consumer):
+            if part is not None:
+                part.close() if ours else part.abandon()
+        self.producer = self.consumer = None
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+class Spool:
+    """One spool. Creates its folders; raises SpoolLayout, SpoolFull or SpoolBroken if it cannot."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "wal",
+        attempts: int = ATTEMPTS,
+        event_bytes_max: int = EVENT_BYTES_MAX,
+        signer: Signer | None = None,
+    ) -> None:
+        if durability not in ("wal", "event", "none"):
+            raise ValueError(f"durability is wal, event or none, not {durability!r}")
+        if attempts < 1:
+            raise ValueError("attempts must be at least 1")
+        self.path = Path(path)
+        self.durability: Durability = durability
+        self.attempts = attempts
+        self._event_bytes_max = event_bytes_max
+        self._sign = signer.sign if signer is not None else None
+        self._lock = threading.RLock()
+        self._recovered_at_s: float | None = None
+        self._parts = _Parts(Layout.open(self.path))
+        self._finalizer = weakref.finalize(self, self._parts.close)
+
+    @property
+    def layout(self) -> Layout:
+        return self._parts.layout
+
+    @property
+    def in_flight_here(self) -> int:
+        """Events that this Spool has leased and not settled: a tier may sleep only at 0 (SPOOL-09)."""
+        consumer = self._parts.consumer
+        return consumer.in_flight if consumer is not None else 0
+
+    def warnings(self) -> list[str]:
+        """Say what an operator should know about the disk under this spool."""
+        return storage_warnings(self.layout.root)
+
+    # Producing
+
+    def enqueue(self, event: AnyEvent) -> str:
+        """Store one event and return its file's name. On return it survives a power cut.
+
+        Raises EventRefused (this event never), SpoolFull or SpoolBroken (nothing was acknowledged).
+        """
+        return self._producer().commit([encode(event, self._event_bytes_max)])[0]
+
+    def enqueue_many(self, events: Iterable[AnyEvent], *, bundle: bool = False) -> list[str]:
+        """Store many events with one durability point and return their files' names.
+
+        With `bundle` they become lines of one file, leased and finished together, and the list has one name.
+        If any event is refused, none is stored.
+        """
+        lines = [encode(event, self._event_bytes_max) for event in events]
+        return self.commit_lines(lines, bundle=bundle)
+
+    def commit_lines(self, lines: Sequence[bytes], *, bundle: bool = False) -> list[str]:
+        """Store lines that `events.encode` has made. For callers that encode elsewhere."""
+        if not lines:
+            return []
+        if bundle and (len(lines) > BUNDLE_LINES_MAX or sum(map(len, lines)) + len(lines) > BUNDLE_BYTES_MAX):
+            raise EventRefused(
+                f"a bundle holds {BUNDLE_LINES_MAX} lines and {BUNDLE_BYTES_MAX} bytes at most"
+            )
+        return self._producer().commit(lines, bundle=bundle)
+
+    def checkpoint(self) -> None:
+        """Make all visible files durable and cut this writer's log."""
+        producer = self._parts.producer
+        if producer is not None:
+            producer.checkpoint()
+
+    # Consuming
+
+    @contextlib.contextmanager
+    def dequeue(self) -> Generator[Item | None]:
+        """Lease the oldest event for the length of a `with` block; None when nothing waits.
+
+        Leaving normally is done. An exception is a release, or poison after the last attempt; PoisonEvent
+        is poison at once; the exception propagates. Ctrl-C and cancellation release without blame.
+        """
+        item = self.lease()
+        if item is None:
+            yield None
+            return
+        try:
+            yield item
+        except PoisonEvent as error:
+            if not item.lease.settled:
+                self.poison(item, str(error))
+            raise
+        except Exception as error:
+            if not item.lease.settled:
+                self.fail(item, error)
+            raise
+        except BaseException:
+            if not item.lease.settled:
+                self.release(item)
+            raise
+        if not item.lease.settled:
+            self.done(item)
+
+    def lease(self) -> Item | None:
+        """Lease the oldest event without a `with` block; settle it with done, release, fail or poison."""
+        items = self.lease_many(1)
+        return items[0] if items else None
+
+    def lease_many(self, count: int) -> list[Item]:
+        """Lease up to `count` of the oldest events. Unreadable ones go to poison and do not count."""
+        consumer = self._consumer()
+        while leases := consumer.lease_many(count):
+            items: list[Item] = []
+            for lease in leases:
+                try:
+                    items.append(read_item(lease, consumer.path, consumer.fd, self._event_bytes_max))
+                except EventRefused as error:
+                    consumer.poison(lease, {"reason": str(error), "error": "unreadable"})
+                except FileNotFoundError:
+                    continue  # taken away by hand between lease and read
+                except OSError as error:
+                    # The disk cannot read this file now; the event is not to blame until its last attempt.
+                    self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
+            for item in items:
+                for bad in item.bad:
+                    self._split_out(item, bad)
+            if items:
+                return items
+        return []
+
+    def done(self, item: Item) -> None:
+        """Finish an event: it moves to queue-done. Raises LeaseLost if it was taken from us."""
+        self._consumer_of(item).done(item.lease)
+
+    def release(self, item: Item, *, rest_s: float = 0.0) -> None:
+        """Put an event back for another try; this process leaves it alone for `rest_s` seconds."""
+        self._consumer_of(item).release(item.lease, rest_s)
+
+    def poison(self, item: Item, reason: str) -> None:
+        """Give an event up; the reason is written beside it."""
+        self._consumer_of(item).poison(item.lease, {"reason": reason, "error": "poisoned"})
+
+    def fail(self, item: Item, error: BaseException, *, rest_s: float = 0.0) -> bool:
+        """Release an event that failed, or poison it after its last attempt. Return True if it was poisoned."""
+        text = f"{type(error).__name__}: {error}"
+        return self._fail(self._consumer_of(item), item.lease, item.attempt, text, rest_s)
+
+    def recover(self, *, start: bool = True) -> Recovered:
+        """Take back what dead workers left in flight, and show what dead writers left in their logs.
+
+        Never takes from a worker or writer that is alive. With `start` foreign leases count as dead.
+        """
+        try:
+            replay_dead(self.layout)
+            result = recover(self.layout, self.attempts, start=start)
+        except OSError as error:
+            raise disk_fault(error, "recover the spool") from error
+        self._recovered_at_s = time.monotonic()
+        consumer = self._parts.consumer
+        if consumer is not None:
+            consumer.wake()
+        return result
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something may have arrived, at most `timeout_s`. May be wrong: look for yourself."""
+        watch = self._watch()
+        consumer = self._consumer()
+        # A folder we did not listen to before: what came into it meanwhile made no sound, so look first.
+        arrived = watch.follow(consumer.folders) or watch.wait(timeout_s)
+        consumer.wake()
+        return arrived
+
+    def wake(self) -> None:
+        """End a `wait` in another thread."""
+        self._watch().wake()
+
+    # Life
+
+    def close(self) -> None:
+        """Cut the log and give back the worker's folder. What is still leased stays in flight for recovery."""
+        self._finalizer()
+        self._recovered_at_s = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _producer(self) -> Producer:
+        parts = self._parts
+        producer = parts.producer
+        if producer is not None and not producer.broken and parts.pid == os.getpid():
+            return producer
+        with self._lock:
+            self._after_fork()
+            if parts.producer is not None and parts.producer.broken:
+                parts.producer.close()
+                parts.producer = None
+                with contextlib.suppress(OSError):
+                    replay_dead(parts.layout)  # what the broken one acknowledged is in its log
+            if parts.producer is None:
+                try:
+                    parts.producer = Producer(
+                        parts.layout, self.durability, self._signer and self._signer.sign
+                    )
+                except OSError as error:
+                    raise disk_fault(error, "open the spool for writing") from error
+                self._reopen()
+            return parts.producer
+
+    def _consumer(self) -> Consumer:
+        """Return the worker, and look after crashed ones when it is time."""
+        parts = self._parts
+        with self._lock:
+            self._after_fork()
+            if parts.consumer is not None and not parts.consumer.is_ours:
+                parts.consumer.abandon()  # somebody removed our folder
+                parts.consumer = None
+            if parts.consumer is None:
+                try:
+                    parts.consumer = Consumer(parts.layout)
+                except OSError as error:
+                    raise disk_fault(error, "open the spool for reading") from error
+                self._reopen()
+            last = self._recovered_at_s
+            if last is None or time.monotonic() - last > RECOVER_EVERY_S:
+                self.recover(start=last is None)
+                if parts.producer is not None:
+                    parts.producer.checkpoint_if_old()
+            return parts.consumer
+
+    def _consumer_of(self, item: Item) -> Consumer:
+        consumer = self._parts.consumer
+        if consumer is None or consumer.path != item.path.parent or self._parts.pid != os.getpid():
+            raise LeaseLost(f"{item.name} is not leased by this process")
+        return consumer
+
+    def _watch(self) -> Watch:
+        with self._lock:
+            self._after_fork()
+            if self._parts.watch is None:
+                self._parts.watch = Watch(self.layout.folder(State.QUEUE))
+            return self._parts.watch
+
+    def _after_fork(self) -> None:
+        if self._parts.pid != os.getpid():
+            self._parts.close()
+            self._parts.pid = os.getpid()
+            self._recovered_at_s = None
+
+    def _reopen(self) -> None:
+        """After `close` the Spool may be used again: see to it that it is closed again, too."""
+        if not self._finalizer.alive:
+            self._finalizer = weakref.finalize(self, self._parts.close)
+
+    def _fail(self, consumer: Consumer, lease: Lease, attempt: int, text: str, rest_s: float = 0.0) -> bool:
+        if attempt >= self.attempts:
+            consumer.poison(lease, {"reason": f"retries exhausted: {text}", "error": "retries exhausted"})
+            return True
+        consumer.release(lease, rest_s)
+        return False
+
+    def _split_out(self, item: Item, bad: BadLine) -> None:
+        """Put a bundle's bad line into poison under a name of its own; a redelivery writes the same file."""
+        name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
+        folder = self.layout.folder(State.POISON)
+        reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
+        write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
+        write_file_durable(folder / name, bad.line + b"\n")

@@ -1,0 +1,125 @@
+"""Recovery: events that crashed workers left in flight go back to the queue.
+
+Takes only what it can lock, so it never robs a worker that is alive. An event that has used up its attempts
+(it may be what kills its workers) goes to poison instead. Files that a foreign program leased without a
+lock are taken back at a start, as that program's own rules say, and later once they are old.
+"""
+
+import fcntl
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill.spool.atomic import write_file
+from watchbill.spool.consumer import move_unique, reason_bytes
+from watchbill.spool.layout import Layout, State
+from watchbill.spool.limits import FOREIGN_LEASE_S
+from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
+from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
+
+__all__ = ["Recovered", "recover"]
+
+_WORKER = re.compile(r"[A-Za-z0-9-]{1,32}\.\d{1,10}\.[0-9a-f]{8}", re.ASCII)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a recovery did."""
+
+    returned: int = 0
+    poisoned: int = 0
+
+
+def recover(layout: Layout, attempts: int, *, start: bool) -> Recovered:
+    """Take back what dead workers hold. Raises OSError on a disk that cannot be written."""
+    result = Recovered()
+    folder = layout.folder(State.IN_FLIGHT)
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if name.startswith("."):
+            continue
+        if is_event(name) and not _is_folder(path):
+            if _foreign_is_over(path, start=start):
+                _take_back(layout, path, attempts, result, attempt_of(name) + 1)
+        elif _is_folder(path):
+            _recover_folder(layout, path, attempts, result, start=start)
+    sweep_newborns(folder)
+    return result
+
+
+def _recover_folder(layout: Layout, folder: Path, attempts: int, result: Recovered, *, start: bool) -> None:
+    ours = _WORKER.fullmatch(folder.name) is not None
+    if not ours and not (folder / LOCK_NAME).exists():
+        for path in _files(folder):
+            if _foreign_is_over(path, start=start):
+                _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
+        return
+    lock = take_dead(folder, make_lock=ours)
+    if lock is None:
+        return
+    try:
+        for path in _files(folder):
+            _take_back(layout, path, attempts, result, attempt_of(path.name))
+        for rest in folder.glob(".*.reason"):
+            rest.unlink(missing_ok=True)
+        remove_folder(folder)
+    finally:
+        os.close(lock)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in sorted(os.listdir(folder)) if is_event(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _take_back(layout: Layout, path: Path, attempts: int, result: Recovered, attempt: int) -> None:
+    """Move one file back. `attempt` is the try that failed: a foreign lease does not show in the name."""
+    worn_out = attempt >= attempts
+    state = State.POISON if worn_out else State.QUEUE
+    name = with_attempt(path.name, attempt)
+    if worn_out:
+        reason = {"reason": "retries exhausted: its worker died each time", "error": "worker died"}
+        write_file(
+            f"{state.value}/{name}.reason.json", reason_bytes(name, attempt, reason), dir_fd=layout.root_fd
+        )
+    source, target = os.fspath(path.relative_to(layout.root)), f"{state.value}/{name}"
+    try:
+        if is_own(name):
+            os.rename(source, target, src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd)
+        else:
+            move_unique(source, target, src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd)
+    except FileNotFoundError:
+        return  # its holder finished it, or another recovery was faster
+    result.returned += not worn_out
+    result.poisoned += worn_out
+
+
+def _foreign_is_over(path: Path, *, start: bool) -> bool:
+    """Whether a file leased without an owner folder may be taken back.
+
+    A foreign worker that wants to be safe from us holds a flock on the file itself.
+    """
+    try:
+        status = path.lstat()
+        if not start and time.time() - status.st_ctime < FOREIGN_LEASE_S:
+            return False
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # a link, a device, an unreadable file: the next lease will judge it
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,135 @@
+"""Which event is next: a listing of queue/ that is read once and then popped from memory.
+
+Names sort by arrival, so the oldest is found without opening a file. Buckets are listed only when their
+time comes: with a million waiting, the first claim reads one listing of queue/ and one bucket. Foreign
+names without a time are ordered by the file's own time. A name in here is only a candidate: whoever
+renames it first owns it. Emptied buckets are removed once nobody can write into them any more.
+"""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Sequence
+from operator import itemgetter
+
+from watchbill.spool.layout import Layout
+from watchbill.spool.limits import FOLDER_DEPTH_MAX, RESCAN_S
+from watchbill.spool.names import is_bucket, is_sealed, ns_of, writer_of
+
+__all__ = ["Candidates"]
+
+#: Sort key (arrival, as 19 digits and more), and the path below queue/.
+_Candidate = tuple[str, str]
+
+
+class Candidates:
+    """The names that may be claimed next, oldest first. Not thread-safe."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._next: list[_Candidate] = []  # newest first: the next one is popped from the end
+        self._read_at_s = -RESCAN_S
+        self.folders: list[str] = []  # folders below queue/ seen by the last listing
+
+    def pop(self, *, rescan: bool = True) -> str | None:
+        """Return the path below queue/ of the oldest candidate, or None when nothing waits."""
+        fresh = False
+        if rescan and time.monotonic() - self._read_at_s > RESCAN_S:
+            self._read()
+            fresh = True
+        while True:
+            if not self._next:
+                if fresh or not rescan:
+                    return None
+                self._read()
+                fresh = True
+                continue
+            path = self._next.pop()[1]
+            if not path.endswith("/"):
+                return path
+            self._expand(path)
+
+    def forget(self) -> None:
+        """Throw the listing away: the next pop reads the folder."""
+        self._next.clear()
+        self._read_at_s = -RESCAN_S
+
+    def _read(self) -> None:
+        self._read_at_s = time.monotonic()
+        names = os.listdir(self._layout.queue_fd)
+        found, folders = self._judge("", names)
+        self.folders = folders
+        found.sort(reverse=True)
+        self._next = found
+
+    def _expand(self, folder: str) -> None:
+        """Replace a folder by its files, each at its own place in the order."""
+        try:
+            fd = os.open(
+                folder,
+                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                dir_fd=self._layout.queue_fd,
+            )
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return
+            raise
+        try:
+            names = os.listdir(fd)
+        finally:
+            os.close(fd)
+        if not names:
+            self._remove(folder[:-1])
+        elif folder.count("/") <= FOLDER_DEPTH_MAX:
+            found, folders = self._judge(folder, names)
+            self.folders += folders
+            self._next = sorted(found + self._next, key=itemgetter(0), reverse=True)
+
+    def _judge(self, folder: str, names: Sequence[str]) -> tuple[list[_Candidate], list[str]]:
+        """Tell events from folders and from what is neither, mostly by name alone."""
+        found: list[_Candidate] = []
+        folders: list[str] = []
+        for name in names:
+            if name[19:20] == "-" and name[:19].isdigit() and name.endswith(".jsonl"):
+                found.append((name, folder + name))
+            elif name.startswith("."):
+                continue
+            elif is_bucket(name):
+                folders.append(folder + name + "/")
+                found.append((name, folder + name + "/"))
+            else:
+                self._judge_foreign(folder, name, found, folders)
+        return found, folders
+
+    def _judge_foreign(self, folder: str, name: str, found: list[_Candidate], folders: list[str]) -> None:
+        try:
+            status = os.stat(folder + name, dir_fd=self._layout.queue_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            folders.append(folder + name + "/")
+            found.append((f"{0:019d}", folder + name + "/"))  # its files have their own times: look at once
+        elif name.endswith(".jsonl"):
+            arrived = ns_of(name)
+            found.append((f"{status.st_mtime_ns if arrived is None else arrived:019d}", folder + name))
+
+    def _remove(self, bucket: str) -> None:
+        """Remove an emptied bucket if its writer is through with it. A bucket still in use must stay:
+        a writer's fsync of a removed folder would silently sync nothing."""
+        if not is_bucket(bucket):
+            return
+        if not is_sealed(bucket) and not self._is_superseded(bucket):
+            return
+        try:
+            os.rmdir(bucket, dir_fd=self._layout.queue_fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EROFS):
+                raise
+
+    def _is_superseded(self, bucket: str) -> bool:
+        writer = writer_of(bucket)
+        newer = any(
+            f > bucket + "/" and writer_of(f[:-1]) == writer and not is_sealed(f[:-1]) for f in self.folders
+        )
+        return newer or not (self._layout.temporary / writer).is_dir()

@@ -1,0 +1,107 @@
+"""Wake-up on arrival: inotify where there is one, else nothing but the clock.
+
+`Watch.wait` returns when something may have arrived or the time is over; it may be wrong in both directions,
+so the caller looks for itself and never sleeps for ever. Watches queue/ and the buckets it is told of.
+"""
+
+import ctypes
+import os
+import select
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from watchbill.spool.limits import WATCHED_FOLDERS_MAX
+
+__all__ = ["Watch"]
+
+_IN_MOVED_TO = 0x80
+_IN_CREATE = 0x100
+_IN_CLOSE_WRITE = 0x08
+_IN_IGNORED = 0x8000
+_IN_ONLYDIR = 0x01000000
+_EVENT = struct.Struct("iIII")
+_READ_BYTES = 64 * 1024
+
+
+class Watch:
+    """One consumer's ear at the folders where events arrive."""
+
+    def __init__(self, folder: Path, *, inotify: bool = True) -> None:
+        self._folder = folder
+        self._watched: dict[int, str] = {}
+        self._names: set[str] = set()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._libc: Any = ctypes.CDLL(None, use_errno=True)
+        self._fd: int = self._open() if inotify and hasattr(self._libc, "inotify_init1") else -1
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        if self._fd >= 0:
+            self._poll.register(self._fd, select.POLLIN)
+
+    @property
+    def is_blind(self) -> bool:
+        """True where arrivals cannot be noticed and only polling helps."""
+        return self._fd < 0
+
+    def follow(self, folders: Iterable[str]) -> bool:
+        """Watch these folders below the main one, too. Return True if one is new: then look again first."""
+        if self._fd < 0:
+            return False
+        added = False
+        for name in folders:
+            if name not in self._names and len(self._names) < WATCHED_FOLDERS_MAX:
+                added = self._add(name) or added
+        return added
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for an arrival or a `wake`; return False when only the time is over."""
+        ready = self._poll.poll(max(0, int(timeout_s * 1000)))
+        for fd, _ in ready:
+            self._drain(fd)
+        return bool(ready)
+
+    def wake(self) -> None:
+        """End a `wait` in another thread."""
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            return  # a full pipe wakes as well
+
+    def close(self) -> None:
+        for fd in (self._fd, self._wake_read, self._wake_write):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._wake_read = self._wake_write = -1
+
+    def _open(self) -> int:
+        self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd >= 0 and not self._add(""):
+            os.close(self._fd)
+            return -1
+        return self._fd
+
+    def _add(self, name: str) -> bool:
+        path = os.fsencode(self._folder / name)
+        mask = _IN_MOVED_TO | _IN_CREATE | _IN_CLOSE_WRITE | _IN_ONLYDIR
+        number = self._libc.inotify_add_watch(self._fd, path, mask)
+        if number < 0:
+            return False
+        self._watched[number] = name
+        self._names.add(name)
+        return True
+
+    def _drain(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if fd != self._fd:
+            return
+        offset = 0
+        while offset + _EVENT.size <= len(data):
+            number, mask, _, length = _EVENT.unpack_from(data, offset)
+            offset += _EVENT.size + length
+            if mask & _IN_IGNORED:  # the folder is gone
+                self._names.discard(self._watched.pop(number, ""))
