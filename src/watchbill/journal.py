@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,9 +69,10 @@ class Journal:
         self._clock = clock
         self._sync_s = sync_ms / 1000
         self._wake = threading.Condition()  # guards what waits in both files
+        file = partial(_File, bytes_max=file_bytes_max, warn=warn, lock=self._wake)
         self._files = (
-            _File(root / rules.markdown, markdown_line, MARKDOWN_HEAD, file_bytes_max, warn, self._wake),
-            _File(root / rules.events, json_line, b"", file_bytes_max, warn, self._wake),
+            file(root / rules.markdown, markdown_line, MARKDOWN_HEAD),
+            file(root / rules.events, json_line, b""),
         )
         self._listeners: list[Listener] = []
         #: Listeners that were let go because they did not keep up.
@@ -163,6 +165,7 @@ class _File:
         path: Path,
         render: Callable[[Line], bytes],
         head: bytes,
+        *,
         bytes_max: int,
         warn: Warn,
         lock: threading.Condition,

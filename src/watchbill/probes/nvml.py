@@ -1,0 +1,146 @@
+"""NVIDIA cards through NVML: memory, who holds it, heat, power and what slows the card down.
+
+The library (`nvidia-ml-py`, extra `gpu`) is imported when the probe is made, never before. An idle card shows some
+600 MiB as used that belong to the driver: capacity here is the total less that reserve, so that a card's free
+memory and its capacity agree. The first question of a kind costs 2 ms, later ones 10-40 us, the list of processes
+0.2 ms; a driver that hangs is the business of `patient`.
+
+What a card does not tell (a laptop without a power sensor, a virtual GPU without its process list) is None or
+empty, never an error; a card that cannot even tell its memory fails the probe.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+from watchbill.probes import CardHealth, ProbeError, Reading
+from watchbill.units import Bytes, Millis
+
+__all__ = ["NvmlProbe", "load_nvml"]
+
+T = TypeVar("T")
+#: NVML's bits for "slower than asked", in our words. Idling and a clock that somebody set are not among them.
+THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+THRESHOLD_SHUTDOWN, THRESHOLD_SLOWDOWN = 0, 1
+SENSOR_GPU, CLOCK_SM = 0, 1
+
+
+class Nvml(Protocol):
+    """The part of `pynvml` that is used. Handles and structures are the library's own."""
+
+    NVMLError: type[Exception]
+    nvmlMemory_v2: Any
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = ...) -> Any: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Any, which: int) -> int: ...
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int: ...
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int: ...
+    def nvmlDeviceGetClockInfo(self, handle: Any, kind: int) -> int: ...
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int: ...
+
+
+def load_nvml() -> Nvml | None:
+    """The library, or None where the extra is not installed."""
+    try:
+        return cast("Nvml", importlib.import_module("pynvml"))
+    except ImportError:
+        return None
+
+
+class NvmlProbe:
+    """All cards of this machine as `gpu:0`, `gpu:1` and so on. Raises ProbeError when the driver is not there."""
+
+    def __init__(self, nvml: Nvml, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise ProbeError(f"no NVIDIA driver: {error}") from error
+        self._thresholds: dict[int, tuple[float | None, float | None]] = {}
+
+    def read(self) -> Mapping[str, Reading]:
+        """The reading of every card."""
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+            handles = {index: self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
+            return {f"gpu:{index}": self._card(index, handle) for index, handle in handles.items()}
+        except self._nvml.NVMLError as error:
+            raise ProbeError(f"NVML: {error}") from error
+
+    def close(self) -> None:
+        """Gives the library back."""
+        self._told(self._nvml.nvmlShutdown)
+
+    def _card(self, index: int, handle: Any) -> Reading:
+        memory = self._memory(handle)
+        reserved = int(getattr(memory, "reserved", 0) or 0)
+        capacity = int(memory.total) - reserved
+        return Reading(
+            capacity=Bytes(capacity),
+            available=Bytes(min(capacity, int(memory.free))),
+            taken_at=Millis(round(self._clock() * 1000)),
+            processes=self._processes(handle),
+            health=self._health(index, handle),
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        """Version 2 tells the driver's reserve apart; old drivers know only version 1, which counts it as used."""
+        try:
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2)
+        except (self._nvml.NVMLError, AttributeError):
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _processes(self, handle: Any) -> dict[int, Bytes]:
+        listed = self._told(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        sizes: dict[int, Bytes] = {}
+        for process in listed:  # a process may be listed once per context
+            pid, used = int(process.pid), int(process.usedGpuMemory or 0)
+            sizes[pid] = Bytes(sizes.get(pid, 0) + used)
+        return sizes
+
+    def _health(self, index: int, handle: Any) -> CardHealth:
+        nvml, told = self._nvml, self._told
+        slowdown, shutdown = self._limits_of(index, handle)
+        power = told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        limit = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        reasons = told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        return CardHealth(
+            temperature_c=told(lambda: float(nvml.nvmlDeviceGetTemperature(handle, SENSOR_GPU))),
+            slowdown_c=slowdown,
+            shutdown_c=shutdown,
+            power_w=None if power is None else power / 1000,
+            power_limit_w=None if limit is None else limit / 1000,
+            clock_mhz=told(lambda: nvml.nvmlDeviceGetClockInfo(handle, CLOCK_SM)),
+            throttled=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit),
+        )
+
+    def _limits_of(self, index: int, handle: Any) -> tuple[float | None, float | None]:
+        """Slowdown and shutdown temperature; they do not change, so a card is asked once."""
+        if index not in self._thresholds:
+            ask = self._nvml.nvmlDeviceGetTemperatureThreshold
+            self._thresholds[index] = (
+                self._told(lambda: float(ask(handle, THRESHOLD_SLOWDOWN))),
+                self._told(lambda: float(ask(handle, THRESHOLD_SHUTDOWN))),
+            )
+        return self._thresholds[index]
+
+    def _told(self, ask: Callable[[], T]) -> T | None:
+        """The answer, or None when this card does not tell."""
+        try:
+            return ask()
+        except self._nvml.NVMLError:
+            return None

@@ -1,0 +1,82 @@
+"""The patient probe: reads another probe and never waits longer than a deadline for it.
+
+A driver library can hang inside the kernel, a file system under /sys can stall, a value can be missing for once.
+Whatever happens, the caller gets the last value that was read, and its age tells how far to trust it. A read that
+hangs keeps its one thread until it returns; no second one is started beside it.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from watchbill.limits import PROBE_DEADLINE_MS
+from watchbill.probes import Probe, ProbeError, Reading
+
+__all__ = ["PatientProbe"]
+
+
+class PatientProbe:
+    """One probe, read in a thread of its own. `look` belongs to the event loop."""
+
+    def __init__(self, probe: Probe, *, deadline_ms: int = PROBE_DEADLINE_MS) -> None:
+        self._probe = probe
+        self._deadline_s = deadline_ms / 1000
+        self._last: dict[str, Reading] = {}
+        self._pending: asyncio.Future[Mapping[str, Reading]] | None = None
+        #: Why the last look brought nothing new; None when it did.
+        self.failure: str | None = None
+
+    async def look(self) -> Mapping[str, Reading]:
+        """The newest readings there are, each with the time it was taken. Never raises for a failing probe."""
+        if self._pending is None:
+            self._pending = self._start()
+        try:
+            # Shielded: the deadline ends our waiting, not the read, whose late answer still counts next time.
+            found = await asyncio.wait_for(asyncio.shield(self._pending), self._deadline_s)
+        except TimeoutError:
+            self.failure = f"no answer within {self._deadline_s:g} s"
+            return dict(self._last)
+        except ProbeError as error:
+            self.failure = str(error)
+        else:
+            self._last.update(found)
+            self.failure = None
+        self._pending = None
+        return dict(self._last)
+
+    def _start(self) -> "asyncio.Future[Mapping[str, Reading]]":
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Mapping[str, Reading]] = loop.create_future()
+        # A daemon thread, not the loop's executor: the interpreter waits for an executor's threads at its end,
+        # and this one may hang for ever.
+        threading.Thread(target=self._read, args=(loop, answer), name="watchbill-probe", daemon=True).start()
+        return answer
+
+    def _read(self, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Mapping[str, Reading]]") -> None:
+        found: Mapping[str, Reading] = {}
+        failure: ProbeError | None = ProbeError(
+            "the probe broke off"
+        )  # stands when it raises what it must not
+        try:
+            found = self._probe.read()
+            failure = None
+        except ProbeError as error:
+            failure = error
+        except OSError as error:  # any errno: the device cannot be read now, and the text says why
+            failure = ProbeError(f"{type(self._probe).__name__}: {error}")
+        finally:
+            with suppress(RuntimeError):  # the loop was closed while we hung: nobody waits for us any more
+                loop.call_soon_threadsafe(_settle, answer, found, failure)
+
+
+def _settle(
+    answer: "asyncio.Future[Mapping[str, Reading]]", found: Mapping[str, Reading], failure: ProbeError | None
+) -> None:
+    if answer.done():
+        return
+    if failure is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(failure)
+        answer.exception()  # nobody may look any more; that is no accident worth a warning
