@@ -37,9 +37,9 @@ class Launch:
     """How to start one model on one port, and how to ask it to stop."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # the model's own included
     stop_signal: int = signal.SIGTERM
-    stop_argv: tuple[str, ...] = ()  # run before the signal
+    stop_argv: tuple[str, ...] = ()  # run before the signal; ${PID} is the engine's first process
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,12 @@ class Recipe(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    @property
-    def default_probe(self) -> str: ...
+    def probe_for(self, model: Model) -> str:
+        """What proves this model warm when its table does not say."""
+        ...
 
-    async def launch(self, model: Model, port: int, root: Path) -> Launch:
-        """How to start the model. Raises LoadError when it can be seen already that it cannot work."""
+    async def launch(self, model: Model, port: int, keeper: Keeper) -> Launch:
+        """How to start the model. Raises LoadError or ConfigError when it is plain that it cannot work."""
         ...
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
@@ -183,15 +184,16 @@ class OwnedEngine:
 
     async def _launch(self, host: Host) -> Launch:
         try:
-            return await self._recipe.launch(host.model, host.port, self._root)
+            return await self._recipe.launch(host.model, host.port, self._keeper)
         except ConfigError as error:
             raise LoadError(f"{host.model.name}: {error}", hopeless=True) from error
 
     async def _start(self, host: Host, launch: Launch) -> OwnedProcess:
         name = host.model.name
-        env = {**launch.env, **host.model.env}
         try:
-            return await self._keeper.start(name, launch.argv, log=engine_log(self._root, name), env=env)
+            return await self._keeper.start(
+                name, launch.argv, log=engine_log(self._root, name), env=launch.env
+            )
         except OSError as error:
             reason = f"{name}: cannot start {launch.argv[0]}: {error.strerror or error}"
             raise LoadError(reason, hopeless=error.errno in HOPELESS_ERRNO) from error
@@ -199,7 +201,7 @@ class OwnedEngine:
     async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
         endpoint = Endpoint(LOOPBACK, host.port, upstream_model=host.model.name)
-        probe = host.model.probe or self._recipe.default_probe
+        probe = host.model.probe or self._recipe.probe_for(host.model)
         warming = asyncio.create_task(warm_up(endpoint, host.model.health, probe, host.progress))
         ending = asyncio.create_task(process.ended())
         try:
@@ -220,10 +222,12 @@ class OwnedEngine:
     def _failure(self, host: Host, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
         lines = host.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if host.process else []
-        diagnosis = self._recipe.diagnose(lines) or Diagnosis("", hopeless)
-        why = f": {diagnosis.reason}" if diagnosis.reason else ""
+        diagnosis = self._recipe.diagnose(lines)
+        if diagnosis is not None and diagnosis.hopeless:
+            return LoadError(f"{host.model.name} cannot be loaded: {diagnosis.reason}", hopeless=True)
+        why = f": {diagnosis.reason}" if diagnosis else ""
         tail = "".join(f"\n  {line}" for line in lines)
-        return LoadError(f"{host.model.name} {what}{why}{tail}", hopeless=diagnosis.hopeless)
+        return LoadError(f"{host.model.name} {what}{why}{tail}", hopeless=hopeless)
 
     # ------------------------------------------------------------------ down
 
@@ -249,7 +253,8 @@ class OwnedEngine:
             return
 
         async def ask() -> None:
-            await self._keeper.run(f"stop of {host.model.name}", launch.stop_argv)
+            words = tuple(word.replace("${PID}", str(process.pid)) for word in launch.stop_argv)
+            await self._keeper.run(f"stop of {host.model.name}", words)
 
         await process.stop(hard=hard, number=launch.stop_signal, ask=ask if launch.stop_argv else None)
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from watchbill.catalog import EngineRules
 from watchbill.engines.base import DeathCallback, Engine
+from watchbill.engines.llamacpp import LlamaRecipe
 from watchbill.engines.owned import OwnedEngine, Recipe
+from watchbill.engines.process import ProcessRecipe
 from watchbill.engines.scripted import ScriptedRecipe
 from watchbill.errors import ConfigError
 
@@ -13,6 +15,8 @@ __all__ = ["DRIVERS", "make_engine"]
 
 #: Driver name -> how to make its recipe from the engine's table.
 DRIVERS: Mapping[str, Callable[[EngineRules], Recipe]] = {
+    "llamacpp": lambda rules: LlamaRecipe(rules.binary),
+    "process": lambda _: ProcessRecipe(),
     "scripted": lambda _: ScriptedRecipe(),
 }
 

@@ -15,7 +15,6 @@ minute can be tried on a laptop. The script is the model's `script` table:
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -25,6 +24,7 @@ from watchbill.engines.base import Capabilities
 from watchbill.engines.owned import Launch
 from watchbill.errors import ConfigError
 from watchbill.names import file_stem
+from watchbill.processes import Keeper
 from watchbill.units import parse_bytes, parse_millis
 
 __all__ = ["FAILURES", "ScriptedRecipe", "check_script"]
@@ -65,12 +65,15 @@ class ScriptedRecipe:
     """How a scripted model is started."""
 
     capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True)
-    default_probe = "chat"
 
-    async def launch(self, model: Model, port: int, root: Path) -> Launch:
+    def probe_for(self, model: Model) -> str:
+        """One answer of the kind the model gives."""
+        return "embed" if model.embedding else "chat"
+
+    async def launch(self, model: Model, port: int, keeper: Keeper) -> Launch:
         """The command line of the server."""
         script = check_script(model.script, model.concurrency)
-        states = root / "run" / "scripted"
+        states = keeper.root / "run" / "scripted"
         states.mkdir(mode=0o700, parents=True, exist_ok=True)
         words = (
             model.name,
@@ -78,7 +81,7 @@ class ScriptedRecipe:
             msgspec.json.encode(script).decode(),
             str(states / file_stem(model.name)),
         )
-        return Launch(argv=(sys.executable, "-I", "-S", scripted_server.__file__, *words))
+        return Launch(argv=(sys.executable, "-I", "-S", scripted_server.__file__, *words), env=model.env)
 
     def diagnose(self, lines: list[str]) -> None:
         """A scripted failure needs no explanation."""

@@ -1,8 +1,8 @@
 """Warming up: asks a starting engine for its health, then for one real answer.
 
 Health alone proves nothing: engines exist that say 200 and never answer. A model counts as warm when its
-probe was answered, too: `chat` (one token), `embed` (one vector), `http` (health is all there is) or
-`none`. The private client here is as small as its two questions; streams belong to `upstream`.
+probe was answered, too: `chat` (one token), `embed` (one vector), `http` (health is all there is) or `none`
+(not even that is asked).
 """
 
 import asyncio
@@ -12,17 +12,18 @@ import msgspec
 
 from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError
+from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
 __all__ = ["PROBES", "Progress", "warm_up"]
 
 PROBES = ("chat", "embed", "http", "none")
 
+#: Says to whom it may concern (our scripted engine) that this is part of a load, not a request.
+PROBE_HEADERS = {"X-Watchbill-Probe": "1"}
+_CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+#: Where each probe goes, what it asks, and what the answer must have.
 _QUESTIONS = {
-    "chat": (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
-        "choices",
-    ),
+    "chat": ("/v1/chat/completions", _CHAT, "choices"),
     "embed": ("/v1/embeddings", {"input": "Hi"}, "data"),
 }
 
@@ -36,45 +37,46 @@ class Progress:
 
 async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progress) -> None:
     """Returns when the engine is warm; waits as long as it takes. Raises LoadError when the probe fails."""
-    await _wait_for_health(endpoint, health, progress)
-    if probe in _QUESTIONS:
-        progress.text = "it said it was healthy, but had not answered the probe"
-        await _probe(endpoint, probe)
+    if probe == "none":
+        return
+    upstream = Upstream()
+    try:
+        await _wait_for_health(upstream, endpoint, health, progress)
+        if probe in _QUESTIONS:
+            progress.text = "it said it was healthy, but had not answered the probe"
+            await _probe(upstream, endpoint, probe)
+    finally:
+        await upstream.close()  # an idle connection would hold one of the engine's threads
 
 
-async def _wait_for_health(endpoint: Endpoint, path: str, progress: Progress) -> None:
+async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, progress: Progress) -> None:
     pause_ms = float(limits.HEALTH_POLL_MS_MIN)
     while True:
         try:
-            async with asyncio.timeout(limits.HEALTH_MS_MAX / 1000):
-                status, _ = await _ask(endpoint, "GET", path)
-        except ConnectionError:
-            progress.text = f"its port {endpoint.port} was not open"
-        except TimeoutError:
-            progress.text = f"its port {endpoint.port} was open, but {path} did not answer"
-        else:
-            if status == 200:
+            outgoing = Outgoing(endpoint, "GET", path, headers=PROBE_HEADERS)
+            reply = await upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
+            if reply.status == 200:
                 return
-            progress.text = f"{path} still answered with status {status}"
+            progress.text = f"{path} still answered with status {reply.status}"
+        except UpstreamFailed as failure:
+            progress.text = f"{path} on port {endpoint.port} could not be asked: {failure}"
         await asyncio.sleep(pause_ms / 1000)
         pause_ms = min(pause_ms * 1.2, limits.HEALTH_POLL_MS_MAX)
 
 
-async def _probe(endpoint: Endpoint, kind: str) -> None:
+async def _probe(upstream: Upstream, endpoint: Endpoint, kind: str) -> None:
     path, fields, wanted = _QUESTIONS[kind]
     body = msgspec.json.encode({"model": endpoint.upstream_model, **fields})
+    outgoing = Outgoing(endpoint, "POST", path, body, PROBE_HEADERS)
     try:
-        async with asyncio.timeout(limits.PROBE_MS_MAX / 1000):
-            status, answer = await _ask(endpoint, "POST", path, body)
-    except TimeoutError:
-        raise LoadError(
-            f"says it is healthy, but did not answer the {kind} probe within {limits.PROBE_MS_MAX // 1000} s"
-        ) from None
-    except ConnectionError as error:
-        raise LoadError(f"closed the connection instead of answering the {kind} probe ({error})") from error
-    if status != 200 or not _has(answer, wanted):
-        shown = answer[:300].decode("utf-8", "replace")
-        raise LoadError(f"answered the {kind} probe with status {status}: {shown}")
+        reply = await upstream.fetch(
+            outgoing, timeout_ms=limits.PROBE_MS_MAX, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
+        )
+    except UpstreamFailed as failure:
+        raise LoadError(f"says it is healthy, but failed the {kind} probe: {failure}") from failure
+    if reply.status != 200 or not _has(reply.body, wanted):
+        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
+        raise LoadError(f"answered the {kind} probe with status {reply.status}: {shown}")
 
 
 def _has(answer: bytes, wanted: str) -> bool:
@@ -83,25 +85,3 @@ def _has(answer: bytes, wanted: str) -> bool:
     except msgspec.DecodeError:
         return False
     return isinstance(found, dict) and bool(cast("dict[str, object]", found).get(wanted))
-
-
-async def _ask(endpoint: Endpoint, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """One question on a connection of its own. HTTP/1.0 spares us chunks: the answer ends with the connection."""
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-    try:
-        head = (
-            f"{method} {endpoint.path_prefix}{path} HTTP/1.0\r\nHost: {endpoint.host}:{endpoint.port}\r\n"
-            f"X-Watchbill-Probe: 1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        answer = b""
-        while len(answer) < limits.PROBE_ANSWER_BYTES_MAX and (fresh := await reader.read(65536)):
-            answer += fresh
-    finally:
-        writer.transport.abort()  # nothing of ours may linger: an idle connection holds an engine's thread
-    head_text, _, rest = answer.partition(b"\r\n\r\n")
-    words = head_text.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-        raise ConnectionResetError(f"port {endpoint.port} does not speak HTTP")
-    return int(words[1]), rest

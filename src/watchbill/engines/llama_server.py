@@ -1,0 +1,184 @@
+"""llama.cpp's own HTTP server as a program, for machines without a `llama-server`: the wheel `xllamacpp`
+has no command line, this is one.
+
+Takes llama-server's own flags, those in FLAGS and SWITCHES, and refuses any other with exit 2: a parameter
+that is silently ignored is worse than one that fails. Exits with 1 when the load fails, and with 143 on
+SIGTERM, so that a crash never looks like a stop. Imports nothing of Watchbill: `python -m
+watchbill.engines.llama_server --help`.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+EXIT_LOAD_FAILED = 1
+EXIT_USAGE = 2
+
+#: xllamacpp is a compiled module without type information: its parameters are `Any` here and nowhere else.
+Params = Any
+Setter = Callable[[Params, str], None]
+
+
+def embedded() -> Any:
+    """The compiled module. Leaves the program with exit 2 when it is not installed."""
+    try:
+        return importlib.import_module("xllamacpp")
+    except ImportError as error:
+        refuse(f"the embedded llama.cpp is not installed ({error}); pip install 'watchbill[local]'")
+
+
+def plain(name: str, read: Callable[[str], object] = str) -> Setter:
+    """A flag that sets one parameter."""
+    return lambda params, text: setattr(params, name, read(text))
+
+
+def choice(name: str, enum: str, prefix: str) -> Setter:
+    """A flag whose values are the members of one of xllamacpp's enums, as `mean` for LLAMA_POOLING_TYPE_MEAN."""
+
+    def set_member(params: Params, text: str) -> None:
+        member = prefix + text.upper().replace("-", "_")
+        if not hasattr(getattr(embedded(), enum), member):
+            raise ValueError(f"{text!r} is not one of its values")
+        setattr(params, name, getattr(getattr(embedded(), enum), member))
+
+    return set_member
+
+
+def set_threads(params: Params, text: str) -> None:
+    """Threads for both generation and prompts, as llama-server does it."""
+    params.cpuparams.n_threads = int(text)
+    params.cpuparams_batch.n_threads = int(text)
+
+
+def set_model(params: Params, text: str) -> None:
+    """The model file."""
+    params.model.path = text
+
+
+def set_projector(params: Params, text: str) -> None:
+    """The file that lets a model see or hear."""
+    params.mmproj.path = text
+
+
+FLAGS: Mapping[str, Setter] = {
+    "--model": set_model,
+    "--mmproj": set_projector,
+    "--host": lambda params, text: setattr(params, "hostnames", [text]),
+    "--port": plain("port", int),
+    "--alias": lambda params, text: setattr(params, "model_alias", {text}),
+    "--ctx-size": plain("n_ctx", int),
+    "--parallel": plain("n_parallel", int),
+    "--threads": set_threads,
+    "--threads-http": plain("n_threads_http", int),
+    "--cache-ram": plain("cache_ram_mib", int),
+    "--load-mode": choice("load_mode", "llama_load_mode", "LLAMA_LOAD_MODE_"),
+    "--pooling": choice("pooling_type", "llama_pooling_type", "LLAMA_POOLING_TYPE_"),
+    "--flash-attn": choice("flash_attn_type", "llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "--cache-type-k": choice("cache_type_k", "ggml_type", "GGML_TYPE_"),
+    "--cache-type-v": choice("cache_type_v", "ggml_type", "GGML_TYPE_"),
+    "--split-mode": choice("split_mode", "llama_split_mode", "LLAMA_SPLIT_MODE_"),
+    "--fit": plain("fit_params", lambda text: {"on": True, "off": False}[text]),
+    "--n-gpu-layers": plain("n_gpu_layers", int),
+    "--main-gpu": plain("main_gpu", int),
+    "--batch-size": plain("n_batch", int),
+    "--ubatch-size": plain("n_ubatch", int),
+    "--chat-template": plain("chat_template"),
+    "--slot-save-path": plain("slot_save_path"),
+    "--sleep-idle-seconds": plain("sleep_idle_seconds", int),
+    "--rope-freq-base": plain("rope_freq_base", float),
+    "--rope-freq-scale": plain("rope_freq_scale", float),
+    "--verbosity": plain("verbosity", int),
+}
+
+SWITCHES: Mapping[str, tuple[str, bool]] = {
+    "--embedding": ("embedding", True),
+    "--metrics": ("endpoint_metrics", True),
+    "--no-slots": ("endpoint_slots", False),
+    "--no-ui": ("ui", False),
+    "--no-warmup": ("warmup", False),
+    "--no-kv-offload": ("no_kv_offload", True),
+    "--kv-unified": ("kv_unified", True),
+    "--swa-full": ("swa_full", True),
+    "--context-shift": ("ctx_shift", True),
+}
+
+SHORT = {
+    "-m": "--model", "-a": "--alias", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads",
+    "-ngl": "--n-gpu-layers", "--gpu-layers": "--n-gpu-layers", "-b": "--batch-size", "-ub": "--ubatch-size",
+    "-fa": "--flash-attn", "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-sm": "--split-mode",
+    "-mg": "--main-gpu", "-mm": "--mmproj", "-cram": "--cache-ram", "--embeddings": "--embedding",
+}  # fmt: skip
+
+
+def known_flags() -> list[str]:
+    """Every flag this server takes."""
+    return [*FLAGS, *SWITCHES, *SHORT]
+
+
+def set_all(params: Params, words: list[str]) -> None:
+    """Puts a command line into the parameters. Leaves the program with exit 2 at the first word it cannot use."""
+    row = iter(words)
+    for word in row:
+        flag, equals, text = word.partition("=")
+        flag = SHORT.get(flag, flag)
+        if flag in SWITCHES and not equals:
+            setattr(params, *SWITCHES[flag])
+        elif flag in FLAGS:
+            value = text if equals else next(row, None)
+            if value is None:
+                refuse(f"{flag} needs a value")
+            try:
+                FLAGS[flag](params, value)
+            except (ValueError, TypeError, OverflowError, KeyError) as error:
+                refuse(f"{flag} {value}: {error}")
+        else:
+            refuse(f"unknown parameter {word}; known are {' '.join([*FLAGS, *SWITCHES])}")
+
+
+def refuse(why: str) -> NoReturn:
+    """Wrong use."""
+    print(f"llama_server: {why}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_USAGE)
+
+
+def on_signal(number: int, _: object) -> NoReturn:
+    """Ends the process at once, as the shell would report it: 143 for TERM."""
+    os._exit(128 + number)
+
+
+def serve(params: Params) -> NoReturn:
+    """Loads the model and serves until somebody sends a signal."""
+    began = time.monotonic()
+    try:
+        server = embedded().Server(params)  # returns when the model is loaded; the port is open before that
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"llama_server: load failed: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_LOAD_FAILED)  # the C++ threads may not let an ordinary exit through
+    # llama.cpp installs handlers of its own inside Server(): ours must come after it.
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    loaded_s = time.monotonic() - began
+    print(
+        f"llama_server: ready {server.listening_address} after {loaded_s:.2f} s", file=sys.stderr, flush=True
+    )
+    while True:
+        signal.pause()
+
+
+def main(words: list[str]) -> None:
+    """llama_server.py --model FILE --port PORT [FLAG VALUE ...]"""
+    if "--help" in words or "-h" in words:
+        print(f"usage: llama_server --model FILE --port PORT [options]\n{' '.join([*FLAGS, *SWITCHES])}")
+        return
+    params = embedded().CommonParams()
+    params.cors_origins = ""  # web pages have no business with an engine: they come through the gateway
+    set_all(params, words)
+    serve(params)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

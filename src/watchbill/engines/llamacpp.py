@@ -1,0 +1,156 @@
+"""The llama.cpp engine: one `llama-server` process per model.
+
+Uses the binary that the config names, else a `llama-server` on the PATH, else the server inside the wheel
+`xllamacpp` through our `llama_server`. What is set against llama.cpp's own defaults, and why:
+
+    --threads-http 64   idle keep-alive connections hold its HTTP threads; with few a burst stalls for 5 s
+    --cache-ram 0       its prompt cache takes up to 8 GiB that no estimate of a model's size knows of
+    --load-mode none    with mmap most memory is file pages that the kernel may drop and readers may share:
+    the
+                        books would be wrong; `mmap = true` brings it back for a model
+    --ctx-size          context x concurrency: llama.cpp divides it among its slots
+    --fit off           a context that shrinks by itself is a surprise, not a service
+    --no-warmup         the probe is a real token and warms it just as well
+"""
+
+import asyncio
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from watchbill.catalog import Model
+from watchbill.engines import llama_server
+from watchbill.engines.base import Capabilities, LoadError
+from watchbill.engines.owned import Diagnosis, Launch
+from watchbill.errors import ConfigError
+from watchbill.gguf import GgufError, read_header
+from watchbill.limits import LLAMA_HTTP_THREADS
+from watchbill.processes import LOOPBACK, Keeper
+
+__all__ = ["LlamaRecipe"]
+
+MIB = 2**20
+
+#: What llama.cpp writes when it cannot load, what that means, and whether trying again is pointless.
+SIGNS: tuple[tuple[re.Pattern[str], str, bool], ...] = (
+    (re.compile(r"corrupted or incomplete"), "the file is corrupt or incomplete; fetch it again", True),
+    (re.compile(r"invalid magic"), "the file is not a GGUF model", True),
+    (re.compile(r"failed to read (key-value|tensor)"), "the file's header is corrupt; fetch it again", True),
+    (re.compile(r"(unknown model architecture: '?[\w-]+'?)"), "this llama.cpp does not know it: {0}", True),
+    (
+        re.compile(r"(?:llama_server: |error: )(unknown parameter [^;]+|--.*|invalid argument: .*)"),
+        "its arguments are refused: {0}",
+        True,
+    ),
+    (re.compile(r"(is not installed .*)"), "the embedded llama.cpp {0}", True),
+    (
+        re.compile(r"(?:unable|failed) to allocate|bad_alloc|[Cc]annot allocate memory|out of memory"),
+        "there was not enough memory",
+        False,
+    ),
+    (re.compile(r"error loading model: (.*)"), "{0}", False),
+)
+
+
+class LlamaRecipe:
+    """How llama.cpp is started, and what its log means."""
+
+    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True)
+
+    def __init__(self, binary: str | None = None) -> None:
+        self._binary = binary
+        self._known_flags: dict[tuple[str, int, int], frozenset[str]] = {}
+
+    def probe_for(self, model: Model) -> str:
+        """One token, or one vector."""
+        return "embed" if model.embedding else "chat"
+
+    async def launch(self, model: Model, port: int, keeper: Keeper) -> Launch:
+        """The command line. Raises LoadError when the file can be seen to be no model."""
+        source = await asyncio.to_thread(check_source, model)
+        binary = self._find_binary()
+        if binary is None:
+            program, known = (
+                (sys.executable, "-I", llama_server.__file__),
+                frozenset(llama_server.known_flags()),
+            )
+        else:
+            program, known = (binary,), await self._flags_of(binary, keeper)
+        words = flags_for(model, source, port, known)
+        return Launch((*program, *words, *model.arguments), env={**_visible_devices(model), **model.env})
+
+    def diagnose(self, lines: list[str]) -> Diagnosis | None:
+        """The first sign that any of the lines shows."""
+        for sign, meaning, hopeless in SIGNS:
+            for line in lines:
+                if found := sign.search(line):
+                    return Diagnosis(meaning.format(*found.groups()), hopeless)
+        return None
+
+    def _find_binary(self) -> str | None:
+        if self._binary is None:
+            return shutil.which("llama-server")
+        found = shutil.which(self._binary)
+        if found is None:
+            raise ConfigError(
+                f"there is no program {self._binary}; correct `binary` of the engine, or leave it out"
+            )
+        return found
+
+    async def _flags_of(self, binary: str, keeper: Keeper) -> frozenset[str]:
+        """Which flags this build of llama-server has; they come and go between versions."""
+        there = Path(binary).stat()
+        key = (binary, there.st_mtime_ns, there.st_size)
+        if key not in self._known_flags:
+            text = (await keeper.run("llama-server --help", (binary, "--help"))).output
+            self._known_flags[key] = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
+        return self._known_flags[key]
+
+
+def check_source(model: Model) -> Path:
+    """The model's file. Raises LoadError when there is none, or one that cannot be a model. Reads the header:
+    call it in a thread."""
+    if not model.source:
+        raise LoadError(f"{model.name} has no source; name its GGUF file", hopeless=True)
+    path = Path(model.source)
+    try:
+        read_header(path)
+    except GgufError as error:
+        raise LoadError(f"{model.name} cannot be loaded: {error}", hopeless=True) from error
+    return path
+
+
+def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> list[str]:
+    """The flags for one model, in the words this build knows."""
+    words = ["--model", str(source), "--host", LOOPBACK, "--port", str(port), "--alias", model.name]
+    words += ["--ctx-size", str(model.context * model.concurrency), "--parallel", str(model.concurrency)]
+    words += _if_known(known, ["--threads-http", str(LLAMA_HTTP_THREADS)])
+    words += _if_known(known, ["--cache-ram", str(model.prompt_cache // MIB)])
+    words += _if_known(known, ["--fit", "off"], ["--no-warmup"], ["--no-ui"])
+    if "--load-mode" in known:
+        words += ["--load-mode", "mmap" if model.mmap else "none"]
+    elif not model.mmap:
+        words += _if_known(known, ["--no-mmap"])
+    if model.threads > 0:
+        words += ["--threads", str(model.threads)]
+    if model.embedding:
+        # A text to embed goes through in one piece: it must fit into one physical batch.
+        words += ["--embedding", "--batch-size", str(model.context), "--ubatch-size", str(model.context)]
+    if not _gpus(model):
+        words += ["--n-gpu-layers", "0"]
+    return words
+
+
+def _if_known(known: frozenset[str], *options: list[str]) -> Iterable[str]:
+    return [word for option in options if option[0] in known for word in option]
+
+
+def _gpus(model: Model) -> list[str]:
+    return [device.removeprefix("gpu:") for device in model.devices if device.startswith("gpu:")]
+
+
+def _visible_devices(model: Model) -> dict[str, str]:
+    """A model sees its own cards only; one without cards sees none, which spares a CUDA context of 600 MiB."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_gpus(model)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
