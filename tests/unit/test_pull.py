@@ -159,6 +159,21 @@ def test_a_part_of_another_version_is_not_glued_to_this_one(tmp_path: Path) -> N
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
 
 
+def test_a_server_that_continues_at_another_place_spoils_nothing(tmp_path: Path) -> None:
+    def misplaced(server: Server, handler: BaseHTTPRequestHandler) -> None:
+        if len(server.asked) == 2:
+            rest = CONTENT[2**20 + 1 :]
+            span = f"bytes {2**20 + 1}-{len(CONTENT) - 1}/{len(CONTENT)}"
+            send(handler, 206, rest, Content_Range=span, ETag='"v1"')
+        else:
+            breaking_off(server, handler)
+
+    with serving(misplaced) as server:
+        pull("hf:owner/repo/model.gguf", tmp_path, hub_url=server.url)
+    assert (tmp_path / "model.gguf").read_bytes() == CONTENT
+    assert len(server.asked) == 3
+
+
 def test_a_part_that_was_whole_already_is_put_in_place(tmp_path: Path) -> None:
     """The last call was killed between its last byte and its rename."""
     with serving(honest) as server:
