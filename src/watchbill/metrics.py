@@ -1,0 +1,205 @@
+"""Metrics: what a Prometheus server reads at /metrics.
+
+Two kinds. What *is* (queues, memory, states) is read from the driver's status at the moment of the scrape, so it
+can never disagree with `watchbill status`. What *happened* (waits, loads, evictions) is counted by the driver
+through the small methods here. No globals: a registry of our own, so two daemons in one process do not meet.
+
+Names follow OpenTelemetry where it has one (`gen_ai.server.*`, dots become underscores), else `watchbill_*`. Labels
+come from the catalog or from closed lists, never from a client: a stranger cannot grow the number of series.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Table = Mapping[str, object]
+
+#: Model states that `status` knows; each model has exactly one of them at 1.
+STATES = ("absent", "loading", "ready", "draining", "stopping", "failed", "quarantined")
+DEVICE_GAUGES = {
+    "capacity": "Memory of the device, after the configured cap.",
+    "reserve": "Memory kept free for other services.",
+    "budget": "What models may occupy together.",
+    "used": "What warm models occupy.",
+    "loading": "What loading models will occupy.",
+    "stopping": "What stopping models still occupy.",
+    "available": "What the machine reports as available now.",
+}
+WAIT_S = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 900)
+LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+#: Actual minus forecast: negative means earlier than promised.
+FORECAST_S = (-120, -60, -30, -10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 60, 120)
+SERVICE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """The registry and its recorders. `status` is called once per scrape."""
+
+    def __init__(self, status: Callable[[], Table]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_StatusCollector(status))
+        self._wait = self._histogram("watchbill_wait_seconds", "From arrival to start.", ["lane"], WAIT_S)
+        self._first = self._histogram(
+            "gen_ai_server_time_to_first_token_seconds", "From arrival to the first byte.", ["model"], WAIT_S
+        )
+        self._service = self._histogram(
+            "gen_ai_server_request_duration_seconds", "From start to end.", ["model"], SERVICE_S
+        )
+        self._load = self._histogram(
+            "watchbill_load_seconds", "From the decision to warm.", ["model", "cached"], LOAD_S
+        )
+        self._forecast = self._histogram(
+            "watchbill_forecast_error_seconds", "Actual start minus forecast start.", ["lane"], FORECAST_S
+        )
+        self._lag = self._histogram(
+            "watchbill_event_loop_lag_seconds", "How late the event loop's timer fired.", [], LAG_S
+        )
+        self._loads = self._counter("watchbill_loads", "Loads that ended.", ["model", "outcome"])
+        self._evictions = self._counter("watchbill_evictions", "Models that left.", ["model", "reason"])
+        self._requests = self._counter("watchbill_requests", "Requests that ended.", ["lane", "outcome"])
+        self._late = self._counter(
+            "watchbill_late_answers_dropped", "Answers to an attempt that was over.", []
+        )
+        self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
+        self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
+        self._loading_ms = self._serving_ms = 0
+        self._registry.register(_ThrashCollector(self.thrash_ratio))
+
+    def observe_wait(self, lane: str, ms: float) -> None:
+        """A request started after waiting `ms`."""
+        self._wait.labels(lane).observe(ms / 1000)
+
+    def observe_forecast(self, lane: str, error_ms: float) -> None:
+        """A request started `error_ms` after its forecast; negative: before it."""
+        self._forecast.labels(lane).observe(error_ms / 1000)
+
+    def observe_first_byte(self, model: str, ms: float) -> None:
+        """A caller saw the first byte `ms` after it arrived."""
+        self._first.labels(model).observe(ms / 1000)
+
+    def observe_service(self, model: str, ms: float) -> None:
+        """An answer ran for `ms`."""
+        self._service.labels(model).observe(ms / 1000)
+        self._serving_s.inc(ms / 1000)
+        self._serving_ms += ms
+
+    def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
+        """A load ended after `ms`."""
+        self._loads.labels(model, "ok" if ok else "failed").inc()
+        self._loading_s.inc(ms / 1000)
+        self._loading_ms += ms
+        if ok:
+            self._load.labels(model, "true" if cached else "false").observe(ms / 1000)
+
+    def count_eviction(self, model: str, reason: str) -> None:
+        """A model left. `reason` is one word of a closed list (idle, swap, emergency, operator, ...)."""
+        self._evictions.labels(model, reason).inc()
+
+    def count_request(self, lane: str, outcome: str) -> None:
+        """A request ended: `ok`, `cancelled`, or one of the error codes."""
+        self._requests.labels(lane, outcome).inc()
+
+    def count_late_answer(self) -> None:
+        """An answer came for an attempt that was over."""
+        self._late.inc()
+
+    def observe_lag(self, ms: float) -> None:
+        """The event loop's timer fired `ms` late."""
+        self._lag.observe(ms / 1000)
+
+    def thrash_ratio(self) -> float:
+        """The share of the busy time that went into loading instead of answering."""
+        busy = self._loading_ms + self._serving_ms
+        return self._loading_ms / busy if busy else 0.0
+
+    def render(self) -> bytes:
+        """The page, in the text format of CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+
+class _ThrashCollector(Collector):
+    def __init__(self, ratio: Callable[[], float]) -> None:
+        self._ratio = ratio
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Share of the busy time that went into loading instead of answering."
+        yield GaugeMetricFamily("watchbill_thrash_ratio", text, value=self._ratio())
+
+
+class _StatusCollector(Collector):
+    """Turns the driver's status into gauges. A key that a status lacks leaves a gap, not an error."""
+
+    def __init__(self, status: Callable[[], Table]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing in advance: the status must not be asked for before the driver exists."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        yield from self._lanes(_tables(status, "lanes"))
+        yield from self._devices(_tables(status, "devices"))
+        yield from self._models(_tables(status, "models"))
+
+    def _lanes(self, lanes: Mapping[str, Table]) -> Iterable[Metric]:
+        yield _gauge("watchbill_queue_requests", "Requests that wait.", "lane", lanes, "queued")
+        yield _gauge("watchbill_running_requests", "Requests that run.", "lane", lanes, "running")
+        oldest = "How long the oldest waiting request has waited."
+        yield _gauge("watchbill_oldest_wait_seconds", oldest, "lane", lanes, "oldest_wait_ms", 0.001)
+
+    def _devices(self, devices: Mapping[str, Table]) -> Iterable[Metric]:
+        for key, text in DEVICE_GAUGES.items():
+            yield _gauge(f"watchbill_device_{key}_bytes", text, "device", devices, key)
+
+    def _models(self, models: Mapping[str, Table]) -> Iterable[Metric]:
+        state = GaugeMetricFamily(
+            "watchbill_model_state", "1 for the state it is in.", labels=["model", "state"]
+        )
+        for name, model in models.items():
+            for known in STATES:
+                state.add_metric([name, known], 1.0 if model.get("state") == known else 0.0)
+        yield state
+        yield _gauge("watchbill_model_in_flight", "Requests it answers.", "model", models, "in_flight")
+        yield _gauge("watchbill_model_queued", "Requests that wait for it.", "model", models, "queued")
+        memory = GaugeMetricFamily("watchbill_model_memory_bytes", "Its memory.", labels=["model", "device"])
+        for name, model in models.items():
+            for device, size in _sizes_of(model.get("memory")):
+                memory.add_metric([name, device], size)
+        yield memory
+
+
+def _sizes_of(memory: object) -> list[tuple[str, float]]:
+    """A model's memory is one figure, or one per device."""
+    if isinstance(memory, Mapping):
+        sizes = cast("Mapping[str, object]", memory)
+        return [(device, float(size)) for device, size in sizes.items() if isinstance(size, int | float)]
+    return [("", float(memory))] if isinstance(memory, int | float) else []
+
+
+def _gauge(
+    name: str, text: str, label: str, rows: Mapping[str, Table], key: str, factor: float = 1
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for row, table in rows.items():
+        value = table.get(key)
+        if isinstance(value, int | float):
+            family.add_metric([row], value * factor)
+    return family
+
+
+def _tables(status: Table, key: str) -> Mapping[str, Table]:
+    return cast("Mapping[str, Table]", status.get(key) or {})

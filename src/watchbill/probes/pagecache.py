@@ -1,0 +1,38 @@
+"""How much of a file the page cache holds: whether a load will be quick or must wait for the disk.
+
+Asks for single bytes spread over the file and refuses to wait for them; what comes back at once was cached. That
+costs about 0.2 ms and reads next to nothing, whatever the size of the file.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["cached_share"]
+
+SAMPLES = 64
+#: From this share on a load behaves as a cached one.
+CACHED_FROM = 0.9
+
+
+def cached_share(path: Path) -> float | None:
+    """The share of the file in memory, 0.0 to 1.0; None where the file or its file system does not tell."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # any errno: no such file for us, so nothing to tell
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        spots = {size * number // SAMPLES for number in range(SAMPLES)} if size else set[int]()
+        found = [_is_cached(fd, spot) for spot in sorted(spots)]
+    finally:
+        os.close(fd)
+    known = [answer for answer in found if answer is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _is_cached(fd: int, spot: int) -> bool | None:
+    try:
+        return os.preadv(fd, [bytearray(1)], spot, os.RWF_NOWAIT) == 1
+    except OSError as refusal:
+        return False if refusal.errno == errno.EAGAIN else None

@@ -1,0 +1,246 @@
+"""What was learned about each model: what it occupies, how long it loads, how long it serves.
+
+A prediction is a guess; a measurement belongs to exactly the circumstances under which it was taken. So it is kept
+under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices):
+change one, and Watchbill measures anew instead of trusting a figure that is no longer true.
+
+    memory    95th percentile of the last measurements, per device: what the ledger reserves
+    load      median of the last nine, with the file in the page cache and without it apart: they differ tenfold
+    service   median per request
+
+The file `learned.json` is replaced as a whole (written aside, synced, renamed). A file that cannot be understood is
+set aside and learning starts anew: nothing in it cannot be learned again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from watchbill.limits import SIZES_FILE_BYTES_MAX, SIZES_LOADS_USED, SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
+from watchbill.units import Bytes, Millis
+
+__all__ = ["FILE_NAME", "Facts", "Learned", "Sizes", "facts_of"]
+
+FILE_NAME = "learned.json"
+VERSION = 1
+_LOG = logging.getLogger("watchbill.sizes")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything on which a model's figures depend."""
+
+    model: str
+    source: str
+    file_bytes: int
+    file_mtime_ns: int
+    context: int
+    slots: int
+    cache_type: str
+    engine: str  # driver and version
+    devices: tuple[str, ...]
+
+    def key(self) -> str:
+        """A short name for exactly these facts."""
+        text = json.dumps(astuple(self), separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def facts_of(
+    model: str,
+    source: str | None,
+    *,
+    context: int,
+    slots: int,
+    engine: str,
+    devices: Sequence[str],
+    cache_type: str = "f16",
+) -> Facts:
+    """The facts of a model as it would be loaded now. A source that is no file has neither size nor time."""
+    size = mtime = 0
+    with suppress(OSError):  # any errno: the engine knows the model by a name that is no file of ours
+        found = os.stat(source or "")
+        size, mtime = found.st_size, found.st_mtime_ns
+    return Facts(model, source or "", size, mtime, context, slots, cache_type, engine, tuple(devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known. None and empty mean: never measured."""
+
+    memory: Mapping[str, Bytes]  # device -> 95th percentile
+    load_cached_ms: Millis | None
+    load_cold_ms: Millis | None
+    service_ms: Millis | None
+    loads: int
+    requests: int
+
+
+class _Entry(msgspec.Struct, omit_defaults=True):
+    """One model under one set of facts, as it lies in the file. Samples are oldest first."""
+
+    model: str
+    used: float = 0.0  # seconds of the epoch; the longest unused entry leaves first
+    memory: dict[str, list[int]] = msgspec.field(default_factory=dict[str, list[int]])
+    cached: list[int] = msgspec.field(default_factory=list[int])
+    cold: list[int] = msgspec.field(default_factory=list[int])
+    service: list[int] = msgspec.field(default_factory=list[int])
+    loads: int = 0
+    requests: int = 0
+
+
+class _File(msgspec.Struct):
+    version: int
+    entries: dict[str, _Entry]
+
+
+class Sizes:
+    """The memory of one state root. Recording is cheap and in memory; `save` brings it to the disk."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        warn: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        self._path = folder / FILE_NAME
+        self._clock, self._warn = clock, warn
+        self._lock = threading.Lock()  # one save at a time, whichever thread calls it
+        self._changed = False
+        self._refused = False
+        self._entries = self._read()
+
+    def recall(self, facts: Facts) -> Learned | None:
+        """What is known under exactly these facts; None when they were never seen."""
+        entry = self._entries.get(facts.key())
+        if entry is None:
+            return None
+        return Learned(
+            memory=MappingProxyType(
+                {device: Bytes(_p95(seen)) for device, seen in entry.memory.items() if seen}
+            ),
+            load_cached_ms=_median(entry.cached[-SIZES_LOADS_USED:]),
+            load_cold_ms=_median(entry.cold[-SIZES_LOADS_USED:]),
+            service_ms=_median(entry.service),
+            loads=entry.loads,
+            requests=entry.requests,
+        )
+
+    def record_load(self, facts: Facts, ms: int, memory: Mapping[str, int], *, cached: bool) -> None:
+        """A load that ended well: how long it took and what it occupies now. `memory` may be empty."""
+        entry = self._entry(facts)
+        entry.loads += 1
+        _keep(entry.cached if cached else entry.cold, ms)
+        self._keep_memory(entry, memory)
+
+    def record_memory(self, facts: Facts, memory: Mapping[str, int]) -> None:
+        """A later measurement of a warm model: buffers that fill with use are part of its size."""
+        self._keep_memory(self._entry(facts), memory)
+
+    def record_service(self, facts: Facts, ms: int) -> None:
+        """A request that ran to its end."""
+        entry = self._entry(facts)
+        entry.requests += 1
+        _keep(entry.service, ms)
+
+    def save(self) -> None:
+        """Writes the file when something changed. May block on the disk: call it in a thread.
+
+        A disk that refuses costs one warning; what was learned stays in memory and is tried again.
+        """
+        with self._lock:
+            if not self._changed:
+                return
+            self._changed = False
+            try:
+                _replace(self._path, msgspec.json.encode(_File(VERSION, dict(self._entries))))
+                self._refused = False
+            except OSError as refusal:  # every errno means the same: not now
+                self._changed = True
+                if not self._refused:
+                    self._refused = True
+                    self._warn(f"{self._path}: {refusal.strerror}; learned sizes are kept in memory")
+
+    def _entry(self, facts: Facts) -> _Entry:
+        key = facts.key()
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= SIZES_MODELS_MAX:
+                del self._entries[min(self._entries, key=lambda other: self._entries[other].used)]
+            entry = self._entries[key] = _Entry(facts.model)
+        entry.used = self._clock()
+        self._changed = True
+        return entry
+
+    def _keep_memory(self, entry: _Entry, memory: Mapping[str, int]) -> None:
+        for device, size in memory.items():
+            _keep(entry.memory.setdefault(device, []), size)
+
+    def _read(self) -> dict[str, _Entry]:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(SIZES_FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return {}
+        try:
+            if len(text) > SIZES_FILE_BYTES_MAX:
+                raise msgspec.ValidationError("larger than it can be")
+            found = msgspec.json.decode(text, type=_File)
+            if found.version != VERSION:
+                raise msgspec.ValidationError(f"version {found.version}, not {VERSION}")
+        except msgspec.MsgspecError as error:  # bad JSON or bad content
+            self._set_aside(str(error))
+            return {}
+        youngest = sorted(found.entries.items(), key=lambda item: item[1].used)[-SIZES_MODELS_MAX:]
+        return dict(youngest)
+
+    def _set_aside(self, why: str) -> None:
+        kept = self._path.with_name(f"{FILE_NAME}.broken")
+        self._path.replace(kept)
+        self._warn(f"{self._path}: {why}; kept as {kept.name}, sizes and times are learned anew")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The file holds the old text or the new one, whatever happens in between."""
+    aside = path.with_name(f".{path.name}.new")
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.write(fd, data[written:])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _keep(samples: list[int], value: int) -> None:
+    samples.append(value)
+    del samples[:-SIZES_SAMPLES_MAX]
+
+
+def _p95(samples: Sequence[int]) -> int:
+    """The smallest sample that 95 % do not exceed; of fewer than twenty that is the largest."""
+    ordered = sorted(samples)
+    return ordered[-(-len(ordered) * 95 // 100) - 1]
+
+
+def _median(samples: Sequence[int]) -> Millis | None:
+    """The middle one; of two in the middle the larger, because a load time that is too short misleads more."""
+    return Millis(sorted(samples)[len(samples) // 2]) if samples else None
