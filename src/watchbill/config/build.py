@@ -1,0 +1,150 @@
+"""From a settled, checked document to the catalog that every other layer reads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from watchbill import catalog, names
+from watchbill.catalog import Catalog, WorkClass
+from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTable, ModelTable, ScriptTable
+from watchbill.config.drivers import DRIVERS
+from watchbill.config.settle import memory_of
+from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
+
+__all__ = ["build"]
+
+
+def build(document: Document, base: Path, environment: Mapping[str, str]) -> Catalog:
+    """The catalog of a document that has been settled and found right."""
+    engines = _engines(document, base)
+    models = {name: _model(name, table, engines, base) for name, table in document.models.items()}
+    return Catalog(
+        devices={name: _device(name, table) for name, table in document.devices.items()},
+        engines=engines,
+        models=models,
+        lanes={name: _lane(name, table) for name, table in document.lanes.items()},
+        policy=_policy(document),
+        server=_server(document, environment),
+        journal=catalog.JournalRules(document.journal.markdown, document.journal.events),
+        alerts=catalog.AlertRules(document.alerts.command, document.alerts.webhook),
+    )
+
+
+def _server(document: Document, environment: Mapping[str, str]) -> catalog.Server:
+    server = document.server
+    keys = tuple(
+        catalog.ApiKey(name, _secret(table.key, environment), table.lane, table.admin)
+        for name, table in server.keys.items()
+    )
+    return catalog.Server(server.host, server.port, keys, server.hosts, server.origins, server.body_max)
+
+
+def _secret(key: str, environment: Mapping[str, str]) -> str:
+    return environment[key.removeprefix("env:")] if key.startswith("env:") else key
+
+
+def _device(name: str, table: DeviceTable) -> catalog.Device:
+    kept = table.reservation
+    return catalog.Device(
+        name,
+        capacity=table.capacity,
+        reserve=table.reserve or Bytes(0),
+        share=table.budget,
+        max_resident=table.max_resident,
+        parallel_loads=table.parallel_loads,
+        protect=table.protect,
+        reservation=catalog.Reservation(kept.model, kept.memory) if kept else None,
+    )
+
+
+def _engines(document: Document, base: Path) -> dict[str, catalog.EngineRules]:
+    """The engines of the file, and those that models name by their driver."""
+    named = {model.engine for model in document.models.values()} - set(document.engines)
+    tables = {**document.engines, **{driver: EngineTable(driver=driver) for driver in sorted(named)}}
+    return {name: _engine(name, table, base) for name, table in tables.items()}
+
+
+def _engine(name: str, table: EngineTable, base: Path) -> catalog.EngineRules:
+    binary = table.binary
+    if binary is not None and ("/" in binary or binary.startswith("~")):
+        binary = str(names.operator_path(base, binary))
+    return catalog.EngineRules(name, table.driver, url=table.url, shared=table.shared, binary=binary)
+
+
+def _model(
+    name: str, table: ModelTable, engines: Mapping[str, catalog.EngineRules], base: Path
+) -> catalog.Model:
+    engine = engines[table.engine]
+    source = table.source
+    if source is not None and DRIVERS[engine.driver].source_is_path:
+        source = str(names.operator_path(base, source))
+    return catalog.Model(
+        name,
+        table.engine,
+        source=source,
+        memory=MappingProxyType(memory_of(table)),
+        devices=table.devices or (catalog.RAM,),
+        aliases=table.aliases,
+        permanent=table.permanent,
+        shared=engine.shared,
+        priority=table.priority,
+        concurrency=table.concurrency,
+        inertia=table.inertia,
+        idle_ms=table.idle,
+        group=table.group,
+        family=table.family,
+        tier=table.tier,
+        context=table.context,
+        threads=table.threads,
+        mmap=table.mmap,
+        embedding=table.embedding,
+        prompt_cache=table.prompt_cache,
+        load_timeout_ms=table.load_timeout,
+        command=table.command,
+        health=table.health,
+        stop=table.stop,
+        probe=table.probe,
+        env=MappingProxyType(table.env),
+        arguments=table.arguments,
+        script=MappingProxyType(_script(table.script)),
+    )
+
+
+def _script(table: ScriptTable | None) -> dict[str, object]:
+    """What was said of the script, spelled as the scripted engine reads it."""
+    if table is None:
+        return {}
+    said: dict[str, object] = table.model_dump(exclude_unset=True)
+    spelled: dict[str, object] = {
+        "load": spell_millis(table.load),
+        "service": spell_millis(table.service),
+        "memory": spell_bytes(table.memory),
+        "fail": list(table.fail),
+    }
+    return {key: spelled.get(key, value) for key, value in said.items()}
+
+
+def _lane(name: str, table: LaneTable) -> catalog.Lane:
+    return catalog.Lane(
+        name,
+        work_class=WorkClass[table.work_class.upper()],
+        policy=table.policy,
+        priority=table.priority,
+        max_wait_ms=table.max_wait or Millis(0),
+        timeout_ms=table.timeout or Millis(0),
+        queue_max=table.queue_max,
+        fallback=table.fallback,
+    )
+
+
+def _policy(document: Document) -> catalog.PolicyRules:
+    policy, weights = document.policy, document.policy.weights
+    _, _, _, leased, rotation = catalog.PolicyRules().weights
+    return catalog.PolicyRules(
+        policy.name,
+        alpha=policy.alpha,
+        linger=policy.linger,
+        inertia=policy.inertia,
+        weights=(weights.interactive, weights.normal, weights.background, leased, rotation),
+        parallel_loads=policy.parallel_loads,
+    )

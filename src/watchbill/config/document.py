@@ -1,0 +1,315 @@
+"""The config file's tables: every key, its kind, its default and one sentence about it.
+
+This is the only list of keys. The reference in the docs, the JSON Schema for editors, `config show` and the
+hint for a mistyped key are all drawn from it. A key stands here only when this version honours it; what is
+planned is refused by name in `planned`. Defaults that depend on other keys are filled in by `build`.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from watchbill import limits
+from watchbill.config.fields import (
+    Count,
+    DeviceName,
+    Duration,
+    EnvName,
+    Failures,
+    Hostname,
+    HttpPath,
+    KeyText,
+    Line,
+    Memory,
+    ModelName,
+    Origin,
+    PlainName,
+    Portion,
+    Priority,
+    Rate,
+    Share,
+    Size,
+    Url,
+)
+from watchbill.units import Bytes, Millis
+
+__all__ = [
+    "TABLES", "AlertsTable", "DeviceTable", "Document", "EngineTable", "JournalTable", "KeyTable", "LaneTable",
+    "ModelTable", "PolicyTable", "ReservationTable", "ScriptTable", "ServerTable", "Table", "WeightsTable",
+]  # fmt: skip
+
+
+class Table(BaseModel):
+    """A table of the file: no coercion, no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class KeyTable(Table):
+    """An API key: who may call, and with which rights. Without any key everyone on this machine may."""
+
+    key: KeyText = Field(
+        description='The key itself, or "env:NAME" to read it from $NAME.', examples=["env:ALICE_KEY"]
+    )
+    lane: PlainName | None = Field(
+        default=None, description="The lane of this caller's requests.", examples=["chat"]
+    )
+    admin: bool = Field(
+        default=False, description="May load, evict and cancel; its calls go first within their class."
+    )
+
+
+class ServerTable(Table):
+    """Where the gateway listens and whom it believes."""
+
+    host: Hostname = Field(
+        default="127.0.0.1", description="The address to listen on. Any but a loopback one needs a key."
+    )
+    port: int = Field(default=8470, ge=0, le=65535, description="The port; 0 picks a free one.")
+    keys: dict[PlainName, KeyTable] = Field(default={}, description="API keys by the name of their caller.")
+    hosts: tuple[Hostname, ...] = Field(
+        default=(),
+        strict=False,
+        description="Further names that a request's Host header may carry.",
+        examples=[["box.lan"]],
+    )
+    origins: tuple[Origin, ...] = Field(
+        default=(),
+        strict=False,
+        description="Web pages that may call from a browser.",
+        examples=[["https://chat.lan:3000"]],
+    )
+    body_max: Size = Field(
+        default=Bytes(64 * 2**20), ge=1024, le=limits.BODY_BYTES_MAX, description="The largest request body."
+    )
+
+
+class ReservationTable(Table):
+    """Memory kept free for one small model that stays through every swap."""
+
+    model: ModelName = Field(description="The model it is kept for.", examples=["lexicon"])
+    memory: Size = Field(description="How much.", examples=["2GiB"])
+
+
+class DeviceTable(Table):
+    """A memory domain: `ram`, or one GPU as `"gpu:0"`. `[devices.gpu]` holds defaults for all GPUs."""
+
+    capacity: Size | None = Field(
+        default=None,
+        ge=1,
+        description="A cap on the device's memory; the machine's own figure otherwise.",
+        examples=["15GB"],
+    )
+    reserve: Size | None = Field(
+        default=None,
+        description="Left free for everything else on the machine: 2GiB on ram, 0B on a GPU.",
+        examples=["2GiB"],
+    )
+    budget: Share = Field(default=1.0, description="The part of the capacity that may be used.")
+    max_resident: Count | None = Field(
+        default=None, description="At most this many models at a time.", examples=[2]
+    )
+    parallel_loads: int = Field(default=1, ge=1, le=limits.PARALLEL_LOADS_MAX, description="Loads at a time.")
+    protect: tuple[Line, ...] = Field(
+        default=(),
+        strict=False,
+        description="Processes to raise an alert about when they die.",
+        examples=[["routx"]],
+    )
+    reservation: ReservationTable | None = Field(default=None, description="Memory kept for a core model.")
+
+
+class EngineTable(Table):
+    """A program that hosts models. A driver's name serves as an engine without a table of its own."""
+
+    driver: str = Field(description="llamacpp, process or scripted.", examples=["llamacpp"])
+    url: Url | None = Field(
+        default=None, description="Where a foreign server answers.", examples=["http://127.0.0.1:9000"]
+    )
+    shared: bool = Field(default=False, description="Routed to, never loaded, unloaded or stopped.")
+    binary: Line | None = Field(
+        default=None,
+        description="A llama-server to prefer over the embedded one: a path, or a name on the PATH.",
+        examples=["llama-server"],
+    )
+
+
+class ScriptTable(Table):
+    """How a model of the scripted engine behaves: for tests, demos and the rehearsal of a config."""
+
+    load: Duration = Field(default=Millis(0), description="Until it is healthy.")
+    service: Duration = Field(default=Millis(0), description="A whole answer.")
+    tokens: int = Field(default=8, ge=1, le=1_000_000, description="Words of an answer.")
+    text: str = Field(default="", description="The words; the model's name otherwise.")
+    memory: Size = Field(default=Bytes(0), description="Really occupied, unless touch = false.")
+    touch: bool = Field(default=True, description="Occupy the memory.")
+    concurrency: Count | None = Field(default=None, description="Slots; the model's otherwise.")
+    jitter: Portion = Field(default=0.0, description="Durations vary by this share.")
+    seed: int = Field(default=1, description="Of the variation: the same seed, the same row.")
+    fail: Failures = Field(default=(), description="How it misbehaves: one failure or a list of them.")
+    fail_times: int = Field(default=0, ge=0, description="Fails only so many times; 0 is always.")
+
+
+class ModelTable(Table):
+    """A model: what it is, what it needs, and how long it stays."""
+
+    engine: PlainName = Field(description="An engine's name, or a driver's.", examples=["llamacpp"])
+    source: Line | None = Field(
+        default=None,
+        description="The model's file, relative to the config file.",
+        examples=["models/big.gguf"],
+    )
+    memory: Memory | None = Field(
+        default=None,
+        description='What it occupies, or a table such as { "gpu:0" = "9GB" }; predicted and measured otherwise.',
+        examples=["4.6GB"],
+    )
+    devices: tuple[DeviceName, ...] | None = Field(
+        default=None,
+        strict=False,
+        min_length=1,
+        description='The devices it needs; those of `memory`, else ["ram"].',
+    )
+    aliases: tuple[ModelName, ...] = Field(
+        default=(), strict=False, description="Further names it answers to."
+    )
+    permanent: bool = Field(default=False, description="Loaded at start, and stays.")
+    priority: Priority = Field(default=3, description="1 is served first, 5 last, within a class.")
+    concurrency: Count = Field(default=1, description="Requests at a time; 1 is one after the other.")
+    inertia: Rate | None = Field(
+        default=None, description="How hard it is to displace; the policy's otherwise."
+    )
+    idle: Duration = Field(
+        default=Millis(300_000), ge=1, description="Leaves memory after this long without use."
+    )
+    group: PlainName | None = Field(
+        default=None, description="Exclusive group: at most one of its members is on a device at a time."
+    )
+    family: PlainName | None = Field(
+        default=None, description="Models that may stand in for a larger one of the same family."
+    )
+    tier: int | None = Field(
+        default=None, ge=1, le=100, description="Its place in the family, 1 the largest; by memory otherwise."
+    )
+    context: int = Field(
+        default=4096, ge=16, le=limits.CONTEXT_TOKENS_MAX, description="Tokens of context for each request."
+    )
+    threads: int = Field(
+        default=0, ge=0, le=limits.THREADS_MAX, description="CPU threads; 0 lets the engine decide."
+    )
+    mmap: bool = Field(default=False, description="Map the file instead of reading it into memory.")
+    embedding: bool = Field(default=False, description="Serves embeddings instead of chat.")
+    prompt_cache: Size = Field(
+        default=Bytes(0), description="Memory for prompts that are kept between requests."
+    )
+    load_timeout: Duration | None = Field(
+        default=None, ge=1, description="A load fails after this; 3 x the learned load time + 10 s otherwise."
+    )
+    command: Line | None = Field(
+        default=None,
+        description="The command line that starts it, with ${PORT} and ${SOURCE}.",
+        examples=["whisper-server --port ${PORT} --model ${SOURCE}"],
+    )
+    health: HttpPath = Field(default="/health", description="The path that answers 200 when it is ready.")
+    stop: Line = Field(default="SIGTERM", description="The signal that ends it, or a command.")
+    probe: Literal["chat", "embed", "http", "none"] | None = Field(
+        default=None,
+        description="What must be answered before it counts as warm; the driver's own probe otherwise.",
+    )
+    env: dict[EnvName, str] = Field(default={}, description="Environment variables of its process.")
+    arguments: tuple[Line, ...] = Field(
+        default=(), strict=False, description="Further arguments for llama-server, as they are."
+    )
+    script: ScriptTable | None = Field(default=None, description="How the scripted engine behaves.")
+
+
+class WeightsTable(Table):
+    """What a waiting request weighs when models compete, by its class."""
+
+    interactive: Rate = Field(default=10.0, description="A person or live agent waits.")
+    normal: Rate = Field(default=3.0, description="Plans and spools.")
+    background: Rate = Field(default=1.0, description="Work nobody watches.")
+
+
+class PolicyTable(Table):
+    """How it is decided which models are in memory."""
+
+    name: Literal["rate", "turns", "fifo"] = Field(default="rate", description="The rule.")
+    alpha: Rate = Field(default=1.0, description="A loaded model keeps its place for alpha x its load time.")
+    linger: Rate = Field(default=1.0, description="An idle model keeps its price for linger x its load time.")
+    inertia: Rate = Field(default=1.5, description="What must be gained to displace a model, as a factor.")
+    weights: WeightsTable = Field(default=WeightsTable(), description="What a waiting request weighs.")
+    parallel_loads: int = Field(
+        default=1, ge=1, le=limits.PARALLEL_LOADS_MAX, description="Loads at a time on the whole machine."
+    )
+
+
+class LaneTable(Table):
+    """A queue with a policy. The lane `default` always exists."""
+
+    work_class: Literal["interactive", "normal", "background"] = Field(
+        default="interactive",
+        alias="class",
+        description="Who waits for the answer; a higher class is served first.",
+    )
+    policy: Literal["fifo", "priority"] = Field(default="fifo", description="The order within a class.")
+    priority: Priority | None = Field(default=None, description="Of its requests; the model's otherwise.")
+    max_wait: Duration | None = Field(
+        default=None, ge=1, description="From arrival to start: 2m in an interactive lane, 15m in another."
+    )
+    timeout: Duration | None = Field(
+        default=None, ge=1, description="From start to end: 10m, or 45s in a lane with a fallback."
+    )
+    queue_max: int = Field(
+        default=256, ge=1, le=limits.QUEUE_LEN_MAX, description="Requests that may wait in it."
+    )
+    fallback: Line | None = Field(default=None, description="The text to answer with when a model cannot.")
+
+
+class JournalTable(Table):
+    """Where decisions are written down. Watchbill writes these files, so they are relative to its root."""
+
+    markdown: Line = Field(default="queue_log.md", description="The journal for people.")
+    events: Line = Field(default="events.jsonl", description="The same for programs.")
+
+
+class AlertsTable(Table):
+    """Where alerts go beside the journal and the log."""
+
+    command: Line | None = Field(
+        default=None, description="A command that gets the alert's text.", examples=["notify-send"]
+    )
+    webhook: Url | None = Field(
+        default=None, description="An address that gets it as JSON.", examples=["http://127.0.0.1:9999/"]
+    )
+
+
+class Document(Table):
+    """A whole config file."""
+
+    server: ServerTable = Field(default=ServerTable(), description="Where the gateway listens.")
+    devices: dict[str, DeviceTable] = Field(default={}, description="Memory domains.")
+    engines: dict[PlainName, EngineTable] = Field(default={}, description="Programs that host models.")
+    models: dict[ModelName, ModelTable] = Field(default={}, description="Models.")
+    lanes: dict[PlainName, LaneTable] = Field(default={}, description="Queues.")
+    policy: PolicyTable = Field(default=PolicyTable(), description="How residency decides.")
+    journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
+    alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
+
+
+#: Every table by its place in the file; "*" is a name that the operator chooses.
+TABLES: dict[tuple[str, ...], type[Table]] = {
+    (): Document,
+    ("server",): ServerTable,
+    ("server", "keys", "*"): KeyTable,
+    ("devices", "*"): DeviceTable,
+    ("devices", "*", "reservation"): ReservationTable,
+    ("engines", "*"): EngineTable,
+    ("models", "*"): ModelTable,
+    ("models", "*", "script"): ScriptTable,
+    ("lanes", "*"): LaneTable,
+    ("policy",): PolicyTable,
+    ("policy", "weights"): WeightsTable,
+    ("journal",): JournalTable,
+    ("alerts",): AlertsTable,
+}

@@ -1,0 +1,52 @@
+"""Which keys each driver reads.
+
+A key that a driver ignores is refused: somebody who writes `context` for a process means to bound its memory,
+and would learn otherwise from the kernel.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["DRIVERS", "Driver", "available_drivers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What one driver needs and reads of its tables."""
+
+    is_available: bool = True
+    needs: frozenset[str] = frozenset()  # keys a model must have
+    reads: frozenset[str] = frozenset()  # keys a model may have beside those every model has
+    engine_reads: frozenset[str] = frozenset()  # keys of its [engines.NAME] table beside `driver`
+    source_is_path: bool = True
+
+
+#: Everything that runs as a process of ours.
+_OWNED = frozenset({"health", "probe", "env"})
+
+DRIVERS: dict[str, Driver] = {
+    "llamacpp": Driver(
+        needs=frozenset({"source"}),
+        reads=_OWNED | {"context", "threads", "mmap", "embedding", "prompt_cache", "arguments"},
+        engine_reads=frozenset({"binary"}),
+    ),
+    "process": Driver(needs=frozenset({"command"}), reads=_OWNED | {"source", "stop"}),
+    "scripted": Driver(reads=_OWNED | {"script"}),
+    "ollama": Driver(
+        is_available=False,
+        needs=frozenset({"source"}),
+        engine_reads=frozenset({"url", "shared"}),
+        source_is_path=False,
+    ),
+    "remote": Driver(
+        is_available=False,
+        reads=frozenset({"source"}),
+        engine_reads=frozenset({"url", "shared"}),
+        source_is_path=False,
+    ),
+    "systemd": Driver(is_available=False, engine_reads=frozenset({"url"}), source_is_path=False),
+}
+
+
+def available_drivers() -> list[str]:
+    """The drivers this version has."""
+    return [name for name, driver in DRIVERS.items() if driver.is_available]

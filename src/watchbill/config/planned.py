@@ -1,0 +1,45 @@
+"""What this version does not have yet, so that nobody searches for a typing error in a key that is right.
+
+Design and docs of later versions name these keys. Accepting them without a word would be a lie: the operator
+would believe in a protection or a schedule that is not there. Whoever builds a feature removes its line.
+"""
+
+__all__ = ["planned_feature", "planned_value"]
+
+#: Place in the file -> what it would configure. "*" is any name.
+_KEYS: dict[tuple[str, ...], str] = {
+    ("rotation",): "background rotation",
+    ("epochs",): "embedding epochs",
+    ("sets",): "sets of companion models",
+    ("spool",): "spools that the daemon drains; `watchbill spool` works on a folder without a config",
+    ("process",): "POST /process",
+    ("coordinator",): "a coordinator",
+    ("agents",): "agents",
+    ("reactor",): "a host reactor",
+    ("server", "keys", "*", "max_priority"): "priority ceilings of keys",
+    ("server", "keys", "*", "may_pin"): "pinning by callers",
+    ("server", "keys", "*", "capture"): "capture into a spool",
+    ("devices", "*", "max_temp_c"): "device health limits",
+    ("devices", "*", "max_vram_percent"): "device health limits",
+    ("devices", "*", "max_power_w"): "device health limits",
+    ("models", "*", "background"): "background tasks",
+    ("models", "*", "capture"): "capture into a spool",
+    ("models", "*", "unit"): "systemd units",
+    ("lanes", "*", "capture"): "capture into a spool",
+    ("lanes", "*", "concurrency"): "concurrency limits of lanes",
+    ("policy", "admission"): "another admission rule",
+}
+_VALUES: dict[tuple[tuple[str, ...], str], str] = {
+    (("lanes", "*", "policy"), "latest-wins"): "latest-wins lanes",
+    (("lanes", "*", "class"), "leased"): "leases for other machines",
+}
+
+
+def planned_feature(place: tuple[str, ...]) -> str | None:
+    """The feature that a key, given with its names as "*", would configure in a later version."""
+    return _KEYS.get(place)
+
+
+def planned_value(place: tuple[str, ...], value: object) -> str | None:
+    """The feature that this value of a key would choose in a later version."""
+    return _VALUES.get((place, value)) if isinstance(value, str) else None

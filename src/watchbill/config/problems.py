@@ -1,0 +1,116 @@
+"""From pydantic's errors to sentences for the operator: the key, what is wrong, what to do.
+
+Owns the wording of everything that is wrong with a single value. What is wrong between tables is worded in
+`check`.
+"""
+
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from watchbill.config.document import TABLES
+from watchbill.config.fields import REFUSED
+from watchbill.config.locate import KeyPath
+from watchbill.config.planned import planned_feature, planned_value
+from watchbill.config.spelling import choices_of, find_key, keys_of, place_of, spell_value
+
+__all__ = ["Wrong", "did_you_mean", "wrongs_of"]
+
+#: (path, what is wrong, what to do): a Problem before its file and line are known.
+Wrong = tuple[KeyPath, str, str]
+
+_KINDS = {
+    "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
+    "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table", "tuple_type": "a list",
+    "list_type": "a list", "int_from_float": "a whole number", "finite_number": "a finite number",
+}  # fmt: skip
+_BOUNDS = {
+    "greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le"),
+}  # fmt: skip
+
+
+def wrongs_of(error: ValidationError) -> list[Wrong]:
+    """Every single value that is wrong."""
+    return [_wrong(detail) for detail in error.errors(include_url=False)]
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """A question that names the nearest known word, or the list of all when none is near."""
+    near = get_close_matches(word.lower(), [each.lower() for each in known], n=1, cutoff=0.6)
+    matches = [each for each in known if near and each.lower() == near[0]]
+    if matches:
+        return f"did you mean {matches[0]}?"
+    return f"known are {', '.join(known)}" if known else ""
+
+
+def _wrong(detail: ErrorDetails) -> Wrong:
+    path, kind = detail["loc"], detail["type"]
+    if path and path[-1] == "[key]":
+        path = path[:-1]
+    context = detail.get("ctx", {})
+    if kind == REFUSED:
+        at = context.get("at")
+        return ((*path, str(at)) if at is not None else path, str(context["text"]), str(context["hint"]))
+    if kind == "extra_forbidden":
+        return (path, *_unknown(path))
+    if kind == "missing":
+        return (path, "is missing", _example(path, "add"))
+    if kind == "literal_error":
+        return (path, *_not_one_of(path, detail["input"]))
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return (path, f"must be {words} {_bound(path, context[bound])}", "")
+    if kind == "too_short":
+        return (path, "must not be empty", "write at least one, or leave the key out")
+    expected = _KINDS.get(kind)
+    if expected is None:
+        return (path, detail["msg"][:1].lower() + detail["msg"][1:], _example(path, "write"))
+    return (path, f"must be {expected}, not {_shown(detail['input'])}", _example(path, "write"))
+
+
+def _unknown(path: KeyPath) -> tuple[str, str]:
+    place = place_of(path)
+    feature = planned_feature(place)
+    if feature is not None:
+        return f"this version of Watchbill does not have {feature}", "remove it"
+    table = TABLES.get(place[:-1])
+    return "is not a key that Watchbill knows", did_you_mean(place[-1], list(keys_of(table)) if table else [])
+
+
+def _not_one_of(path: KeyPath, value: object) -> tuple[str, str]:
+    key = find_key(path)
+    choices = choices_of(key) if key else []
+    feature = planned_value(place_of(path), value)
+    if feature is not None:
+        return f"this version of Watchbill does not have {feature}", f"use {' or '.join(choices)}"
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"must be one of {', '.join(choices)}, not {_shown(value)}", near if "?" in near else ""
+
+
+def _example(path: KeyPath, verb: str) -> str:
+    """`write port = 8470`: the key's example, or its default."""
+    key = find_key(path)
+    return f"{verb} {key.name} = {key.example}" if key and key.example else ""
+
+
+def _bound(path: KeyPath, bound: object) -> str:
+    key = find_key(path)
+    if isinstance(bound, float):
+        return f"{bound:g}"
+    return key.spell(bound).strip('"') if key else str(bound)
+
+
+def _shown(value: object) -> str:
+    """What was found, in a few words."""
+    if isinstance(value, bool):
+        return spell_value(value)
+    if isinstance(value, str | int | float):
+        shown = spell_value(value) if isinstance(value, str) else str(value)
+        return (
+            (shown if len(shown) <= 40 else shown[:37] + "...").encode("ascii", "backslashreplace").decode()
+        )
+    if isinstance(value, dict):
+        return "a table"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
