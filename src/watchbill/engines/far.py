@@ -5,8 +5,8 @@ comes from the config only, and what an engine sends stays as it was sent.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TypeVar, cast
 
 import aiohttp
 
@@ -70,7 +70,7 @@ class FarCall:
         return self._answer.content_type.lower()
 
     async def head(self) -> int:
-        answer = await self._guarded(self._open(), self._deadlines.connect_ms + self._deadlines.first_byte_ms)
+        answer = await self._guarded(self._open, self._deadlines.connect_ms + self._deadlines.first_byte_ms)
         self._answer = answer
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             self.abort()
@@ -92,7 +92,7 @@ class FarCall:
     async def chunk(self) -> bytes:
         assert self._answer is not None
         bound_ms = self._deadlines.silence_ms if self._begun else self._deadlines.first_byte_ms
-        piece = await self._guarded(self._answer.content.readany(), bound_ms)
+        piece = await self._guarded(self._answer.content.readany, bound_ms)
         self._begun = True
         if not piece:
             self._answer.release()
@@ -116,24 +116,25 @@ class FarCall:
         if self._answer is not None:
             self._answer.close()
 
-    async def _guarded(self, step: Coroutine[object, object, Outcome], bound_ms: int) -> Outcome:
-        """Runs a step in a task of its own, so that `abort` can end it from outside."""
+    async def _guarded(
+        self, step: Callable[[], Coroutine[object, object, Outcome]], bound_ms: int
+    ) -> Outcome:
+        """Runs a step in a task of its own, so that `abort` can end it and an interrupted caller can come back."""
         received = self._answer is not None
-        task = asyncio.ensure_future(step)
-        self._step = task
+        if self._step is None:
+            self._step = asyncio.ensure_future(step())
+        task = cast("asyncio.Task[Outcome]", self._step)
         if self._aborted:
             task.cancel()
+        await asyncio.wait({task}, timeout=bound_ms / 1000)
+        self._step = None
+        if not task.done():
+            task.cancel()
+            raise UpstreamFailed("timeout", "the engine is silent", received=received)
         try:
-            async with asyncio.timeout(bound_ms / 1000):
-                return await task
+            return task.result()
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if not self._aborted or (current is not None and current.cancelling()):
-                task.cancel()
-                raise
             raise UpstreamFailed("aborted", "the request to the engine was cut", received=received) from None
-        except TimeoutError:
-            raise UpstreamFailed("timeout", "the engine is silent", received=received) from None
         except aiohttp.ClientConnectorError as error:
             raise UpstreamFailed("connect", f"the engine cannot be reached: {error.strerror}") from None
         except aiohttp.ClientPayloadError as error:
@@ -142,9 +143,7 @@ class FarCall:
             ) from None
         except aiohttp.ServerDisconnectedError:
             raise UpstreamFailed("closed", "the engine closed the connection without an answer") from None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamFailed(
                 "garbled", f"the engine's answer is not HTTP: {error}", received=received
             ) from None
-        finally:
-            self._step = None

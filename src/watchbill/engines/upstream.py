@@ -52,7 +52,9 @@ class Call(Protocol):
         ...
 
     async def head(self) -> int:
-        """Sends the request and returns the answer's status. Raises UpstreamFailed."""
+        """Sends the request and returns the answer's status. Raises UpstreamFailed.
+
+        A caller who stops waiting (a timeout of its own) may call again: nothing is sent twice."""
         ...
 
     async def chunk(self) -> bytes:
@@ -201,15 +203,9 @@ class NearCall:
     """A request over loopback on a connection of ours."""
 
     __slots__ = (
-        "_aborted",
-        "_address",
-        "_connection",
-        "_deadlines",
-        "_pool",
-        "_released",
-        "_request",
-        "_streamed",
-    )
+        "_aborted", "_address", "_connection", "_deadlines", "_followed_stream", "_is_kept", "_pool", "_released",
+        "_request", "_streamed",
+    )  # fmt: skip
 
     def __init__(self, pool: Upstream, outgoing: Outgoing, deadlines: Deadlines, *, streamed: bool) -> None:
         endpoint = outgoing.endpoint
@@ -220,6 +216,8 @@ class NearCall:
         self._connection: Connection | None = None
         self._aborted = False
         self._released = False
+        self._is_kept = False
+        self._followed_stream = False
         close = streamed and pool.closes_after_stream(self._address)
         self._request = _request_head(outgoing, close=close) + outgoing.body
 
@@ -233,40 +231,48 @@ class NearCall:
         return next((value for key, value in self._connection.headers if key == name), b"")
 
     async def head(self) -> int:
-        connection = self._pool.take_idle(self._address)
-        if connection is not None:
-            try:
-                return await self._ask(connection)
-            except UpstreamFailed as error:
-                if error.kind != "closed" or error.received or self._aborted:
-                    raise
-                if connection.streamed:
-                    self._pool.note_closer(self._address)
-        return await self._ask(await self._pool.connect(self._address, self._deadlines.connect_ms))
+        if self._connection is None:
+            connection = self._pool.take_idle(self._address)
+            self._is_kept = connection is not None
+            self._send(connection or await self._connect())
+        try:
+            return await self._wait_head()
+        except UpstreamFailed as error:
+            if not self._is_kept or error.kind != "closed" or error.received or self._aborted:
+                raise
+        if self._followed_stream:
+            self._pool.note_closer(self._address)
+        self._is_kept = False
+        self._send(await self._connect())
+        return await self._wait_head()
 
-    async def _ask(self, connection: Connection) -> int:
-        self._connection = connection
+    async def _connect(self) -> Connection:
+        self._connection = None  # so that a caller who was interrupted here can ask for the head again
+        connection = await self._pool.connect(self._address, self._deadlines.connect_ms)
         if self._aborted:
             connection.abort()
             raise UpstreamFailed("aborted", "the request to the engine was cut")
-        was_streamed = connection.streamed
+        return connection
+
+    def _send(self, connection: Connection) -> None:
+        self._connection = connection
+        self._followed_stream = connection.streamed
         connection.begin(
             self._request,
             first_byte_s=self._deadlines.first_byte_ms / 1000,
             silence_s=self._deadlines.silence_ms / 1000,
             streamed=self._streamed,
         )
-        try:
-            await connection.wait_head()
-        except UpstreamFailed:
-            connection.streamed = was_streamed  # what the pool may learn is about the answer before
-            raise
+
+    async def _wait_head(self) -> int:
+        assert self._connection is not None
+        await self._connection.wait_head()
         if self.header(b"content-encoding") not in (b"", b"identity"):
-            connection.abort()
+            self._connection.abort()
             raise UpstreamFailed(
                 "garbled", "the engine compressed its answer although asked not to", received=True
             )
-        return connection.status
+        return self._connection.status
 
     async def chunk(self) -> bytes:
         assert self._connection is not None

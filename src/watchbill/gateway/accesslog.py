@@ -1,0 +1,69 @@
+"""The access log: one line per request, written in batches so that serving never waits for a disk.
+
+A line has the time, the request's id, who asked, what for, and how it went. Never a prompt, never a key.
+"""
+
+import asyncio
+import logging
+import logging.handlers
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from watchbill.gateway.visit import Visit
+from watchbill.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX, LOG_FILE_BYTES_MAX, LOG_FILES_MAX
+
+__all__ = ["AccessLog", "rotating_file"]
+
+#: Characters of a path that are kept; a client chose them.
+_PATH_CHARS_MAX = 200
+
+
+def rotating_file(path: Path) -> Callable[[str], None]:
+    """A sink that appends to a file and rotates it within the bounds of every log."""
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=LOG_FILE_BYTES_MAX, backupCount=LOG_FILES_MAX - 1, encoding="utf-8", delay=True
+    )
+
+    def write(lines: str) -> None:
+        handler.emit(logging.LogRecord("watchbill.access", logging.INFO, "", 0, lines, None, None))
+
+    return write
+
+
+class AccessLog:
+    """Collects lines and hands them to a sink a few times a second."""
+
+    def __init__(self, sink: Callable[[str], None] | None) -> None:
+        self._sink = sink
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.dropped = 0
+
+    def note(self, visit: Visit, status: int, now: float) -> None:
+        """One request is over. A status of 499 means that the client left first."""
+        if self._sink is None:
+            return
+        if len(self._lines) >= ACCESS_LOG_LINES_MAX:
+            self.dropped += 1
+            return
+        request, start = visit.request, visit.start
+        path = request.raw_path.partition("?")[0][:_PATH_CHARS_MAX]
+        self._lines.append(
+            f"{time.time():.3f} {visit.id} {request.remote} {visit.key.name if visit.key else '-'} "
+            f"{request.method} {ascii(path)[1:-1]} {status} {(now - visit.began) * 1000:.1f}ms "
+            f"model={visit.model or '-'} lane={visit.lane or '-'} "
+            f"wait={start.wait_ms if start else '-'} load={start.load_ms if start else '-'}"
+        )
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(ACCESS_LOG_FLUSH_MS / 1000, self.flush)
+
+    def flush(self) -> None:
+        """Hands over what was collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines and self._sink is not None:
+            lines, self._lines = self._lines, []
+            self._sink("\n".join(lines))

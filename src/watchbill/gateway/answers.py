@@ -1,0 +1,99 @@
+"""What goes back to a client: JSON bodies, error bodies, and the headers that both carry.
+
+Owns the shapes of errors. An error says whether Watchbill or the engine failed (`source`), and its `code` is of
+the closed list in `errors`. Never contains a traceback, a path or a prompt.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
+from watchbill.limits import RETRY_AFTER_S_MAX
+
+__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "status_of"]
+
+#: OpenAI's `type` of an error, by status; 5xx are `server_error`.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+#: What a client is told to wait when nobody knows better.
+_RETRY_AFTER_DEFAULT_S = 5
+#: Statuses after which a client may try again by itself.
+_RETRYABLE = frozenset({429, 503})
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EngineRefused(EngineFailed):
+    """The engine answered with an error of its own, which is passed on in its own words."""
+
+    def __init__(self, status: int, message: str, *, kind: str | None = None, param: object = None) -> None:
+        super().__init__(message)
+        # An engine's 5xx is ours to answer for: 502 says that the gateway is well and the engine is not.
+        self.answered = status if status < 500 or status == 501 else 502
+        self.kind = kind
+        self.param = param
+
+
+def status_of(error: TheirsError) -> int:
+    """The HTTP status that an error becomes."""
+    return error.answered if isinstance(error, EngineRefused) else error.status
+
+
+def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -> bytes:
+    """The body of an error in OpenAI's shape; `beside` goes next to `error`."""
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code, param = error.code, None
+    if isinstance(error, EngineRefused):
+        kind, param = error.kind or kind, error.param
+        if error.answered < 500:
+            code = error.kind or "invalid_request"
+    source = "engine" if isinstance(error, EngineFailed) else "watchbill"
+    text = {"message": str(error), "type": kind, "param": param, "code": code, "source": source}
+    return _encode({"error": text, **(beside or {})})
+
+
+def retry_headers(error: TheirsError) -> dict[str, str]:
+    """When, and whether, to try again."""
+    status = status_of(error)
+    headers: dict[str, str] = {}
+    if status in _RETRYABLE:
+        known = error.retry_after_ms
+        seconds = _RETRY_AFTER_DEFAULT_S if known is None else -(-known // 1000)
+        headers["Retry-After"] = str(max(1, min(RETRY_AFTER_S_MAX, seconds)))
+    if isinstance(error, NeverFits) or status == 501:
+        headers["x-should-retry"] = "false"  # SDKs retry every 5xx otherwise
+    if isinstance(error, LaneFull):
+        headers["x-should-retry"] = "true"
+    return headers
+
+
+def as_response(
+    error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
+) -> web.Response:
+    """A whole answer that says what went wrong."""
+    status = status_of(error)
+    every = {"Content-Type": "application/json", **headers, **retry_headers(error)}
+    if status == 401:
+        every["WWW-Authenticate"] = "Bearer"
+    response = web.Response(status=status, body=error_body(error, beside), headers=every)
+    if status in (408, 413):
+        response.force_close()
+    return response
+
+
+def json_response(value: object, headers: Mapping[str, str], status: int = 200) -> web.Response:
+    """A value as JSON."""
+    every = {"Content-Type": "application/json", **headers}
+    return web.Response(status=status, body=_encode(value), headers=every)

@@ -1,0 +1,168 @@
+"""Makes one answer out of the pieces of a stream, for clients that did not ask for a stream.
+
+Engines are always asked to stream, because llama.cpp notices that a caller left only while it streams. What a
+whole answer would have contained is put together here: texts are joined, tool calls by their index, log
+probabilities in order, choices by theirs; fields nobody has heard of are kept. Does no I/O.
+"""
+
+from typing import cast
+
+import msgspec
+
+from watchbill.engines.sse import DONE, EventReader
+from watchbill.errors import EngineFailed
+from watchbill.gateway.answers import EngineRefused
+
+__all__ = ["Assembly", "engine_error"]
+
+Fields = dict[str, object]
+
+_decode = msgspec.json.Decoder().decode
+
+#: Texts that say what something is, and are repeated rather than continued.
+_LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
+
+
+class Assembly:
+    """One answer in the making. `feed` bytes of the stream, then `result`."""
+
+    def __init__(self, *, chat: bool) -> None:
+        self._chat = chat
+        self._reader = EventReader()
+        self._top: Fields = {}
+        self._choices: dict[int, Fields] = {}
+        self._is_done = False
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage."""
+        for payload in self._reader.feed(piece):
+            self._take(payload)
+
+    def result(self) -> Fields:
+        """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        for payload in self._reader.end():
+            self._take(payload)
+        unfinished = any(choice.get("finish_reason") is None for choice in self._choices.values())
+        if not self._is_done and (unfinished or not self._choices):
+            raise EngineFailed("the engine's stream ended before its answer did")
+        answer = self._top
+        answer["object"] = "chat.completion" if self._chat else "text_completion"
+        answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
+        return answer
+
+    def _take(self, payload: bytes) -> None:
+        if payload == DONE:
+            self._is_done = True
+            return
+        try:
+            event = _decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"the engine's stream is not JSON: {error}") from None
+        if not isinstance(event, dict):
+            raise EngineFailed("the engine's stream holds something that is no event")
+        fields = cast("Fields", event)
+        if "error" in fields:
+            raise engine_error(502, fields)
+        choices = fields.pop("choices", None)
+        for name, value in fields.items():
+            if value is not None or name not in self._top:
+                self._top[name] = value
+        if isinstance(choices, list):
+            for choice in cast("list[object]", choices):
+                if isinstance(choice, dict):
+                    self._take_choice(cast("Fields", choice))
+
+    def _take_choice(self, piece: Fields) -> None:
+        index = piece.get("index", 0)
+        if not isinstance(index, int):
+            raise EngineFailed("the engine numbers its choices strangely")
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = {"index": index}
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": None}
+            else:
+                choice["text"] = ""
+            choice["logprobs"] = None
+            choice["finish_reason"] = None
+        for name, value in piece.items():
+            if name == "delta":
+                if isinstance(value, dict):
+                    _merge(cast("Fields", choice["message"]), cast("Fields", value))
+            elif name == "logprobs":
+                _merge_value(choice, name, value)
+            elif name == "text":
+                choice["text"] = str(choice["text"]) + str(value)
+            elif name != "index" and (value is not None or name not in choice):
+                choice[name] = value
+
+    def _finish(self, choice: Fields) -> Fields:
+        message = choice.get("message")
+        if isinstance(message, dict):
+            fields = cast("Fields", message)
+            calls = fields.get("tool_calls")
+            if isinstance(calls, list):
+                for call in cast("list[Fields]", calls):
+                    call.pop("index", None)  # a whole answer has no such field
+            elif fields.get("content") is None:
+                fields["content"] = ""
+        return choice
+
+
+def engine_error(status: int, answer: object) -> EngineRefused:
+    """What an engine says about its failure, as an error of ours that keeps its words."""
+    error: object = answer
+    if isinstance(answer, dict):
+        error = cast("Fields", answer).get("error", cast("Fields", answer))
+    if not isinstance(error, dict):
+        return EngineRefused(status, str(error)[:2000] or f"the engine answered {status}")
+    fields = cast("Fields", error)
+    code = fields.get("code")
+    if status >= 500 and isinstance(code, int) and 400 <= code < 600:
+        status = code
+    kind = fields.get("type")
+    message = fields.get("message") or fields.get("detail") or f"the engine answered {status}"
+    kept = kind if isinstance(kind, str) else None
+    return EngineRefused(status, str(message)[:2000], kind=kept, param=fields.get("param"))
+
+
+def _merge(into: Fields, delta: Fields) -> None:
+    for name, value in delta.items():
+        if name == "tool_calls" and isinstance(value, list):
+            calls = into.setdefault("tool_calls", [])
+            _merge_calls(cast("list[Fields]", calls), cast("list[object]", value))
+        else:
+            _merge_value(into, name, value)
+
+
+def _merge_calls(calls: list[Fields], pieces: list[object]) -> None:
+    for piece in pieces:
+        if not isinstance(piece, dict):
+            continue
+        fields = cast("Fields", piece)
+        index = fields.get("index", len(calls))
+        call = next((known for known in calls if known.get("index") == index), None)
+        if call is None:
+            call = {"index": index}
+            calls.append(call)
+        for name, value in fields.items():
+            _merge_value(call, name, value)
+
+
+def _merge_value(into: Fields, name: str, value: object) -> None:
+    """Continues a text, extends a list, goes into an object; anything else is replaced."""
+    known = into.get(name)
+    if value is None:
+        into.setdefault(name, None)
+    elif isinstance(known, str) and isinstance(value, str):
+        if name not in _LABELS:
+            into[name] = known + value
+        elif not known:
+            into[name] = value
+    elif isinstance(known, list) and isinstance(value, list):
+        cast("list[object]", known).extend(cast("list[object]", value))
+    elif isinstance(known, dict) and isinstance(value, dict):
+        for inner, content in cast("Fields", value).items():
+            _merge_value(cast("Fields", known), inner, content)
+    else:
+        into[name] = value

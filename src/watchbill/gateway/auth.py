@@ -1,0 +1,165 @@
+"""Who may come in: API keys, the Host header, and the Origin of web pages.
+
+Owns the three checks, made for every route and method before anything of the request is used. Denied by default:
+only routes that say so are open without a key. Keys are compared over digests, all of them, in constant time.
+"""
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+
+from aiohttp import web
+
+from watchbill.catalog import ApiKey, Server
+from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
+from watchbill.limits import HOSTS_REMEMBERED_MAX
+
+__all__ = ["Access", "Guard", "Pass"]
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?", re.ASCII)
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}", re.ASCII)
+_METHODS = "GET, POST, DELETE, OPTIONS"
+_HEADERS = "Authorization, Content-Type"
+
+
+class Access(Enum):
+    """What a route asks of its caller when API keys are configured."""
+
+    OPEN = "open"  # no key: says nothing about anybody
+    KEY = "key"  # any key
+    ADMIN = "admin"  # a key with admin rights: changes what others get
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The outcome of the checks: who calls, and which headers the answer needs for it."""
+
+    key: ApiKey | None
+    cors: dict[str, str]
+
+
+_PLAIN = Pass(None, {})
+
+
+class Guard:
+    """Checks every request against the server's rules."""
+
+    def __init__(self, server: Server) -> None:
+        self._keys = [(hashlib.sha256(key.key.encode()).digest(), key) for key in server.keys]
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
+        self._names = frozenset({"localhost", *(name.lower().strip("[]") for name in server.hosts)})
+        self._bound_wide = not _is_loopback(server.host)
+        self._hosts: dict[str, bool] = {}
+
+    def admit(self, request: web.BaseRequest, access: Access) -> Pass:
+        """Lets the request pass or raises: RequestError, Forbidden, AuthenticationFailed."""
+        headers = request.headers
+        host = headers.get("Host", "")
+        if not self._is_known_host(host):
+            raise Forbidden("this Host is not served here; add it to server.hosts in the config")
+        if not request.raw_path.startswith("/"):
+            raise RequestError("the request's address must be a path")
+        cors: dict[str, str] = {}
+        if "Origin" in headers:
+            cors = self._check_origin(headers.getall("Origin"), host)
+        if not self._keys:
+            return Pass(None, cors) if cors else _PLAIN
+        return Pass(self._check_key(request, access), cors)
+
+    def answer_preflight(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to a browser's question whether a page may call; None when it is none."""
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        if not self._is_known_host(request.headers.get("Host", "")):
+            raise Forbidden("this Host is not served here")
+        origins = request.headers.getall("Origin", [])
+        cors = self._check_origin(origins, request.headers.get("Host", ""))
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        cors["Access-Control-Allow-Methods"] = _METHODS
+        cors["Access-Control-Allow-Headers"] = wanted if _HEADER_NAMES.fullmatch(wanted) else _HEADERS
+        cors["Access-Control-Max-Age"] = "600"
+        return web.Response(status=204, headers=cors)
+
+    # ------------------------------------------------------------------ the checks
+
+    def _is_known_host(self, host: str) -> bool:
+        known = self._hosts.get(host)
+        if known is None:
+            known = self._judge_host(host)
+            if len(self._hosts) >= HOSTS_REMEMBERED_MAX:
+                self._hosts.clear()
+            self._hosts[host] = known
+        return known
+
+    def _judge_host(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match["name"].lower().strip("[]")
+        if name in self._names:
+            return True
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        # A rebinding attack needs a name that its owner can point elsewhere; an address cannot be rebound.
+        return address.is_loopback or self._bound_wide
+
+    def _check_origin(self, origins: list[str], host: str) -> dict[str, str]:
+        if len(origins) != 1:
+            raise Forbidden("a request has one Origin")
+        origin = origins[0].lower()
+        own = origin in (f"http://{host.lower()}", f"https://{host.lower()}")
+        if not own and origin not in self._origins:
+            raise Forbidden("this web page may not call; add its address to server.origins in the config")
+        return {
+            "Access-Control-Allow-Origin": origins[0],
+            "Access-Control-Expose-Headers": "*",
+            "Vary": "Origin",
+        }
+
+    def _check_key(self, request: web.BaseRequest, access: Access) -> ApiKey | None:
+        if access is Access.OPEN:
+            return None
+        key = self._find_key(_offered(request))
+        if key is None:
+            raise AuthenticationFailed
+        if access is Access.ADMIN and not key.admin:
+            raise Forbidden(f"the key of {key.name} has no admin rights")
+        return key
+
+    def _find_key(self, offered: str) -> ApiKey | None:
+        digest = hashlib.sha256(offered.encode("utf-8", "surrogateescape")).digest()
+        found: ApiKey | None = None
+        for known, key in self._keys:
+            # Every key is compared, whatever was found before: time tells nothing about which one matched.
+            if hmac.compare_digest(known, digest):
+                found = key
+        return found if offered else None
+
+
+def _offered(request: web.BaseRequest) -> str:
+    """The key that the caller shows. Two headers that could disagree are none."""
+    bearer = request.headers.getall("Authorization", [])
+    plain = request.headers.getall("X-Api-Key", [])
+    if len(bearer) + len(plain) != 1:
+        # Some clients send the same key both ways.
+        if len(bearer) == len(plain) == 1 and bearer[0].partition(" ")[2] == plain[0]:
+            return plain[0]
+        return ""
+    if plain:
+        return plain[0]
+    scheme, _, token = bearer[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,121 @@
+"""A request's body: received in time and within its bound, and parsed without surprises.
+
+Owns the limits of JSON: depth, number of values, numbers, texts. Whatever a client sends becomes a dict or a
+TheirsError with status 4xx. Never decompresses: a small compressed body may be a very large one.
+"""
+
+import asyncio
+import json
+from typing import cast
+
+import msgspec
+from aiohttp import StreamReader, web
+
+from watchbill.errors import ReceiptTimeout, RequestError, TooLarge, UnsupportedMedia
+from watchbill.limits import (
+    BODY_RECEIPT_MS,
+    BODY_SILENCE_MS,
+    JSON_DEPTH_MAX,
+    JSON_UNCOUNTED_BYTES_MAX,
+    JSON_VALUES_MAX,
+)
+
+__all__ = ["encode", "parse_object", "read_body"]
+
+#: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
+_INTERPRETED = tuple(
+    f'"{name}"'.encode()
+    for name in ("model", "stream", "stream_options", "priority", "ttl", "keep_alive", "n", "max_tokens")
+)
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+async def read_body(request: web.BaseRequest, limit_bytes: int) -> bytes:
+    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
+    if (request.content_length or 0) > limit_bytes:
+        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+    content = request.content
+    if content.is_eof():  # nearly always: it came with the headers
+        body = content.read_nowait(-1)
+    else:
+        body = await _receive(content, limit_bytes)
+    if len(body) > limit_bytes:
+        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+    return body
+
+
+async def _receive(content: StreamReader, limit_bytes: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + BODY_RECEIPT_MS / 1000
+    body = bytearray()
+    try:
+        async with asyncio.timeout_at(loop.time() + BODY_SILENCE_MS / 1000) as patience:
+            while piece := await content.readany():
+                body += piece
+                if len(body) > limit_bytes:
+                    raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+                patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
+    except TimeoutError:
+        raise ReceiptTimeout("the body did not arrive in time") from None
+    except web.RequestPayloadError:
+        raise RequestError("the body is not framed as HTTP demands") from None
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, object]:
+    """The JSON object in a body. Raises RequestError for everything else."""
+    if len(body) > JSON_UNCOUNTED_BYTES_MAX:
+        values = body.count(b",") + body.count(b"[") + body.count(b"{")
+        if values > JSON_VALUES_MAX:
+            raise TooLarge(f"the body has more than {JSON_VALUES_MAX} values")
+    try:
+        value = _decode(body)
+    except RecursionError:
+        raise RequestError(f"the body is nested deeper than {JSON_DEPTH_MAX}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}" if body else "the body is empty") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object")
+    found = cast("dict[str, object]", value)
+    if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
+        _check_depth(found)
+    if b"\\u00" in body or any(body.count(name) > 1 for name in _INTERPRETED):
+        _check_duplicates(body)
+    return found
+
+
+def encode(value: dict[str, object]) -> bytes:
+    """A body for an engine, written anew: what the engine reads is what was checked, byte for byte."""
+    try:
+        return _encode(value)
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise RequestError(f"the body cannot be passed on: {error}") from None
+
+
+def _check_depth(value: dict[str, object]) -> None:
+    level: list[object] = [value]
+    for _ in range(JSON_DEPTH_MAX):
+        level = [child for node in level for child in _children(node) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise RequestError(f"the body is nested deeper than {JSON_DEPTH_MAX}")
+
+
+def _children(node: object) -> "list[object]":
+    if isinstance(node, dict):
+        return list(cast("dict[str, object]", node).values())
+    return cast("list[object]", node)
+
+
+def _check_duplicates(body: bytes) -> None:
+    def refuse_twins(pairs: list[tuple[str, object]]) -> None:
+        if len({name for name, _ in pairs}) != len(pairs):
+            raise RequestError("the body has the same key twice")
+
+    try:
+        json.loads(body, object_pairs_hook=refuse_twins)
+    except ValueError as error:  # what msgspec lets pass and the standard library does not: endless digits
+        raise RequestError(f"the body is not JSON: {error}") from None

@@ -1,0 +1,156 @@
+"""Watchbill's own door: health, metrics, and what an operator asks and tells (/wb/v1).
+
+Answers from the driver's state; never touches an engine, so that a probe resets no idle timer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from watchbill.errors import LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
+from watchbill.gateway.answers import json_response
+from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.relay import StreamOut
+from watchbill.gateway.visit import Visit
+from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["NativeDoor"]
+
+_JSON = "application/json"
+
+
+class NativeDoor:
+    """Serves /health, /ready, /metrics and /wb/v1."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._event_streams = 0
+
+    async def health(self, visit: Visit) -> web.Response:
+        """GET /health: the process is alive."""
+        return json_response({"status": "ok"}, visit.headers(_JSON))
+
+    async def ready(self, visit: Visit) -> web.Response:
+        """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
+        if self._gateway.is_draining:
+            return json_response({"status": "shutting down"}, visit.headers(_JSON), 503)
+        if not self._gateway.driver.is_ready():
+            return json_response({"status": "the scheduler does not turn"}, visit.headers(_JSON), 503)
+        return json_response({"status": "ready"}, visit.headers(_JSON))
+
+    async def metrics(self, visit: Visit) -> web.Response:
+        """GET /metrics, for Prometheus."""
+        render = self._gateway.metrics
+        if render is None:
+            raise NotFound("metrics are not configured")
+        headers = visit.headers("text/plain; version=0.0.4; charset=utf-8")
+        return web.Response(body=render(), headers=headers)
+
+    async def status(self, visit: Visit) -> web.Response:
+        """GET /wb/v1/status."""
+        return json_response(self._gateway.driver.status(), visit.headers(_JSON))
+
+    async def requests(self, visit: Visit) -> web.Response:
+        """GET /wb/v1/requests: every open request."""
+        return json_response({"requests": self._gateway.driver.requests()}, visit.headers(_JSON))
+
+    async def request(self, visit: Visit) -> web.Response:
+        """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
+        found = self._gateway.driver.request(_match(visit, "id"))
+        if found is None:
+            raise NotFound("no open request has this id")
+        return json_response(found, visit.headers(_JSON))
+
+    async def cancel(self, visit: Visit) -> web.Response:
+        """DELETE /wb/v1/requests/{id}."""
+        id = _match(visit, "id")
+        if not self._gateway.driver.cancel(id):
+            raise NotFound("no open request has this id")
+        return json_response({"message": f"{id} is cancelled", "id": id}, visit.headers(_JSON))
+
+    async def explain(self, visit: Visit) -> web.Response:
+        """GET /wb/v1/explain?model=: what would happen now."""
+        model = visit.request.query.get("model", "")
+        if not model:
+            raise RequestError("say which: /wb/v1/explain?model=NAME")
+        self._check_model(model)
+        return json_response(self._gateway.driver.explain(model), visit.headers(_JSON))
+
+    async def load(self, visit: Visit) -> web.Response:
+        """POST /wb/v1/models/{name}/load: returns when the model is warm."""
+        await self._read(visit)
+        name = self._check_model(_match(visit, "name"))
+        said = await self._gateway.driver.load(name)
+        return json_response({"message": said, "model": name}, visit.headers(_JSON))
+
+    async def evict(self, visit: Visit) -> web.Response:
+        """POST /wb/v1/models/{name}/evict with {"force": bool}."""
+        force = (await self._read(visit)).get("force", False)
+        if not isinstance(force, bool):
+            raise RequestError("force must be true or false")
+        name = self._check_model(_match(visit, "name"))
+        said = await self._gateway.driver.evict(name, force=force)
+        return json_response({"message": said, "model": name}, visit.headers(_JSON))
+
+    async def events(self, visit: Visit) -> web.StreamResponse:
+        """GET /wb/v1/events: the journal as it is written."""
+        if self._event_streams >= EVENT_STREAMS_MAX:
+            raise LaneFull(f"there are already {EVENT_STREAMS_MAX} listeners")
+        out = StreamOut(visit)
+        events = self._gateway.driver.subscribe()
+        self._event_streams += 1
+        try:
+            await out.open()
+            await self._tell(events, out)
+        finally:
+            self._event_streams -= 1
+        return await out.end()
+
+    async def _tell(self, events: AsyncIterator[dict[str, object]], out: StreamOut) -> None:
+        closing = asyncio.ensure_future(self._gateway.closing.wait())
+        coming = asyncio.ensure_future(_next(events))
+        try:
+            while not closing.done():
+                await asyncio.wait(
+                    {closing, coming}, timeout=EVENT_HEARTBEAT_MS / 1000, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not coming.done():
+                    await out.comment("quiet")
+                    continue
+                event = coming.result()
+                if event is None:
+                    return
+                await out.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+                coming = asyncio.ensure_future(_next(events))
+        finally:
+            closing.cancel()
+            coming.cancel()
+
+    def _check_model(self, name: str) -> str:
+        model = self._gateway.driver.catalog.find_model(name)
+        if model is None:
+            raise ModelNotFound
+        return model.name
+
+    async def _read(self, visit: Visit) -> dict[str, object]:
+        body = await read_body(visit.request, self._gateway.server.body_max)
+        if not body and "Content-Type" not in visit.request.headers:
+            return {}
+        if visit.request.content_type != _JSON:
+            raise UnsupportedMedia
+        return parse_object(body) if body else {}
+
+
+async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
+    return await anext(events, None)
+
+
+def _match(visit: Visit, name: str) -> str:
+    assert isinstance(visit.request, web.Request)
+    return visit.request.match_info[name]

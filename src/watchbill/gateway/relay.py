@@ -1,0 +1,295 @@
+"""The relay: carries one request to the engine whose turn it is, and the answer back.
+
+    turn ──▶ call ──▶ status ──▶ first piece ──▶ further pieces ──▶ end
+      ▲        │                      │
+      └────────┴── given back ────────┘      the engine died, or the scheduler wants its place: once without
+                                             being noticed, and only while the client has seen nothing
+
+Owns the ticket and the upstream call of one request. Promises that both are closed whatever happens: a client
+that leaves cancels the handler, and that ends in `close`, which aborts the engine's socket and releases the
+grant. An answer that breaks off after its first byte ends with an error event, never silently.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from watchbill.engines.sse import DONE
+from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
+from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.gateway.answers import error_body
+from watchbill.gateway.visit import Visit
+from watchbill.limits import (
+    HALF_EVENT_BYTES_MAX,
+    HEADERS_HELD_MS,
+    KEEP_ALIVE_COMMENT_MS,
+    RETRY_PAUSE_MS,
+    UPSTREAM_ANSWER_BYTES_MAX,
+)
+from watchbill.runtime.ticket import Start, Ticket
+
+__all__ = ["Relay", "StreamOut"]
+
+#: What broke may be well again on another engine or a fresh one; the rest would break again.
+_REPEATABLE = frozenset({"connect", "closed", "truncated"})
+_CUTS: dict[str, type[TheirsError]] = {
+    "preempted": Preempted,
+    "run_timeout": RunTimeout,
+    "shutting_down": ShuttingDown,
+    "engine_failed": EngineFailed,
+}
+
+
+class StreamOut:
+    """A stream of server-sent events to a client."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+        self._response: web.StreamResponse | None = None
+        self._half = b""  # the beginning of an event whose end has not come
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """None while the headers are held back."""
+        return self._response
+
+    async def open(self) -> web.StreamResponse:
+        """Sends the headers, unless they were sent."""
+        if self._response is None:
+            headers = self._visit.headers("text/event-stream")
+            headers["Cache-Control"] = "no-cache"
+            headers["X-Accel-Buffering"] = "no"
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._visit.request)
+        return self._response
+
+    async def comment(self, text: str) -> None:
+        """A sign of life. One newline only: a blank line would end an event, and clients broke on that."""
+        response = await self.open()
+        await response.write(f": {text}\n".encode())
+
+    async def write(self, piece: bytes) -> None:
+        """Passes bytes on unchanged, up to the end of the last whole event."""
+        if self._half:
+            piece = self._half + piece
+            self._half = b""
+        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
+            cut = _whole_events(piece)
+            if len(piece) - cut < HALF_EVENT_BYTES_MAX:
+                piece, self._half = piece[:cut], piece[cut:]
+        if piece and self._response is not None:
+            await self._response.write(piece)
+
+    async def flush(self) -> None:
+        """Sends what is held back: the engine ended its answer in good order without a last newline."""
+        if self._half and self._response is not None:
+            half, self._half = self._half, b""
+            await self._response.write(half)
+
+    async def fail(self, error: TheirsError) -> None:
+        """Ends the stream with an error event, in place of a half event."""
+        self._half = b""
+        response = await self.open()
+        await response.write(b"data: " + error_body(error) + b"\n\n")
+
+    async def end(self) -> web.StreamResponse:
+        """Ends the stream."""
+        response = await self.open()
+        await response.write_eof()
+        return response
+
+
+class Relay:
+    """One request's way to its engine. Every step can be interrupted and taken up again."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        ticket: Ticket,
+        visit: Visit,
+        *,
+        send: Callable[[Start], Outgoing],
+        on_close: "Callable[[Relay], None]",
+        streamed: bool,
+    ) -> None:
+        self._upstream = upstream
+        self._ticket = ticket
+        self._visit = visit
+        self._outgoing = send
+        self._on_close = on_close
+        self._streamed = streamed
+        self._call: Call | None = None
+        self._start: Start | None = None
+        self._failed_attempt: int | None = None
+        self._is_closing = False
+        #: The wait that `leave` interrupts.
+        self._patience: asyncio.Timeout | None = None
+        self.status = 0
+
+    # ------------------------------------------------------------------ what a door does with it
+
+    @property
+    def content_type(self) -> str:
+        """The answer's media type."""
+        return self._call.content_type if self._call is not None else ""
+
+    async def first(self, out: StreamOut | None = None) -> bytes:
+        """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
+
+        Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
+        held_ms = HEADERS_HELD_MS
+        while True:
+            try:
+                async with asyncio.timeout(held_ms / 1000 if out is not None else None) as self._patience:
+                    return await self._advance()
+            except TimeoutError:
+                if self._is_closing:
+                    raise ShuttingDown from None
+                if out is not None:
+                    await out.comment(self._place())
+                held_ms = KEEP_ALIVE_COMMENT_MS
+
+    async def more(self) -> bytes:
+        """The next piece; empty at the end. Raises what cut the answer off."""
+        assert self._call is not None
+        try:
+            return await self._call.chunk()
+        except UpstreamFailed as error:
+            raise self._reason(error) from None
+
+    async def whole(self, take: Callable[[bytes], None], restart: Callable[[], None]) -> None:
+        """Feeds the whole answer to `take`. An answer that breaks off is asked for once more, after `restart`:
+        the client has seen nothing of it."""
+        while True:
+            piece = await self.first()
+            size = 0
+            try:
+                while piece:
+                    size += len(piece)
+                    if size > UPSTREAM_ANSWER_BYTES_MAX:
+                        raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
+                    take(piece)
+                    piece = await self._chunk()
+            except UpstreamFailed as error:
+                self._give_back(error)
+                restart()
+                continue
+            return
+
+    async def stream(self, out: StreamOut, first: bytes) -> None:
+        """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
+        self._ticket.first_byte()
+        piece, tail = first, b""
+        while piece:
+            await out.write(piece)
+            tail = piece if len(piece) > 32 else (tail + piece)[-32:]
+            piece = await self.more()
+        await out.flush()
+        if DONE not in tail[-32:] and b'"error"' not in tail:
+            raise EngineFailed("the engine's stream ended before its answer did")
+
+    def finish(self, *, ok: bool) -> None:
+        """The engine is done with this request, or was never asked."""
+        if self._start is not None:
+            self._ticket.finish(ok=ok)
+        else:
+            self._ticket.close()
+
+    def __enter__(self) -> "Relay":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EngineFailed):
+            self.finish(ok=False)
+        self.close()
+
+    def close(self) -> None:
+        """Leaves, wherever the request is: the engine's socket is aborted, the grant released."""
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
+        self._ticket.on_cut = None
+        self._ticket.close()
+        self._on_close(self)
+
+    def leave(self) -> None:
+        """The house closes: a request that still waits is sent away, a running one goes on."""
+        if self._ticket.is_waiting and self._patience is not None:
+            self._is_closing = True
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def cut_off(self) -> None:
+        """The house is closed: a running request ends now."""
+        self._ticket.cut_off("shutting_down")
+
+    # ------------------------------------------------------------------ the steps
+
+    async def _advance(self) -> bytes:
+        """Goes on from where it was interrupted, to the first piece of the answer."""
+        while True:
+            try:
+                if self._call is None:
+                    await self._begin()
+                assert self._call is not None
+                if not self.status:
+                    self.status = await self._call.head()
+                return await self._call.chunk()
+            except UpstreamFailed as error:
+                self._give_back(error)
+
+    async def _begin(self) -> None:
+        if self._start is None:
+            self._start = await self._ticket.granted()
+        start = self._start
+        if start.attempt == self._failed_attempt:
+            # The engine failed us a moment ago and the scheduler does not know yet; its news come first.
+            await asyncio.sleep(RETRY_PAUSE_MS / 1000)
+        if self._ticket.cut is not None:
+            raise UpstreamFailed("aborted", "the request was cut before it was sent")
+        self._visit.started(start)
+        self._call = self._upstream.call(self._outgoing(start), streamed=self._streamed)
+        self._ticket.on_cut = self._on_cut
+
+    async def _chunk(self) -> bytes:
+        assert self._call is not None
+        return await self._call.chunk()
+
+    def _on_cut(self) -> None:
+        if self._ticket.cut == "boundary" and self._ticket.has_sent:
+            return  # what was sent cannot be taken back: the safe boundary is the end of the answer
+        if self._call is not None:
+            self._call.abort()
+
+    def _give_back(self, error: UpstreamFailed) -> None:
+        """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
+        assert self._start is not None
+        if self._ticket.cut not in ("requeue", "boundary"):
+            if (
+                self._ticket.cut is not None
+                or self._failed_attempt is not None
+                or error.kind not in _REPEATABLE
+            ):
+                raise self._reason(error) from None
+            self._failed_attempt = self._start.attempt
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
+        self._start = None
+        self.status = 0
+        self._ticket.give_back()
+
+    def _reason(self, error: UpstreamFailed) -> TheirsError:
+        how = self._ticket.cut
+        return _CUTS[how]() if how in _CUTS else error
+
+    def _place(self) -> str:
+        if self._start is not None:
+            return "working"
+        return f"queued, about {max(1, self._ticket.forecast_ms // 1000)} s"
+
+
+def _whole_events(piece: bytes) -> int:
+    """How many bytes of a stream belong to events that are complete."""
+    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
+    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)

@@ -1,0 +1,38 @@
+"""What the gateway uses of the driver, and nothing more."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from watchbill.catalog import Catalog
+from watchbill.runtime.ticket import Ticket, Wish
+
+__all__ = ["DriverSurface"]
+
+
+class DriverSurface(Protocol):
+    """The scheduler, seen from a door."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def submit(self, wish: Wish) -> Ticket:
+        """Raises what can be refused at once: unknown model, full lane, never fits, shutting down."""
+        ...
+
+    def status(self) -> dict[str, object]: ...
+
+    def requests(self) -> list[dict[str, object]]: ...
+
+    def request(self, id: str, /) -> dict[str, object] | None: ...
+
+    def cancel(self, id: str, /) -> bool: ...
+
+    def explain(self, model: str, /) -> dict[str, object]: ...
+
+    async def load(self, model: str, /) -> str: ...
+
+    async def evict(self, model: str, /, *, force: bool = False) -> str: ...
+
+    def is_ready(self) -> bool: ...
+
+    def subscribe(self) -> AsyncIterator[dict[str, object]]: ...

@@ -1,0 +1,55 @@
+"""A visit: one HTTP request while it is in the house, and what is said about it in headers and logs."""
+
+from aiohttp import web
+
+from watchbill.catalog import ApiKey
+from watchbill.gateway.auth import Pass
+from watchbill.runtime.ticket import Start, Ticket
+
+__all__ = ["Visit"]
+
+
+class Visit:
+    """What is known about a request so far."""
+
+    __slots__ = ("began", "cors", "id", "key", "lane", "model", "request", "start")
+
+    def __init__(self, request: web.BaseRequest, id: str, began: float) -> None:
+        self.request = request
+        self.id = id
+        self.began = began
+        self.key: ApiKey | None = None
+        self.cors: dict[str, str] = {}
+        self.lane = ""
+        self.model = ""
+        self.start: Start | None = None
+
+    def let_in(self, admitted: Pass) -> None:
+        """The guard let the request pass."""
+        self.key = admitted.key
+        self.cors = admitted.cors
+
+    def took(self, ticket: Ticket) -> None:
+        """The scheduler accepted the request."""
+        self.id = ticket.id
+        self.lane = ticket.request.lane
+        self.model = ticket.model
+
+    def started(self, start: Start) -> None:
+        """The request has its turn."""
+        self.start = start
+        self.model = start.model
+
+    def headers(self, content_type: str) -> dict[str, str]:
+        """What every answer carries. Model, wait and load are left out while they are not known."""
+        headers = {"Content-Type": content_type, "Server": "watchbill", "X-Watchbill-Request-Id": self.id}
+        if self.lane:
+            headers["X-Watchbill-Lane"] = self.lane
+        start = self.start
+        if start is not None:
+            headers["X-Watchbill-Model"] = start.model
+            headers["X-Watchbill-Wait-Ms"] = str(start.wait_ms)
+            headers["X-Watchbill-Load-Ms"] = str(start.load_ms)
+        if self.cors:
+            headers.update(self.cors)
+        return headers

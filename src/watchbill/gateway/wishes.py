@@ -1,0 +1,131 @@
+"""What a caller asks of Watchbill itself, in headers and body fields, and what it may ask of an engine.
+
+Owns the X-Watchbill-* request headers, our own fields in a body (honoured, then taken out: engines answer 400 to
+strangers) and the ranges of numbers that are passed on (an engine that trusts them can crash). A wish of unknown
+value degrades to the default and is counted; a number out of range is refused.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from watchbill.catalog import ApiKey, Catalog
+from watchbill.errors import RequestError, UnitError
+from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX
+from watchbill.runtime.ticket import Wish
+from watchbill.units import parse_millis
+
+__all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
+
+
+class Range(NamedTuple):
+    """The numbers that are passed on to an engine."""
+
+    low: float
+    high: float
+    whole: bool = True  # an integer
+    flag: bool = False  # true and false are legal, too
+
+
+_TOKENS = Range(-2, CONTEXT_TOKENS_MAX)
+_SHARE = Range(0, 1, whole=False)
+_FACTOR = Range(-100, 100, whole=False)
+_SPAN = Range(-1, DURATION_MS_MAX)
+
+RANGES: dict[str, Range] = {
+    "max_tokens": _TOKENS, "max_completion_tokens": _TOKENS, "n_predict": _TOKENS, "min_tokens": _TOKENS,
+    "n_keep": _TOKENS, "n_discard": Range(0, CONTEXT_TOKENS_MAX), "n_cache_reuse": Range(0, CONTEXT_TOKENS_MAX),
+    "n_indent": Range(0, 1024), "min_keep": Range(0, CONTEXT_TOKENS_MAX), "repeat_last_n": _TOKENS,
+    "dry_penalty_last_n": _TOKENS, "dry_allowed_length": Range(0, CONTEXT_TOKENS_MAX),
+    "n": Range(1, CHOICES_MAX), "best_of": Range(1, CHOICES_MAX), "n_cmpl": Range(1, CHOICES_MAX),
+    "logprobs": Range(0, 100, flag=True), "top_logprobs": Range(0, 100), "n_probs": Range(0, 100),
+    "prompt_logprobs": Range(0, 100), "top_k": Range(-1, 2**31 - 1), "seed": Range(-(2**63), 2**64 - 1),
+    "id_slot": Range(-1, 1023), "mirostat": Range(0, 2), "dimensions": Range(1, 2**20),
+    "t_max_predict_ms": _SPAN, "t_max_prompt_ms": _SPAN,
+    "top_p": _SHARE, "min_p": _SHARE, "typical_p": _SHARE, "xtc_probability": _SHARE, "xtc_threshold": _SHARE,
+    "top_n_sigma": _FACTOR, "temperature": _FACTOR, "presence_penalty": _FACTOR, "frequency_penalty": _FACTOR,
+    "repeat_penalty": _FACTOR, "repetition_penalty": _FACTOR, "dynatemp_range": _FACTOR,
+    "dynatemp_exponent": _FACTOR, "mirostat_tau": _FACTOR, "mirostat_eta": _FACTOR, "dry_multiplier": _FACTOR,
+    "dry_base": _FACTOR,
+}  # fmt: skip
+
+
+def check_ranges(body: Mapping[str, object]) -> None:
+    """Raises RequestError for a known number that is out of its range, or no number at all."""
+    for name, value in body.items():
+        rule = RANGES.get(name)
+        if rule is not None and value is not None:
+            _check_range(name, value, rule)
+
+
+def _check_range(name: str, value: object, rule: Range) -> None:
+    if isinstance(value, bool):
+        fits = rule.flag
+    elif isinstance(value, int | float):
+        fits = rule.low <= value <= rule.high and (not rule.whole or value == int(value))
+    else:
+        fits = False
+    if fits:
+        return
+    kind = "a whole number" if rule.whole else "a number"
+    raise RequestError(f"{name} must be {kind} from {rule.low:g} to {rule.high:g}")
+
+
+class Wishes:
+    """Reads wishes, and counts those it could not understand."""
+
+    def __init__(self) -> None:
+        self.degraded = 0
+
+    def read(
+        self, headers: Mapping[str, str], body: dict[str, object], catalog: Catalog, key: ApiKey | None
+    ) -> Wish:
+        """The wish of a request; takes our own fields out of its body. Raises RequestError without a model."""
+        model = body.get("model")
+        if not isinstance(model, str) or not model:
+            raise RequestError("the body must name a model; GET /v1/models lists those there are")
+        priority = body.pop("priority", None)
+        ttl = body.pop("ttl", None)
+        keep_alive = body.pop("keep_alive", ttl)
+        return Wish(
+            model=model,
+            lane=self._lane(headers.get("X-Watchbill-Lane"), catalog, key),
+            priority=self._number(headers.get("X-Watchbill-Priority", priority), 1, 5),
+            deadline_ms=self._number(headers.get("X-Watchbill-Deadline-Ms"), 0, DURATION_MS_MAX),
+            operator=key is not None and key.admin,
+            keep_alive_ms=self._span(keep_alive),
+        )
+
+    def _lane(self, asked: str | None, catalog: Catalog, key: ApiKey | None) -> str | None:
+        for lane in (asked, key.lane if key is not None else None):
+            if lane is None:
+                continue
+            if lane in catalog.lanes:
+                return lane
+            self.degraded += 1
+        return None
+
+    def _span(self, asked: object) -> int | None:
+        """A number of seconds or a text such as "10m"; a negative one means long, 0 means: leave now."""
+        if asked is None:
+            return None
+        if isinstance(asked, str) and asked.startswith("-"):
+            return DURATION_MS_MAX
+        if isinstance(asked, int | float) and asked < 0:
+            return DURATION_MS_MAX
+        if isinstance(asked, int | float | str):
+            try:
+                return min(parse_millis(asked), DURATION_MS_MAX)
+            except UnitError:
+                pass
+        self.degraded += 1
+        return None
+
+    def _number(self, asked: object, low: int, high: int) -> int | None:
+        if asked is None:
+            return None
+        if isinstance(asked, str) and asked.isascii() and asked.isdecimal() and len(asked) < 20:
+            asked = int(asked)
+        if isinstance(asked, int) and not isinstance(asked, bool) and low <= asked <= high:
+            return asked
+        self.degraded += 1
+        return None
