@@ -10,7 +10,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 EXTRAS = --extra fast --extra local --extra schema --extra sign
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-dev up test check audit bench torture lock clean
+.PHONY: help python setup setup-dev up test check docs bench torture lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 	@$(BIN)/ruff format --check
 	@$(BIN)/basedpyright
 	@$(BIN)/python tools/audit.py
+
+docs: python ## write the list of modules in docs/structure.md anew
+	@$(PYTHON) tools/structure.py
 
 bench: setup-dev ## measure; prints pass or fail per target
 	@$(BIN)/python -m bench $(ARGS)

@@ -1,18 +1,12 @@
 """The shape of the package: imports point downward, the core is pure, and nothing grows without bound.
 
-    L0 foundation    errors units names limits
-    L1 declarations  config catalog root
-    L2 core          pure decisions: no clock, no files, no randomness, no waiting
-    L3 edges         processes engines probes spool journal metrics gguf pull ...
-    L4 runtime       the driver: events to the core, actions to the world
-    L5 gateway       HTTP
-    L6 surface       daemon cli simulate
-
-An import counts wherever it stands: inside a function, or for the type checker only.
+The layers themselves stand in `tools/structure.py`, which also writes them into docs/structure.md. An import counts
+wherever it stands: inside a function, or for the type checker only.
 """
 
 import ast
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,19 +18,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "watchbill"
 
-LAYERS = {
-    0: {"__init__", "errors", "units", "names", "limits"},
-    1: {"config", "catalog", "root"},
-    2: {"core"},
-    3: {
-        "engines", "footprint", "gguf", "journal", "listeners", "metrics", "probes", "processes", "pull", "sizes",
-        "spool",
-    },
-    4: {"fleet", "plans", "runtime"},
-    5: {"gateway"},
-    6: {"__main__", "cli", "daemon", "simulate", "watch"},
-}  # fmt: skip
-LAYER_OF = {unit: layer for layer, units in LAYERS.items() for unit in units}
+LAYERS = runpy.run_path(str(SOURCE.parent / "tools" / "structure.py"))["LAYERS"]
+LAYER_OF = {unit: number for number, layer in enumerate(LAYERS) for unit in layer.units}
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
@@ -96,7 +79,7 @@ def own_imports(module: str) -> Iterator[tuple[str, int]]:
 def test_every_module_has_a_layer() -> None:
     strangers = {unit_of(module) for module in trees()} - set(LAYER_OF)
     assert not strangers, (
-        f"give these a layer in this test and a line in docs/structure.md: {sorted(strangers)}"
+        f"give these a layer in tools/structure.py, then run `make docs`: {sorted(strangers)}"
     )
 
 

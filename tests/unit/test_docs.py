@@ -1,0 +1,214 @@
+"""The documents tell the truth: configs load, commands run, links lead somewhere, every module is listed.
+
+A `console` or `bash` block is run in a fresh folder with a fresh root, and what it prints is compared with what it says
+it prints: figures match any figures, `...` matches anything. The line above a block may hold a marker:
+
+    <!-- not-run: REASON -->    it is not run; the reasons are listed here, so that nobody adds one in passing
+    <!-- with-daemon -->        it is run beside a daemon whose model `smollm2` is scripted
+"""
+
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+SHELLS = {"console", "bash", "sh"}
+
+NOT_RUN = {
+    "fetches 400 MB",
+    "runs the whole test suite, which runs this page",
+    "starts a daemon in the foreground and stays",
+}
+
+#: Files that the reader makes.
+MADE_BY_READERS = {"watchbill.toml", "./watchbill.toml", "src/watchbill/engines/NAME.py"}
+
+DAEMON = """
+[models.smollm2]
+engine = "scripted"
+script = { load = "10ms", service = "10ms", memory = "1MiB" }
+"""
+START_S_MAX = 30
+
+
+class Block(NamedTuple):
+    """A fenced block of a document."""
+
+    place: str
+    language: str
+    text: str
+    marker: str
+
+    @property
+    def not_run(self) -> str | None:
+        return self.marker.removeprefix("not-run:").strip() if self.marker.startswith("not-run:") else None
+
+
+class Command(NamedTuple):
+    """A command of a console block, and what it is said to print."""
+
+    line: str
+    prints: str
+
+
+def blocks_of(document: Path) -> Iterator[Block]:
+    lines = document.read_text().splitlines()
+    number = 0
+    while number < len(lines):
+        if lines[number].startswith("```"):
+            end = lines.index("```", number + 1)
+            above = lines[number - 1] if number else ""
+            marker = re.fullmatch(r"<!-- (.*) -->", above)
+            place = f"{document.relative_to(ROOT)}:{number + 1}"
+            text = "\n".join(lines[number + 1 : end])
+            yield Block(place, lines[number].removeprefix("```"), text, marker[1] if marker else "")
+            number = end
+        number += 1
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+SHELL_BLOCKS = [block for block in BLOCKS if block.language in SHELLS]
+
+
+def commands_of(block: Block) -> list[Command]:
+    """The commands of a console block (`$ ` begins one, indented lines continue it), or a script as a whole."""
+    if block.language != "console":
+        return [Command(block.text, "...")]
+    commands: list[Command] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            commands.append(Command(line[2:], ""))
+        elif line.startswith("    ") and not commands[-1].prints:
+            commands[-1] = commands[-1]._replace(line=f"{commands[-1].line}\n{line}")
+        else:
+            commands[-1] = commands[-1]._replace(prints=f"{commands[-1].prints}{line}\n")
+    return commands
+
+
+def masked(expected: str) -> re.Pattern[str]:
+    """What a command is said to print, as a pattern: any figure for a figure, anything for three dots."""
+    pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*")
+    return re.compile(re.sub(r"\d+", r"\\d+", pattern), re.DOTALL)
+
+
+def run(command: Command, folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-c", command.line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"$ {command.line}\n{done.stdout}{done.stderr}"
+    assert masked(command.prints).fullmatch(done.stdout.strip()), f"$ {command.line}\n{done.stdout}"
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> dict[str, str]:
+    """The environment of a newcomer: an empty home, an empty root, our commands first."""
+    kept = {name: os.environ[name] for name in ("LANG", "TERM") if name in os.environ}
+    home = tmp_path / "home"
+    home.mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return kept | {"HOME": str(home), "PATH": path, "WATCHBILL_HOME": str(tmp_path / "root"), "NO_COLOR": "1"}
+
+
+@pytest.fixture
+def daemon_url(tmp_path: Path, fresh: dict[str, str]) -> Iterator[str]:
+    """A daemon with one scripted model."""
+    pytest.importorskip("watchbill.daemon", reason="the daemon is not built yet")
+    config = tmp_path / "daemon.toml"
+    config.write_text(DAEMON)
+    argv = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", "--config", str(config)]
+    with subprocess.Popen(
+        argv, env=fresh, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield wait_until_ready(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(START_S_MAX)
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("ready "):
+            return line.removeprefix("ready ").strip()
+    raise AssertionError("".join(said))
+
+
+@pytest.mark.parametrize("block", [b for b in SHELL_BLOCKS if not b.marker], ids=lambda block: block.place)
+def test_a_command_of_the_documents_does_what_they_say(
+    block: Block, tmp_path: Path, fresh: dict[str, str]
+) -> None:
+    for command in commands_of(block):
+        run(command, tmp_path, fresh)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in SHELL_BLOCKS if b.marker == "with-daemon"], ids=lambda block: block.place
+)
+def test_a_command_beside_a_daemon_does_what_the_documents_say(
+    block: Block, tmp_path: Path, fresh: dict[str, str], daemon_url: str
+) -> None:
+    for command in commands_of(block):
+        here = command.line.replace("http://127.0.0.1:8470", daemon_url)
+        run(command._replace(line=here), tmp_path, fresh)
+
+
+def test_every_block_that_is_not_run_has_a_known_reason() -> None:
+    strange = [
+        block.place
+        for block in SHELL_BLOCKS
+        if block.marker not in ("", "with-daemon") and block.not_run is None
+    ]
+    assert not strange, "these markers mean nothing"
+    assert {block.not_run for block in SHELL_BLOCKS if block.not_run is not None} == NOT_RUN
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=lambda block: block.place)
+def test_a_config_of_the_documents_loads(block: Block, tmp_path: Path) -> None:
+    from watchbill.config import parse
+
+    secrets = dict.fromkeys(re.findall(r"env:(\w+)", block.text), "k" * 32)
+    assert parse(block.text, base=tmp_path, environment=secrets).models
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(document: Path) -> None:
+    named = set(re.findall(r"`([\w./-]+\.(?:py|toml|md|lock))`", document.read_text())) - MADE_BY_READERS
+    places = (ROOT, ROOT / "src" / "watchbill", document.parent)
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_module_is_listed_with_its_own_first_sentence() -> None:
+    structure = runpy.run_path(str(ROOT / "tools" / "structure.py"))
+    text = (ROOT / "docs" / "structure.md").read_text()
+    assert text == structure["with_listing"](text), "docs/structure.md is behind the modules; run: make docs"
+
+
+def test_every_module_says_what_it_is() -> None:
+    structure = runpy.run_path(str(ROOT / "tools" / "structure.py"))
+    files = [path for path in (ROOT / "src").rglob("*.py") if path.read_text().strip()]
+    silent = [str(path.relative_to(ROOT)) for path in files if not structure["first_sentence"](path)]
+    assert silent == []
