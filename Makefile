@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
+BENCH ?= gateway
 
 # The form in which locks are made: hashes, every platform, no download addresses.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -39,8 +40,8 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 docs: python ## write the list of modules in docs/structure.md anew
 	@$(PYTHON) tools/structure.py
 
-bench: setup-dev ## measure; prints pass or fail per target
-	@$(BIN)/python -m bench $(ARGS)
+bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway"
+	@status=0; for name in $(BENCH); do $(BIN)/python bench/$$name.py $(ARGS) || status=1; done; exit $$status
 
 torture: setup-dev ## the long forms of the fault tests
 	@$(BIN)/python -m pytest --torture $(ARGS)
