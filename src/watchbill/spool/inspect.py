@@ -63,7 +63,7 @@ def stats(spool: Spool) -> Stats:
     """Count, after showing what dead writers left in their logs."""
     layout = spool.layout
     replay_dead(layout)
-    counts = {state: 0 for state in State}
+    counts = dict.fromkeys(State, 0)
     oldest: int | None = None
     for state in State:
         for entry in walk_events(layout.folder(state)):

@@ -37,15 +37,15 @@ class Owner:
         self.name = name
         self.path = parent / name
         self.pid = os.getpid()
-        self._lock_fd = os.open(hidden / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        self.fd = self._lock_fd = -1
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_all(self._lock_fd, (json.dumps(identity()) + "\n").encode())
+            self._lock_fd = _new_lock(hidden / LOCK_NAME)
             hidden.rename(self.path)
             self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            os.close(self._lock_fd)
             remove_folder(hidden)
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
             raise
         _close_in_children(self)
 
@@ -68,6 +68,17 @@ class Owner:
             os.close(self.fd)
             os.close(self._lock_fd)
             self.fd = self._lock_fd = -1
+
+
+def _new_lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_all(fd, (json.dumps(identity()) + "\n").encode())
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:

@@ -222,6 +222,8 @@ class Producer:
                 self._quiet.notify_all()
 
     def _append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]]) -> TheirsError | None:
+        if self._unseen and (fault := self._show_unseen()) is not None:
+            return fault  # what is safe in the log waits for room to be shown: no room for more
         try:
             self._log_with_room().append(records, marks)
         except OSError as error:
@@ -295,25 +297,24 @@ class Producer:
 
     def _show(self, records: Sequence[Record]) -> None:
         """Make files visible. A full disk does not undo the acknowledgement: the log has them, we try again."""
-        if self._unseen:
-            self._show_unseen()
-        shown = self._publish(records)
-        if len(shown) == _events(records):
+        if self._publish(records) is None:
             with self._mutex:
                 self._marks.append((records[0].name, records[-1].name))
 
-    def _show_unseen(self) -> None:
+    def _show_unseen(self) -> TheirsError | None:
+        """Try again to show what a full disk kept back; return why it is still impossible."""
         with self._mutex:
             unseen, self._unseen = self._unseen, []
-        if unseen:
-            self._publish(unseen)
+        return self._publish(unseen) if unseen else None
 
-    def _publish(self, records: Sequence[Record]) -> list[str]:
+    def _publish(self, records: Sequence[Record]) -> TheirsError | None:
         shown: list[str] = []
+        fault: TheirsError | None = None
         try:
             self._publisher.publish(records, shown)
-        except OSError:
+        except OSError as error:
             # Whatever it was (full, read-only, an I/O error): these events are acknowledged and in the log.
+            fault = disk_fault(error, "show an event")
             self.broken = self.broken or not self._owner.is_ours
             self._keep_unseen(records, shown)
         with self._mutex:
@@ -321,7 +322,7 @@ class Producer:
                 self._recent += shown
                 if len(self._recent) > CHECKPOINT_FILES_MAX:
                     self._recent = None
-        return shown
+        return fault
 
     def _keep_unseen(self, records: Sequence[Record], shown: Sequence[str]) -> None:
         """Remember what is not visible. Past the bound the log alone remembers: replay reads it."""
@@ -336,7 +337,3 @@ class Producer:
 
 def _stem(record: Record) -> str:
     return stem_of(record.name.removesuffix(SIGNATURE_SUFFIX))
-
-
-def _events(records: Sequence[Record]) -> int:
-    return sum(1 for record in records if not record.name.endswith(SIGNATURE_SUFFIX))

@@ -73,6 +73,10 @@ class _Parts:
             self.watch.close()
             self.watch = None
 
+    def close_all(self) -> None:
+        self.close()
+        self.layout.close()
+
 
 class Spool:
     """One spool. Creates its folders; raises SpoolLayout, SpoolFull or SpoolBroken if it cannot."""
@@ -98,10 +102,13 @@ class Spool:
         self._lock = threading.RLock()
         self._recovered_at_s: float | None = None
         self._parts = _Parts(Layout.open(self.path))
-        self._finalizer = weakref.finalize(self, self._parts.close)
+        self._finalizer = weakref.finalize(self, self._parts.close_all)
 
     @property
     def layout(self) -> Layout:
+        """The spool's folders. Raises ValueError after `close`."""
+        if not self._finalizer.alive:
+            raise ValueError(f"the spool {self.path} is closed")
         return self._parts.layout
 
     @property
@@ -228,7 +235,7 @@ class Spool:
         Never takes from a worker or writer that is alive. With `start` foreign leases count as dead.
         """
         try:
-            replay_dead(self.layout)
+            replay_dead(self.layout, wait=start)
             result = recover(self.layout, self.attempts, start=start)
         except OSError as error:
             raise disk_fault(error, "recover the spool") from error
@@ -254,9 +261,12 @@ class Spool:
     # Life
 
     def close(self) -> None:
-        """Cut the log and give back the worker's folder. What is still leased stays in flight for recovery."""
+        """Cut the log and give back the worker's folder, for good.
+
+        What is still leased stays in flight, for recovery by another. What cannot be made durable now stays
+        in the log, for replay.
+        """
         self._finalizer()
-        self._recovered_at_s = None
 
     def __enter__(self) -> Self:
         return self
@@ -278,12 +288,9 @@ class Spool:
                     replay_dead(parts.layout)  # what the broken one acknowledged is in its log
             if parts.producer is None:
                 try:
-                    parts.producer = Producer(
-                        parts.layout, self.durability, self._signer and self._signer.sign
-                    )
+                    parts.producer = Producer(self.layout, self.durability, self._sign)
                 except OSError as error:
                     raise disk_fault(error, "open the spool for writing") from error
-                self._reopen()
             return parts.producer
 
     def _consumer(self) -> Consumer:
@@ -296,10 +303,9 @@ class Spool:
                 parts.consumer = None
             if parts.consumer is None:
                 try:
-                    parts.consumer = Consumer(parts.layout)
+                    parts.consumer = Consumer(self.layout)
                 except OSError as error:
                     raise disk_fault(error, "open the spool for reading") from error
-                self._reopen()
             last = self._recovered_at_s
             if last is None or time.monotonic() - last > RECOVER_EVERY_S:
                 self.recover(start=last is None)
@@ -325,11 +331,6 @@ class Spool:
             self._parts.close()
             self._parts.pid = os.getpid()
             self._recovered_at_s = None
-
-    def _reopen(self) -> None:
-        """After `close` the Spool may be used again: see to it that it is closed again, too."""
-        if not self._finalizer.alive:
-            self._finalizer = weakref.finalize(self, self._parts.close)
 
     def _fail(self, consumer: Consumer, lease: Lease, attempt: int, text: str, rest_s: float = 0.0) -> bool:
         if attempt >= self.attempts:

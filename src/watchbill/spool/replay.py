@@ -1,7 +1,8 @@
 """Replay: what dead writers acknowledged and did not live to show.
 
 Reads the logs of writers that hold no lock any more, finds which of their events are in none of the four
-folders, makes those visible, makes everything durable, and only then removes the log. Pieces that are no
+folders, makes those visible, makes everything durable, and only then removes the log. After a power cut a
+file may be there by name with its content gone; it is written again where it lies. Pieces that are no
 record are kept in queue-poison/ as `.torn` files with their offset. One replayer at a time; a living
 writer's log is never touched. A log that cannot be finished now (disk full) stays for the next time.
 """
@@ -11,9 +12,10 @@ import fcntl
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.spool.atomic import fsync_folder, sync_filesystem, write_file_durable
+from watchbill.spool.atomic import fsync_folder, sync_filesystem, write_file, write_file_durable
 from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUCKET_FILES_MAX
@@ -30,10 +32,11 @@ _LOCK = ".replay.lock"
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES})
 
 
-def replay_dead(layout: Layout) -> int:
+def replay_dead(layout: Layout, *, wait: bool = False) -> int:
     """Replay every dead writer's log and return how many events became visible.
 
-    Returns 0 while somebody else replays, and on a disk that cannot be written now.
+    Returns 0 on a disk that cannot be written now. While somebody else replays it returns 0 or, with `wait`,
+    waits: a consumer that starts must not lease a file whose content is about to be restored.
     """
     if not _has_work(layout):
         return 0
@@ -44,7 +47,7 @@ def replay_dead(layout: Layout) -> int:
             return 0
         raise
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         return _replay_all(layout)
     except BlockingIOError:
         return 0
@@ -62,7 +65,7 @@ def unreplayed(layout: Layout) -> int:
     for name in _logs(layout):
         if not _is_alive(layout, name):
             contents = parse_log(_read(layout.logs / name))
-            count += len(_missing(layout, contents))
+            count += len(_survey(layout, contents).missing)
     return count
 
 
@@ -112,22 +115,30 @@ def _replay_one(layout: Layout, path: Path) -> int:
     contents = parse_log(_read(path))
     for torn in contents.torn:
         _quarantine(layout, path, torn)
-    missing = _missing(layout, contents)
-    if missing:
-        _show(layout, missing)
+    survey = _survey(layout, contents)
+    if survey.missing or survey.damaged:
+        _show(layout, survey)
     if contents.records:
         sync_filesystem(layout.root_fd)
     path.unlink(missing_ok=True)
     fsync_folder(layout.logs)
-    return len(missing)
+    return len(survey.missing)
 
 
-def _missing(layout: Layout, contents: LogContents) -> list[Record]:
-    """Return the records whose files have to be made.
+@dataclass(slots=True)
+class _Survey:
+    """What a log holds that the folders do not."""
+
+    missing: list[Record]
+    damaged: list[tuple[Path, Record]]
+
+
+def _survey(layout: Layout, contents: LogContents) -> _Survey:
+    """Compare a log with the folders.
 
     On the same boot and the same mount marks are true: what was visible is still there or was consumed.
-    After a power cut nothing is certain, so all records are looked for in all four folders. The unmarked
-    ones always are: the writer may have died between the rename and the mark.
+    After a power cut nothing is certain, so all records are looked for in all four folders, and so is their
+    content. The unmarked ones always are: the writer may have died between the rename and the mark.
     """
     trusted = bool(contents.mount) and (contents.boot, contents.mount) == (
         boot_id(),
@@ -136,37 +147,51 @@ def _missing(layout: Layout, contents: LogContents) -> list[Record]:
     doubtful = contents.unmarked() if trusted else contents.records
     records = [record for record in doubtful if _is_ours(record.name)]
     events = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
-    signatures = [record for record in records if record.name.endswith(SIGNATURE_SUFFIX)]
-    found = _found(layout, {stem_of(record.name) for record in events}) if events else set[str]()
-    missing = [record for record in signatures if not (layout.signatures / record.name).exists()]
-    return missing + [record for record in events if stem_of(record.name) not in found]
+    found = _found(layout, {stem_of(record.name) for record in events}) if events else {}
+    for record in records:
+        signature = layout.signatures / record.name
+        if record.name.endswith(SIGNATURE_SUFFIX) and signature.exists():
+            found[record.name] = signature
+    survey = _Survey([record for record in records if stem_of(record.name) not in found], [])
+    if not trusted:
+        present = [
+            (found[stem_of(record.name)], record) for record in records if stem_of(record.name) in found
+        ]
+        survey.damaged = [(path, record) for path, record in present if _read(path) != record.content + b"\n"]
+    return survey
 
 
 def _is_ours(name: str) -> bool:
     return is_own(name) or is_own(name.removesuffix(SIGNATURE_SUFFIX) + "~0.jsonl")
 
 
-def _found(layout: Layout, wanted: set[str]) -> set[str]:
-    """Return which of these stems are in any of the four folders.
+def _found(layout: Layout, wanted: set[str]) -> dict[str, Path]:
+    """Return where those of these stems lie that are in any of the four folders.
 
     Folders are read in the direction in which events move, and the first ones once more at the end, so that
     an event that moves meanwhile is not missed. One missed all the same would only be delivered twice.
     """
-    found: set[str] = set()
+    found: dict[str, Path] = {}
     for state in (State.QUEUE, State.IN_FLIGHT, State.DONE, State.POISON, State.IN_FLIGHT, State.QUEUE):
-        found.update(stem_of(entry.name) for entry in walk_events(layout.folder(state)))
-        if found >= wanted:
+        for entry in walk_events(layout.folder(state)):
+            stem = stem_of(entry.name)
+            if stem in wanted:
+                found[stem] = Path(entry.path)
+        if len(found) == len(wanted):
             break
-    return found & wanted
+    return found
 
 
-def _show(layout: Layout, records: list[Record]) -> None:
-    stamps = Stamps()
+def _show(layout: Layout, survey: _Survey) -> None:
+    """Make missing files and restore damaged ones. Raises OSError: then the log stays."""
     owner = Owner(layout.temporary, new_writer())
     try:
-        publisher = Publisher(layout, owner, stamps, sync=False)
-        for first in range(0, len(records), BUCKET_FILES_MAX):
-            publisher.publish(records[first : first + BUCKET_FILES_MAX], [])
+        for path, record in survey.damaged:
+            write_file("restored", record.content + b"\n", dir_fd=owner.fd)
+            os.rename("restored", path, src_dir_fd=owner.fd)
+        publisher = Publisher(layout, owner, Stamps(), sync=False)
+        for first in range(0, len(survey.missing), BUCKET_FILES_MAX):
+            publisher.publish(survey.missing[first : first + BUCKET_FILES_MAX], [])
     finally:
         owner.close()
 

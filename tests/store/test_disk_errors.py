@@ -1,0 +1,153 @@
+"""Disks that fail, fill up or turn read-only: refused with a reason, nothing half visible, and it recovers alone."""
+
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchbill.spool import Spool, SpoolBroken, SpoolFull
+from watchbill.spool.inspect import stats
+
+EVENT = {"kind": "note", "body": "x" * 4000}
+
+
+@pytest.mark.parametrize(("durability", "call"), [("wal", "fdatasync"), ("event", "fsync")])
+def test_a_failed_sync_is_no_acknowledgement(
+    traced: Callable[..., Any], inventory: Any, tmp_path: Path, durability: str, call: str
+) -> None:
+    """SPOOL-02, R3: the event whose sync failed is refused, the ones before and after it are there, and the
+    descriptor that failed is never synced again."""
+    path, log = tmp_path / "spool", tmp_path / "calls"
+    Spool(path).close()
+    # In `event` mode the third fsync is the second event's file.
+    options = ["-y", "-o", str(log), "-e", f"trace={call}", "-e", f"inject={call}:error=EIO:when=3"]
+    said = traced("enqueue.py", str(path), durability, "6", options=options).stdout.split("\n")[:-1]
+    assert sum(line == "refused SpoolBroken" for line in said) == 1
+    names = [line.split()[1] for line in said if line.startswith("enqueued")]
+    assert len(names) == 5
+    with Spool(path) as spool:
+        spool.recover()
+    found = inventory(path)
+    assert (found.missing(names), found.twice(), found.torn()) == ([], [], [])
+    if durability == "wal":
+        synced = re.findall(r"fdatasync\(\d+<(.*?)>\) += (\S+)", log.read_text())
+        failed = next(index for index, (_, result) in enumerate(synced) if result == "-1")
+        assert synced[failed][0] not in [name for name, _ in synced[failed + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "call", ["rename", "renameat", "renameat2", "mkdirat", "openat", "pwrite64", "flock"]
+)
+def test_no_room_at_any_call_is_refused_or_kept(
+    traced: Callable[..., Any], inventory: Any, tmp_path: Path, call: str
+) -> None:
+    """SPOOL-02, R4: ENOSPC at each call of an enqueue: either refused, or acknowledged and there."""
+    path = tmp_path / "spool"
+    Spool(path).close()
+    for number in (1, 2, 3, 4):
+        options = ["-o", os.devnull, "-P", str(path), "-e", f"trace={call}"]
+        options += ["-e", f"inject={call}:error=ENOSPC:when={number}"]
+        said = traced("enqueue.py", str(path), "wal", "4", options=options).stdout.split("\n")[:-1]
+        names = [line.split()[1] for line in said if line.startswith("enqueued")]
+        with Spool(path) as spool:
+            spool.recover()
+        found = inventory(path)
+        assert (call, number, found.missing(names), found.twice(), found.torn()) == (call, number, [], [], [])
+
+
+@pytest.mark.parametrize("durability", ["wal", "event", "none"])
+@pytest.mark.parametrize("options", ["size=1m", "size=16m,nr_inodes=64"])
+def test_a_full_disk_refuses_and_recovers_alone(
+    small_disk: Any, inventory: Any, options: str, durability: Any
+) -> None:
+    """SPOOL-02, R4: disk or inodes full is SpoolFull (507) before the acknowledgement; what was acknowledged is
+    whole; with room again the same object works and what could not be shown appears."""
+    path = small_disk(options) / "spool"
+    ballast = [path.parent / f"ballast{number}" for number in range(6)]
+    for file in ballast:
+        file.write_bytes(b"x" * 40_000)
+    names: list[str] = []
+    with Spool(path, durability=durability) as spool:
+        with pytest.raises(SpoolFull) as refused:  # noqa: PT012  until it is full
+            for _ in range(10_000):
+                names.append(spool.enqueue(EVENT))
+        assert refused.value.status == 507
+        assert inventory(path).torn() == []
+        for file in ballast:
+            file.unlink()
+        for item in (spool.lease(), spool.lease(), spool.lease()):
+            if item is not None:
+                spool.done(item)
+        for file in (path / "queue-done").rglob("*.jsonl"):
+            file.unlink()
+            names = [name for name in names if name[:36] != file.name[:36]]
+        names.append(spool.enqueue({"id": "again"}))
+    with Spool(path) as spool:
+        spool.recover()
+    found = inventory(path)
+    assert (found.missing(names), found.twice(), found.torn()) == ([], [], [])
+
+
+def test_a_short_write_leaves_nothing_half_visible(inventory: Any, child: Any, tmp_path: Path) -> None:
+    """R4: a file size limit gives a short write first and an error second; no torn event appears."""
+    path = tmp_path / "spool"
+
+    def work(say: Callable[[object], None]) -> None:
+        with Spool(path, durability="none") as spool:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+            say(spool.enqueue({"id": "small"}))
+            try:
+                spool.enqueue(EVENT)
+            except SpoolFull as error:
+                say({"refused": str(error)})
+
+    said = child(work).join()
+    assert isinstance(said[0], str)
+    assert "refused" in said[1]
+    found = inventory(path)
+    assert (len(found.where), found.torn()) == (1, [])
+
+
+def test_a_read_only_remount_refuses_and_recovers(disk: Any, inventory: Any) -> None:
+    """R4: on a read-only disk enqueue and lease raise SpoolBroken, stats still answers; writable again, all works."""
+    path = disk.path / "spool"
+    with Spool(path) as spool:
+        names = [spool.enqueue(EVENT)]
+        spool.close()
+    subprocess.run(["mount", "-o", "remount,ro", os.fspath(disk.path)], check=True)
+    with Spool(path) as spool:
+        with pytest.raises(SpoolBroken):
+            spool.enqueue(EVENT)
+        with pytest.raises(SpoolBroken):
+            spool.lease()
+        assert stats(spool).queue == 1
+        subprocess.run(["mount", "-o", "remount,rw", os.fspath(disk.path)], check=True)
+        names.append(spool.enqueue(EVENT))
+        item = spool.lease()
+        assert item is not None
+        spool.done(item)
+    found = inventory(path)
+    assert (found.missing(names), found.twice(), found.torn()) == ([], [], [])
+
+
+def test_a_dead_disk_is_said_to_be_dead(disk: Any) -> None:
+    """R3: when the disk is gone every call raises SpoolBroken at once; none hangs, none acknowledges."""
+    path = disk.path / "spool"
+    spool = Spool(path)
+    spool.enqueue(EVENT)
+    disk.shut_down()
+    for _ in range(3):
+        with pytest.raises(SpoolBroken):
+            spool.enqueue(EVENT)
+    spool.close()
+    disk.mount_again()
+    with Spool(path) as spool:
+        item = spool.lease()
+        assert item is not None
+        assert item.event == EVENT
+        spool.done(item)
