@@ -25,9 +25,16 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         lanes={name: _lane(name, table) for name, table in document.lanes.items()},
         policy=_policy(document),
         server=_server(document, environment),
-        journal=catalog.JournalRules(document.journal.markdown, document.journal.events),
+        journal=catalog.JournalRules(
+            _below_root(document.journal.markdown, base), _below_root(document.journal.events, base)
+        ),
         alerts=catalog.AlertRules(document.alerts.command, document.alerts.webhook),
     )
+
+
+def _below_root(text: str, base: Path) -> str:
+    """What Watchbill writes belongs to its root, which is not known here; only ~ and / lead elsewhere."""
+    return str(names.operator_path(base, text)) if text.startswith(("~", "/")) else text
 
 
 def _server(document: Document, environment: Mapping[str, str]) -> catalog.Server:

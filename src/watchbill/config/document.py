@@ -124,9 +124,14 @@ class EngineTable(Table):
 
     driver: str = Field(description="llamacpp, process or scripted.", examples=["llamacpp"])
     url: Url | None = Field(
-        default=None, description="Where a foreign server answers.", examples=["http://127.0.0.1:9000"]
+        default=None,
+        description="Where a foreign server answers; no driver of this version reads it.",
+        examples=["http://127.0.0.1:9000"],
     )
-    shared: bool = Field(default=False, description="Routed to, never loaded, unloaded or stopped.")
+    shared: bool = Field(
+        default=False,
+        description="Routed to, never loaded, unloaded or stopped; no driver of this version reads it.",
+    )
     binary: Line | None = Field(
         default=None,
         description="A llama-server to prefer over the embedded one: a path, or a name on the PATH.",

@@ -28,6 +28,7 @@ from watchbill.config.problems import Wrong, wrongs_of
 from watchbill.config.settle import settle
 from watchbill.config.starter import EMBEDDED
 from watchbill.errors import ConfigError, Problem
+from watchbill.root import find_root
 
 __all__ = ["Loaded", "default_catalog", "find_config", "load", "parse", "read", "read_text"]
 
@@ -47,6 +48,7 @@ class Loaded:
     document: Document  # settled: every default is written out
     raw: Raw  # what the file itself says
     lines: Mapping[KeyPath, int]
+    base: Path  # what its paths are relative to
     origin: str  # how to call the file in a message
     file: Path | None  # None for the embedded default
 
@@ -89,8 +91,8 @@ def read(
     """As `load`, with everything that is needed to show or examine the config."""
     found = find_config(path, environment)
     if found is None:
-        base = root or Path(environment.get("WATCHBILL_HOME") or Path.home() / ".local/share/watchbill")
-        return read_text(EMBEDDED, base=base.absolute(), origin=EMBEDDED_ORIGIN, environment=environment)
+        base = find_root(root, environment).path
+        return read_text(EMBEDDED, base=base, origin=EMBEDDED_ORIGIN, environment=environment)
     text = _read_file(found)
     return read_text(
         text, base=found.absolute().parent, origin=str(found), environment=environment, file=found
@@ -105,7 +107,7 @@ def read_text(
     document, wrongs = _examine_values(raw, base, environment)
     if wrongs or document is None:
         raise _refusal(wrongs, lines, origin)
-    return Loaded(build(document, base, environment), document, raw, lines, origin, file)
+    return Loaded(build(document, base, environment), document, raw, lines, base, origin, file)
 
 
 # ------------------------------------------------------------------ the file

@@ -24,6 +24,11 @@ class Key(NamedTuple):
         return spell(value, _writer(self.field))
 
     @property
+    def meaning(self) -> str:
+        """The sentence about it."""
+        return self.field.description or ""
+
+    @property
     def default(self) -> object:
         """What the key is when nobody says anything; None when that is nothing, or depends on other keys."""
         return None if self.field.is_required() else cast("object", self.field.default)
@@ -75,7 +80,8 @@ def spell(value: object, writer: Callable[[int], str] | None = None) -> str:
         return spell_value(writer(value))
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
-        return f"{{ {', '.join(f'{spell_key((name,))} = {spell(each, writer)}' for name, each in pairs)} }}"
+        inside = ", ".join(f"{spell_key((name,))} = {spell(each, writer)}" for name, each in pairs)
+        return f"{{ {inside} }}" if inside else "{}"
     return spell_value(value)
 
 

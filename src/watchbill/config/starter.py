@@ -1,6 +1,12 @@
 """The config that is embedded, and the one that `config init` writes for people to edit."""
 
-__all__ = ["EMBEDDED", "STARTER"]
+from pathlib import Path
+
+from watchbill.config.spelling import spell_value
+
+__all__ = ["EMBEDDED", "starter"]
+
+_SMOLLM2 = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 #: What runs without any config; paths are relative to the root.
 EMBEDDED = """\
@@ -11,7 +17,7 @@ aliases = ["default", "smollm2:135m"]
 concurrency = 2
 """
 
-STARTER = """\
+_STARTER = """\
 # Watchbill: which models there are, what memory they share, and who is served first.
 # Every key with its default: watchbill config show. Check this file: watchbill config check.
 
@@ -27,7 +33,7 @@ reserve = "2GiB"                       # left free for everything else on this m
 # One table for each model; the name in the brackets is what callers ask for.
 [models.smollm2]
 engine = "llamacpp"
-source = "~/.local/share/watchbill/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+source = "@ROOT@/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 aliases = ["default"]
 concurrency = 2                        # requests at a time
 idle = "5m"                            # leaves memory after this long without use
@@ -51,3 +57,10 @@ idle = "5m"                            # leaves memory after this long without u
 # class = "background"                 # interactive, normal or background
 # max_wait = "15m"
 """
+
+
+def starter(root: Path) -> str:
+    """A commented config with one model that `make up` or `watchbill pull smollm2` puts under the root."""
+    return _STARTER.replace(
+        '"@ROOT@/models/SmolLM2-135M-Instruct.Q4_1.gguf"', spell_value(str(root / _SMOLLM2))
+    )

@@ -1,0 +1,173 @@
+"""Commands that write, check and show the config: `config init|check|show|schema|reference`.
+
+None of them needs a daemon. `check` looks at what `up` would meet: the file itself, the model files it names, and
+the memory of this machine.
+"""
+
+import json as jsonlib
+import os
+import stat
+import sys
+import tomllib
+from collections.abc import Sized
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from watchbill.cli.facts import look_at
+from watchbill.cli.options import Where
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.config import Finding, Loaded, examine, read
+from watchbill.config.locate import spell_key
+from watchbill.config.reference import reference, schema
+from watchbill.config.show import entries, show
+from watchbill.config.starter import starter
+from watchbill.errors import ConfigError, Problem
+from watchbill.root import find_root
+
+__all__ = ["app"]
+
+WRONG = 2
+
+app = App(name="config", help="Write, check and show the config file.")
+
+_DEFAULTS = Where()
+_Config = Annotated[
+    Path | None,
+    Parameter(
+        name="--config",
+        help="The config file. Default: the one `up` would take.",
+        show_default=False,
+    ),
+]
+_Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON.")]
+
+
+@app.command
+def init(
+    file: Annotated[Path, Parameter(name="--file", help="Where to write it.")] = Path("watchbill.toml"),
+    *,
+    force: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Overwrite the file if there is one.")
+    ] = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Write a commented config to start from."""
+    _write(file, starter(find_root(where.root).path), force=force)
+    Terminal(quiet=where.quiet).note(f"wrote {file}; edit it, then: watchbill config check {file}")
+    return 0
+
+
+@app.command
+def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAULTS) -> int:
+    """Check the config, the model files it names and the memory they need.
+
+    Exit code 2 when something cannot work: a wrong key, a missing file, a model that can never fit.
+    """
+    terminal = Terminal(quiet=where.quiet)
+    try:
+        loaded = read(config, root=find_root(where.root).path)
+    except ConfigError as error:
+        return _refuse(error, terminal, json=json)
+    findings = examine(loaded, look_at(loaded))
+    is_right = not any(finding.is_grave for finding in findings)
+    if json:
+        terminal.show(
+            jsonlib.dumps({"ok": is_right, "errors": [], "findings": [_as_fields(each) for each in findings]})
+        )
+    else:
+        _tell(loaded, findings, terminal, is_right=is_right)
+    return 0 if is_right else WRONG
+
+
+@app.command(name="show")
+def show_config(config: _Config = None, *, json: _Json = False, where: Where = _DEFAULTS) -> int:
+    """Show every value in force, and which ones are defaults."""
+    terminal = Terminal(quiet=where.quiet)
+    loaded = read(config, root=find_root(where.root).path)
+    if json:
+        values = [
+            {"key": spell_key(entry.path), "value": _value(entry.value), "default": entry.is_default}
+            for entry in entries(loaded)
+        ]
+        terminal.show(jsonlib.dumps({"file": loaded.origin, "base": str(loaded.base), "values": values}))
+    else:
+        terminal.show(*(terminal.mark(line, "dim") if _is_quiet(line) else line for line in show(loaded)))
+    return 0
+
+
+@app.command(name="schema")
+def show_schema() -> int:
+    """Print the JSON Schema of the config file, for editors that complete and check as you type."""
+    Terminal().show(jsonlib.dumps(schema(), indent=2))
+    return 0
+
+
+@app.command(name="reference")
+def show_reference() -> int:
+    """Print every table and key with its default, as Markdown."""
+    Terminal().show(reference().rstrip())
+    return 0
+
+
+def _refuse(error: ConfigError, terminal: Terminal, *, json: bool) -> int:
+    if json:
+        terminal.show(
+            jsonlib.dumps(
+                {"ok": False, "errors": [each._asdict() for each in error.problems], "findings": []}
+            )
+        )
+    else:
+        _complain(str(error))
+    return WRONG
+
+
+def _tell(loaded: Loaded, findings: list[Finding], terminal: Terminal, *, is_right: bool) -> None:
+    for finding in findings:
+        if finding.is_grave:
+            _complain(str(finding.problem))
+        else:
+            terminal.note(f"{plain(finding.problem)} (worth a look)")
+    if is_right:
+        catalog = loaded.catalog
+        parts = {"model": catalog.models, "lane": catalog.lanes, "device": catalog.devices}
+        counts = ", ".join(_count(things, word) for word, things in parts.items())
+        terminal.show(f"{loaded.origin} is right: {counts}")
+
+
+def _complain(text: str) -> None:
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def _as_fields(finding: Finding) -> dict[str, object]:
+    return {**finding.problem._asdict(), "grave": finding.is_grave}
+
+
+def _count(things: Sized, word: str) -> str:
+    return f"{len(things)} {word}" if len(things) == 1 else f"{len(things)} {word}s"
+
+
+def _value(spelled: str | None) -> object:
+    """A value as JSON has it; TOML's own spelling serves people."""
+    return None if spelled is None else tomllib.loads(f"value = {spelled}")["value"]
+
+
+def _is_quiet(line: str) -> bool:
+    return line.startswith("#") or line.endswith("# default")
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    """Writes a new file, for its owner only: keys may be written into it later."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        descriptor = os.open(file, flags, stat.S_IRUSR | stat.S_IWUSR)
+    except FileExistsError as error:
+        raise ConfigError(
+            problems=[Problem(str(file), None, "", "exists", "--force overwrites it")]
+        ) from error
+    except OSError as error:  # the operator named this file: whatever the reason, say it
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(problems=[Problem(str(file), None, "", f"cannot be written: {reason}")]) from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)

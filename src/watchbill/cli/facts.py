@@ -1,0 +1,100 @@
+"""What can be learned about a config's models without loading any: their files, their programs, their size."""
+
+import shutil
+import stat
+from importlib.util import find_spec
+from pathlib import Path
+
+from watchbill.catalog import EngineRules, Model
+from watchbill.config import Loaded, MachineFacts, ModelFacts
+from watchbill.engines.process import check_command, split_command
+from watchbill.errors import ConfigError
+from watchbill.gguf import GgufError, predict, read_header
+from watchbill.probes import ProbeError
+from watchbill.probes.ram import RamProbe
+from watchbill.units import Bytes
+
+__all__ = ["look_at"]
+
+
+def look_at(loaded: Loaded) -> MachineFacts:
+    """Reads the machine's memory and every model file's header. Blocks; changes nothing."""
+    engines = loaded.catalog.engines
+    return MachineFacts(
+        capacity=_capacities(),
+        models={
+            name: _look_at_model(model, engines[model.engine])
+            for name, model in loaded.catalog.models.items()
+        },
+        is_config_public=loaded.file is not None and _can_others_read(loaded.file),
+    )
+
+
+def _capacities() -> dict[str, Bytes]:
+    try:
+        return {name: reading.capacity for name, reading in RamProbe().read().items()}
+    except ProbeError:  # no /proc: the config can still be checked, only not against this machine
+        return {}
+
+
+def _look_at_model(model: Model, engine: EngineRules) -> ModelFacts:
+    if engine.driver == "llamacpp":
+        return _look_at_gguf(model, engine)
+    if engine.driver == "process":
+        return _look_at_command(model)
+    return ModelFacts()
+
+
+def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
+    if not Path(model.source or "").exists():
+        return ModelFacts(
+            complaint=f"{model.source} does not exist; fetch it with watchbill pull, or correct the path"
+        )
+    try:
+        header = read_header(Path(model.source or ""))
+    except GgufError as error:
+        return ModelFacts(complaint=str(error))
+    need = predict(
+        header,
+        context=model.context,
+        slots=model.concurrency,
+        prompt_cache=model.prompt_cache,
+        mmap=model.mmap,
+    )
+    complaint = _missing_server(engine)
+    return ModelFacts(complaint=complaint, key="engine", predicted=Bytes(need.total))
+
+
+def _missing_server(engine: EngineRules) -> str | None:
+    if engine.binary is not None:
+        found = shutil.which(engine.binary)
+        return (
+            None
+            if found
+            else f"there is no program {engine.binary}; correct `binary` of the engine {engine.name}"
+        )
+    if shutil.which("llama-server") or find_spec("xllamacpp"):
+        return None
+    return "there is no llama.cpp here; pip install 'watchbill[local]', or put llama-server on the PATH"
+
+
+def _look_at_command(model: Model) -> ModelFacts:
+    try:
+        check_command(model)
+        program = split_command(model.command or "")[0]
+    except ConfigError as error:
+        return ModelFacts(complaint=str(error), key="command")
+    if "$" not in program and shutil.which(program) is None:
+        return ModelFacts(
+            complaint=f"there is no program {program}; install it or correct the command", key="command"
+        )
+    if model.source is not None and not Path(model.source).exists():
+        return ModelFacts(complaint=f"{model.source} does not exist; fetch it or correct the path")
+    return ModelFacts()
+
+
+def _can_others_read(file: Path) -> bool:
+    try:
+        return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except FileNotFoundError:  # taken away since it was read
+        return False

@@ -1,0 +1,154 @@
+"""Examining: what is right in the file and still will not work on this machine.
+
+Takes the facts as data (`cli.config` gathers them), so it can be asked about any machine. A grave finding means
+that something the file asks for cannot happen; the others are worth a look. `up` starts in spite of both: one
+missing file must not keep the other models from serving.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from watchbill.catalog import Catalog, Device, Model
+from watchbill.config.load import Loaded
+from watchbill.errors import Problem
+from watchbill.units import Bytes, format_bytes, spell_bytes
+
+__all__ = ["Finding", "MachineFacts", "ModelFacts", "examine"]
+
+#: A key that can be guessed in an afternoon.
+_KEY_CHARS_MIN = 16
+#: A declared size this far below the prediction is more likely a slip than knowledge.
+_DECLARED_SHARE_MIN = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What was seen of one model without loading it."""
+
+    complaint: str | None = None  # why it cannot be loaded
+    key: str = "source"  # what the complaint is about
+    predicted: Bytes | None = None  # from its file
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What the machine says."""
+
+    capacity: Mapping[str, Bytes]  # of the devices that can be read
+    models: Mapping[str, ModelFacts]
+    is_config_public: bool = False  # whether other users can read the config
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to know."""
+
+    problem: Problem
+    is_grave: bool
+
+
+def examine(loaded: Loaded, facts: MachineFacts) -> list[Finding]:
+    """Everything that this machine has to say about the config, in the order of the file."""
+    found = [Finding(problem, is_grave=True) for problem in _grave(loaded, facts)]
+    found += [Finding(problem, is_grave=False) for problem in _notes(loaded, facts)]
+    return sorted(found, key=lambda finding: (finding.problem.line or 0, finding.problem.key))
+
+
+def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
+    catalog = loaded.catalog
+    if not catalog.models:
+        yield loaded.problem(("models",), "there is no model", "add one: watchbill config init shows how")
+    for name, model in catalog.models.items():
+        seen = facts.models.get(name, ModelFacts())
+        if seen.complaint is not None:
+            what, _, hint = seen.complaint.partition("; ")
+            yield loaded.problem(("models", name, seen.key), what, hint)
+        for device in model.devices:
+            if facts.capacity and device not in facts.capacity:
+                text = f"nothing on this machine reads {device}, so nothing is ever loaded there"
+                yield loaded.problem(
+                    ("models", name, "devices"), text, f"known here: {', '.join(facts.capacity)}"
+                )
+    yield from _misfits(loaded, facts)
+
+
+def _misfits(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
+    catalog = loaded.catalog
+    for device in (catalog.devices[name] for name in facts.capacity if name in catalog.devices):
+        room = _room(device, facts)
+        needs = {name: _need(model, device.name, facts) for name, model in catalog.models.items()}
+        staying = sum(needs[name] for name in needs if catalog.models[name].permanent)
+        told = f"the {format_bytes(room)} that {device.name} leaves for models ({_budget(device, facts)})"
+        if staying > room:
+            text = f"the permanent models need {format_bytes(staying)} of {told}"
+            yield loaded.problem(("devices", device.name), text, "make one of them rotate")
+        for name, need in needs.items():
+            is_rotating = not catalog.models[name].permanent
+            beside = staying if is_rotating and staying <= room else 0
+            if need + beside > room and (is_rotating or need > room):
+                extra = f" beside {format_bytes(beside)} of permanent models" if beside else ""
+                origin = "" if device.name in catalog.models[name].memory else ", predicted from its file,"
+                text = f"can never fit: {format_bytes(need)}{origin} into {told}{extra}"
+                yield loaded.problem(("models", name), text, "take a smaller model, context or concurrency")
+
+
+def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
+    catalog = loaded.catalog
+    for name, device in catalog.devices.items():
+        real = facts.capacity.get(name)
+        if real is not None and device.capacity is not None and device.capacity > real:
+            text = f"is more than the {format_bytes(real)} there are, which is what counts"
+            yield loaded.problem(("devices", name, "capacity"), text)
+    for name, model in catalog.models.items():
+        yield from _declared_too_low(loaded, name, model, facts.models.get(name, ModelFacts()).predicted)
+    yield from _lonely_groups(loaded, catalog)
+    for key in catalog.server.keys:
+        path = ("server", "keys", key.name, "key")
+        if len(key.key) < _KEY_CHARS_MIN:
+            yield loaded.problem(
+                path, "is short enough to be guessed", f"use {_KEY_CHARS_MIN} characters or more"
+            )
+        if facts.is_config_public and not loaded.document.server.keys[key.name].key.startswith("env:"):
+            yield loaded.problem(
+                path, "can be read by other users of this machine", "chmod 600, or use env:NAME"
+            )
+
+
+def _declared_too_low(loaded: Loaded, name: str, model: Model, predicted: Bytes | None) -> Iterator[Problem]:
+    declared = sum(model.memory.values())
+    if predicted is not None and model.memory and declared < predicted * _DECLARED_SHARE_MIN:
+        text = (
+            f"{spell_bytes(declared)} is much less than the {format_bytes(predicted)} that its file predicts"
+        )
+        yield loaded.problem(
+            ("models", name, "memory"), text, "leave the key out to have it predicted and measured"
+        )
+
+
+def _lonely_groups(loaded: Loaded, catalog: Catalog) -> Iterator[Problem]:
+    members = Counter(model.group for model in catalog.models.values() if model.group)
+    for name, model in catalog.models.items():
+        if model.group and members[model.group] == 1:
+            yield loaded.problem(("models", name, "group"), f"is the only model of the group {model.group}")
+
+
+def _room(device: Device, facts: MachineFacts) -> int:
+    capacity = min(filter(None, (device.capacity, facts.capacity[device.name])))
+    return max(0, int(capacity * device.share) - device.reserve)
+
+
+def _budget(device: Device, facts: MachineFacts) -> str:
+    real = facts.capacity[device.name]
+    capped = device.capacity is not None and device.capacity < real
+    share = "" if device.share == 1 else f" x {device.share:g}"
+    of = f"{format_bytes(device.capacity if capped and device.capacity else real)}{share}"
+    return f"{of} less a reserve of {spell_bytes(device.reserve)}"
+
+
+def _need(model: Model, device: str, facts: MachineFacts) -> int:
+    """What the model takes on the device, as far as that is known before it was ever loaded."""
+    if device not in model.devices:
+        return 0
+    predicted = facts.models.get(model.name, ModelFacts()).predicted
+    return model.memory.get(device) or (predicted if predicted and len(model.devices) == 1 else 0) or 0

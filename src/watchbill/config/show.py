@@ -1,0 +1,110 @@
+"""Showing: the config as it is in force, every key written out, what was not said marked as default.
+
+What is printed is itself a config with the same meaning (but for keys that are not shown), so it can be copied.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+from watchbill.config.document import Document, EngineTable, KeyTable, ModelTable, Table
+from watchbill.config.draft import Raw
+from watchbill.config.drivers import DRIVERS
+from watchbill.config.load import Loaded
+from watchbill.config.locate import KeyPath, spell_key
+from watchbill.config.settle import GPU_DEFAULTS
+from watchbill.config.spelling import Key, keys_of
+
+__all__ = ["Entry", "entries", "show"]
+
+_COMMENT_COLUMN = 44
+HIDDEN = "***"
+
+
+class Entry(NamedTuple):
+    """One key in force."""
+
+    path: KeyPath
+    value: str | None  # as TOML; None when it is not set
+    is_default: bool
+    meaning: str
+
+
+def show(loaded: Loaded) -> list[str]:
+    """The lines of the config in force."""
+    lines = [f"# {loaded.origin}; the files it names are relative to {loaded.base}"]
+    table: KeyPath = ()
+    for entry in entries(loaded):
+        if entry.path[:-1] != table:
+            table = entry.path[:-1]
+            lines += ["", f"[{spell_key(table)}]"]
+        lines.append(_line(entry))
+    return lines
+
+
+def entries(loaded: Loaded) -> list[Entry]:
+    """Every key in force, in the order of the reference."""
+    return list(_walk(loaded, loaded.document, ()))
+
+
+def _walk(loaded: Loaded, table: Table, path: KeyPath) -> Iterator[Entry]:
+    """The table's own keys, then the tables in it: TOML wants it in this order."""
+    inner: list[tuple[KeyPath, Table]] = []
+    for key in keys_of(type(table)).values():
+        value, at = cast("object", getattr(table, key.attribute)), (*path, key.name)
+        if isinstance(value, Table):
+            inner.append((at, value))
+        elif _is_named_tables(table, key):
+            inner += [((*at, name), each) for name, each in cast("dict[str, Table]", value).items()]
+        elif _matters(loaded.document, table, key.name):
+            yield Entry(at, _spelled(table, key, value), not _is_said(loaded.raw, at), key.meaning)
+    for at, each in inner:
+        yield from _walk(loaded, each, at)
+
+
+def _is_named_tables(table: Table, key: Key) -> bool:
+    return isinstance(table, Document) or key.name == "keys"
+
+
+def _matters(document: Document, table: Table, key: str) -> bool:
+    """Whether the key means anything here: a driver's own keys are not shown for another driver's model."""
+    if key in ("script", "reservation"):  # shown as tables of their own where they are given
+        return False
+    if isinstance(table, ModelTable):
+        engine = document.engines.get(table.engine)
+        driver = DRIVERS[engine.driver if engine else table.engine]
+        foreign = frozenset[str]().union(*(each.needs | each.reads for each in DRIVERS.values()))
+        return key not in foreign - driver.needs - driver.reads
+    if isinstance(table, EngineTable):
+        return key == "driver" or key in DRIVERS[table.driver].engine_reads
+    return True
+
+
+def _spelled(table: Table, key: Key, value: object) -> str | None:
+    if isinstance(table, KeyTable) and key.name == "key" and not str(value).startswith("env:"):
+        return f'"{HIDDEN}"'
+    return None if value is None else key.spell(value)
+
+
+def _is_said(raw: Raw, path: KeyPath) -> bool:
+    """Whether the file itself has this key, for the table or as a default for all GPUs."""
+    if _has(raw, path):
+        return True
+    is_gpu = path[:1] == ("devices",) and str(path[1]).startswith("gpu:")
+    return is_gpu and _has(raw, ("devices", GPU_DEFAULTS, *path[2:]))
+
+
+def _has(raw: Raw, path: KeyPath) -> bool:
+    table: object = raw
+    for part in path:
+        if not isinstance(table, dict) or part not in table:
+            return False
+        table = cast("dict[str | int, object]", table)[part]
+    return True
+
+
+def _line(entry: Entry) -> str:
+    name = spell_key(entry.path[-1:])
+    if entry.value is None:
+        return f"# {name} is not set: {entry.meaning}"
+    said = f"{name} = {entry.value}"
+    return f"{said.ljust(_COMMENT_COLUMN)}# default" if entry.is_default else said
