@@ -40,7 +40,7 @@ __all__ = [
     "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted", "Problem", "ReceiptTimeout",
-    "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
+    "PullFailed", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
     "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
