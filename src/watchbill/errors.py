@@ -39,8 +39,8 @@ from typing import ClassVar, NamedTuple
 __all__ = [
     "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted", "Problem", "ReceiptTimeout",
-    "PullFailed", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
+    "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
+    "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
     "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
