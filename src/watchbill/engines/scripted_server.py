@@ -37,7 +37,7 @@ class Gone(Exception):
 
 
 class Script:
-    """What to do, as numbers. `scripted.py` has checked it."""
+    """What to do, as numbers; `scripted.py` has checked it."""
 
     def __init__(self, text: str, state_path: str) -> None:
         fields = cast("Fields", json.loads(text))
@@ -314,6 +314,7 @@ class Answer:
     def __init__(self, model: str, is_chat: bool, words: list[str], asked: Fields) -> None:
         self.words = words
         self.is_chat = is_chat
+        self.kind = "chat.completion.chunk" if is_chat else "text_completion"  # of a frame
         options = asked.get("stream_options")
         self.wants_usage = isinstance(options, dict) and bool(cast("Fields", options).get("include_usage"))
         limit = asked.get("max_completion_tokens") or asked.get("max_tokens")
@@ -339,11 +340,6 @@ class Answer:
         if self.wants_usage:
             frames.append({**self.base, "object": self.kind, "choices": [], "usage": self.usage})
         return frames
-
-    @property
-    def kind(self) -> str:
-        """What a frame is called."""
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
 
     def frame(self, word: str, reason: str | None, *, is_first: bool) -> Fields:
         said: Fields = {"text": word}
