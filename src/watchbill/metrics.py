@@ -159,7 +159,7 @@ class _StatusCollector(Collector):
         yield _gauge("watchbill_queue_requests", "Requests that wait.", "lane", lanes, "queued")
         yield _gauge("watchbill_running_requests", "Requests that run.", "lane", lanes, "running")
         oldest = "How long the oldest waiting request has waited."
-        yield _gauge("watchbill_oldest_wait_seconds", oldest, "lane", lanes, "oldest_wait_ms", 0.001)
+        yield _gauge("watchbill_oldest_wait_seconds", oldest, "lane", lanes, "oldest_wait_ms", factor=0.001)
 
     def _devices(self, devices: Mapping[str, Table]) -> Iterable[Metric]:
         for key, text in DEVICE_GAUGES.items():
@@ -191,7 +191,7 @@ def _sizes_of(memory: object) -> list[tuple[str, float]]:
 
 
 def _gauge(
-    name: str, text: str, label: str, rows: Mapping[str, Table], key: str, factor: float = 1
+    name: str, text: str, label: str, rows: Mapping[str, Table], key: str, *, factor: float = 1
 ) -> Metric:
     family = GaugeMetricFamily(name, text, labels=[label])
     for row, table in rows.items():

@@ -8,7 +8,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["cached_share"]
+__all__ = ["cached_share", "is_cached"]
 
 SAMPLES = 64
 #: From this share on a load behaves as a cached one.
@@ -29,6 +29,11 @@ def cached_share(path: Path) -> float | None:
         os.close(fd)
     known = [answer for answer in found if answer is not None]
     return sum(known) / len(known) if known else None
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a load of this file will be quick. Where nothing is told the answer is no."""
+    return (cached_share(path) or 0.0) >= CACHED_FROM
 
 
 def _is_cached(fd: int, spot: int) -> bool | None:

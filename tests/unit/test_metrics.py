@@ -1,0 +1,94 @@
+"""Metrics: what a scrape shows is what the driver says at that moment."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from watchbill.metrics import STATES, Metrics
+
+STATUS: dict[str, object] = {
+    "devices": {
+        "ram": {
+            "capacity": 100, "reserve": 10, "budget": 90, "used": 50, "loading": 5, "stopping": 3, "available": 40,
+        }
+    },
+    "models": {
+        "a": {"state": "ready", "memory": 50, "in_flight": 2, "queued": 1},
+        "b": {"state": "absent", "memory": {"gpu:0": 7}, "in_flight": 0, "queued": 0, "reason": "x"},
+    },
+    "lanes": {"chat": {"queued": 3, "running": 2, "oldest_wait_ms": 1500}},
+}  # fmt: skip
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """(name, label values by label name) -> value, as a Prometheus server reads it."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        (each.name, *(value for _, value in sorted(each.labels.items()))): each.value
+        for family in families
+        for each in family.samples
+    }
+
+
+def test_a_scrape_reads_the_status_of_that_moment() -> None:
+    status = dict(STATUS)
+    metrics = Metrics(lambda: status)
+    found = samples(metrics)
+    assert found["watchbill_queue_requests", "chat"] == 3
+    assert found["watchbill_running_requests", "chat"] == 2
+    assert found["watchbill_oldest_wait_seconds", "chat"] == 1.5
+    for key, value in {"capacity": 100, "reserve": 10, "budget": 90, "used": 50, "loading": 5}.items():
+        assert found[f"watchbill_device_{key}_bytes", "ram"] == value
+    assert found["watchbill_model_memory_bytes", "gpu:0", "b"] == 7
+    status["lanes"] = {"chat": {"queued": 4}}
+    assert samples(metrics)["watchbill_queue_requests", "chat"] == 4
+
+
+def test_each_model_has_exactly_one_state() -> None:
+    found = samples(Metrics(lambda: STATUS))
+    for model, state in (("a", "ready"), ("b", "absent")):
+        ones = [known for known in STATES if found["watchbill_model_state", model, known] == 1]
+        assert ones == [state]
+
+
+def test_what_happened_is_counted() -> None:
+    metrics = Metrics(dict)
+    metrics.observe_wait("chat", 1500)
+    metrics.observe_forecast("chat", -3000)
+    metrics.observe_first_byte("a", 2000)
+    metrics.observe_load("a", 900, cached=True)
+    metrics.observe_load("a", 100, cached=False, ok=False)
+    metrics.observe_service("a", 1000)
+    metrics.observe_lag(2)
+    metrics.count_eviction("a", "idle")
+    metrics.count_request("chat", "ok")
+    metrics.count_request("chat", "lane_full")
+    metrics.count_late_answer()
+    found = samples(metrics)
+    assert found["watchbill_wait_seconds_sum", "chat"] == 1.5
+    assert found["watchbill_forecast_error_seconds_bucket", "chat", "-2.0"] == 1
+    assert found["gen_ai_server_time_to_first_token_seconds_count", "a"] == 1
+    assert found["watchbill_loads_total", "a", "ok"] == found["watchbill_loads_total", "a", "failed"] == 1
+    assert found["watchbill_load_seconds_count", "true", "a"] == 1
+    assert found["watchbill_evictions_total", "a", "idle"] == 1
+    assert found["watchbill_requests_total", "chat", "lane_full"] == 1
+    assert found["watchbill_late_answers_dropped_total",] == 1
+    assert found["watchbill_event_loop_lag_seconds_count",] == 1
+    assert found["watchbill_thrash_ratio",] == 0.5
+
+
+def test_a_status_without_parts_leaves_gaps_not_errors() -> None:
+    assert b"watchbill_thrash_ratio 0.0" in Metrics(lambda: {"models": {"a": {}}, "lanes": None}).render()
+
+
+def test_two_daemons_in_one_process_do_not_meet() -> None:
+    first, second = Metrics(dict), Metrics(dict)
+    first.count_late_answer()
+    assert samples(second)["watchbill_late_answers_dropped_total",] == 0
+
+
+def test_the_status_is_not_asked_before_the_first_scrape() -> None:
+    """The driver is built after its metrics."""
+
+    def too_early() -> dict[str, object]:
+        raise AssertionError
+
+    Metrics(too_early)

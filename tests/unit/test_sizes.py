@@ -1,0 +1,132 @@
+"""What was learned: kept under exact circumstances, bounded, and never the reason why a start fails."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from watchbill.limits import SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
+from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
+
+FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
+GIB = 2**30
+
+
+def sizes_in(folder: Path, warn: Callable[[str], None] = lambda _: None) -> Sizes:
+    return Sizes(folder, warn=warn)
+
+
+def test_nothing_is_known_of_a_model_that_was_never_loaded(tmp_path: Path) -> None:
+    assert sizes_in(tmp_path).recall(FACTS) is None
+
+
+def test_the_size_is_the_95th_percentile_of_the_measurements(tmp_path: Path) -> None:
+    """RES-20: the quota is drawn from the measured p95, so one outlier of many must not set it."""
+    sizes = sizes_in(tmp_path)
+    for size in [100, 300, 200]:
+        sizes.record_load(FACTS, 1000, {"ram": size * GIB}, cached=True)
+    learned = sizes.recall(FACTS)
+    assert learned is not None and learned.memory == {"ram": 300 * GIB} and learned.loads == 3
+    for _ in range(SIZES_SAMPLES_MAX - 1):
+        sizes.record_memory(FACTS, {"ram": 200 * GIB})
+    sizes.record_memory(FACTS, {"ram": 900 * GIB})
+    learned = sizes.recall(FACTS)
+    assert learned is not None and learned.memory == {"ram": 200 * GIB}
+
+
+def test_cached_and_cold_loads_are_kept_apart_and_the_median_of_nine_counts(tmp_path: Path) -> None:
+    """RES-11: load times are bimodal; a mean of both would be wrong for each."""
+    sizes = sizes_in(tmp_path)
+    for ms in [9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9]:
+        sizes.record_load(FACTS, ms * 100, {}, cached=True)
+    sizes.record_load(FACTS, 30_000, {}, cached=False)
+    learned = sizes.recall(FACTS)
+    assert learned is not None
+    assert (learned.load_cached_ms, learned.load_cold_ms, learned.service_ms) == (500, 30_000, None)
+
+
+def test_any_other_circumstance_is_measured_anew(tmp_path: Path) -> None:
+    sizes = sizes_in(tmp_path)
+    sizes.record_service(FACTS, 700)
+    changes: list[dict[str, object]] = [
+        {"file_bytes": 1}, {"file_mtime_ns": 2}, {"context": 4096}, {"slots": 2}, {"cache_type": "q8_0"},
+        {"engine": "llamacpp 2"}, {"devices": ("gpu:0",)}, {"model": "other"}, {"source": "/n"},
+    ]  # fmt: skip
+    for change in changes:
+        assert sizes.recall(replace(FACTS, **change)) is None, change
+    learned = sizes.recall(FACTS)
+    assert learned is not None and learned.service_ms == 700 and learned.requests == 1
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    """RES-11: measured, learned and persisted."""
+    sizes = sizes_in(tmp_path)
+    sizes.record_load(FACTS, 800, {"ram": GIB}, cached=True)
+    sizes.save()
+    assert sizes_in(tmp_path).recall(FACTS) == sizes.recall(FACTS)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_saving_without_news_touches_no_disk(tmp_path: Path) -> None:
+    sizes = sizes_in(tmp_path)
+    sizes.save()
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"version": 99, "entries": {}}', b'{"version": 1, "entries": {"k": 3}}', b"\xff"],
+)
+def test_a_broken_file_is_kept_aside_and_learning_starts_anew(tmp_path: Path, content: bytes) -> None:
+    warnings: list[str] = []
+    (tmp_path / FILE_NAME).write_bytes(content)
+    sizes = sizes_in(tmp_path, warnings.append)
+    assert len(warnings) == 1 and (tmp_path / f"{FILE_NAME}.broken").read_bytes() == content
+    sizes.record_service(FACTS, 5)
+    sizes.save()
+    assert sizes_in(tmp_path).recall(FACTS) is not None
+
+
+def test_a_disk_that_refuses_costs_one_warning_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: a full disk does not stop the service; it is tried again."""
+
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    warnings: list[str] = []
+    sizes = sizes_in(tmp_path, warnings.append)
+    sizes.record_service(FACTS, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        sizes.save()
+        sizes.save()
+    assert len(warnings) == 1 and not (tmp_path / FILE_NAME).exists()
+    sizes.save()
+    assert sizes_in(tmp_path).recall(FACTS) is not None
+
+
+def test_memory_of_models_is_bounded_and_the_longest_unused_leave(tmp_path: Path) -> None:
+    now = iter(range(10**6))
+    sizes = Sizes(tmp_path, clock=lambda: float(next(now)))
+    for number in range(SIZES_MODELS_MAX + 1):
+        sizes.record_service(replace(FACTS, context=number), 5)
+    assert sizes.recall(replace(FACTS, context=0)) is None
+    assert sizes.recall(replace(FACTS, context=1)) is not None
+
+
+def test_the_facts_of_a_file_change_with_it(tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"one")
+
+    def now() -> Facts:
+        return facts_of("m", str(source), context=512, slots=1, engine="e", devices=["ram"])
+
+    first = now()
+    source.write_bytes(b"other")
+    assert (first.file_bytes, now().file_bytes) == (3, 5) and first.key() != now().key()
+    source.unlink()
+    assert now().file_bytes == 0
