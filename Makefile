@@ -17,13 +17,14 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: apt install python3 python3-venv" >&2; exit 2; }
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	{ echo "Python 3.11 or newer is missing: apt install python3 python3-venv" >&2; exit 2; }
 
 setup: python ## build .venv with watchbill in it
-	@$(PYTHON) tools/setup.py
+	@"$(PYTHON)" tools/setup.py
 
 setup-dev: python ## the same with what tests and checks need
-	@$(PYTHON) tools/setup.py --dev
+	@"$(PYTHON)" tools/setup.py --dev
 
 up: setup ## start the daemon: make up ARGS="--port 0 --root DIR"
 	@exec $(BIN)/watchbill up $(ARGS)
@@ -38,7 +39,7 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 	@$(BIN)/python tools/audit.py
 
 docs: python ## write the list of modules in docs/structure.md anew
-	@$(PYTHON) tools/structure.py
+	@"$(PYTHON)" tools/structure.py
 
 bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway"
 	@status=0; for name in $(BENCH); do $(BIN)/python bench/$$name.py $(ARGS) || status=1; done; exit $$status

@@ -1,0 +1,57 @@
+"""From a fresh clone to a working command, and again without a network."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What git would hand out, with the changes that are not committed yet."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            target = tmp_path / "clone with a space" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+    return tmp_path / "clone with a space"
+
+
+def make(clone: Path, *before: str) -> subprocess.CompletedProcess[str]:
+    stray = {"PYTHONPATH": "/nonexistent", "PIP_TARGET": "/nonexistent", "VIRTUAL_ENV": "/nonexistent"}
+    return subprocess.run(
+        [*before, "make", "setup"],
+        cwd=clone,
+        env=os.environ | stray,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_fresh_clone_is_set_up_once_and_then_needs_no_network(clone: Path) -> None:
+    first = make(clone)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "[4/4]" in first.stdout
+    watchbill = clone / ".venv" / "bin" / "watchbill"
+    said = subprocess.run([watchbill, "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("watchbill ")
+    without_network = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--net"]
+    again = make(clone, *without_network)
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
+
+    # A changed pyproject.toml reinstalls the package; everything it needs is here already.
+    with open(clone / "pyproject.toml", "a") as file:
+        file.write("\n# a comment\n")
+    changed = make(clone, *without_network)
+    assert changed.returncode == 0, changed.stdout + changed.stderr
+    assert "[4/4]" in changed.stdout

@@ -1,0 +1,120 @@
+"""The repository's own machinery: locks that can be trusted, and a set-up that says what it lacks."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements-setup.lock", "requirements.lock", "requirements-dev.lock")
+
+
+def pins_of(lock: str) -> dict[str, set[str]]:
+    """Name -> versions; a package may be pinned differently for different Pythons."""
+    pins: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([a-z0-9-]+)==([^ \\]+)", (ROOT / lock).read_text(), re.MULTILINE):
+        pins.setdefault(name, set()).add(version)
+    return pins
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_has_hashes_and_no_address(lock: str) -> None:
+    text = (ROOT / lock).read_text()
+    assert "://" not in text
+    requirements = re.split(r"\n(?=\S)", text.strip())
+    bare = [requirement.split()[0] for requirement in requirements if "--hash=sha256:" not in requirement]
+    assert requirements and bare == []
+
+
+def test_tests_run_on_the_versions_that_users_get() -> None:
+    users, developers = pins_of("requirements.lock"), pins_of("requirements-dev.lock")
+    assert {name: developers.get(name) for name in users} == users
+
+
+def test_set_up_takes_the_build_backend_from_the_lock() -> None:
+    """Without this the editable install would fetch an unlocked hatchling, and need the network each time."""
+    declared = re.search(r'requires = \["hatchling==([\d.]+)"\]', (ROOT / "pyproject.toml").read_text())
+    assert declared is not None
+    assert pins_of("requirements.lock")["hatchling"] == {declared[1]}
+
+
+@pytest.fixture
+def poor_path(tmp_path: Path) -> Path:
+    """A PATH with make and a shell, and nothing else."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("make", "sh", "bash", "env"):
+        found = shutil.which(tool)
+        assert found is not None
+        (folder / tool).symlink_to(found)
+    return folder
+
+
+def make_setup(path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [str(path / "make"), "setup", *overrides]
+    return subprocess.run(
+        command, cwd=ROOT, env={"PATH": str(path)}, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_missing_python_is_named_with_its_apt_line(poor_path: Path) -> None:
+    done = make_setup(poor_path)
+    assert done.returncode == 2
+    assert "apt install python3 python3-venv" in done.stderr
+
+
+def test_a_python_that_is_too_old_is_named_with_its_apt_line(poor_path: Path, tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\necho 'SyntaxError' >&2\nexit 1\n")
+    old.chmod(0o755)
+    done = make_setup(poor_path, f"PYTHON={old}")
+    assert done.returncode == 2
+    assert "Python 3.11" in done.stderr and "apt install" in done.stderr
+
+
+def test_missing_parts_of_the_system_are_all_named_at_once(poor_path: Path, tmp_path: Path) -> None:
+    """Python without venv, and no git."""
+    program = (
+        "import importlib.util as u, runpy, sys\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'ensurepip' else find(name, *rest)\n"
+        f"sys.argv = ['setup.py']\nrunpy.run_path({str(ROOT / 'tools' / 'setup.py')!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": str(poor_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "apt install python3-venv" in done.stderr and "apt install git" in done.stderr
+
+
+def fake_venv(folder: Path, *, command_for: Path, version: str) -> Path:
+    """What `is_foreign` looks at of an environment."""
+    packages = folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages" / "pip"
+    packages.mkdir(parents=True)
+    (packages / "__main__.py").touch()
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text(
+        f"version = {version}\ncommand = /usr/bin/python3 -m venv {command_for}\n"
+    )
+    return folder
+
+
+def test_an_environment_is_rebuilt_when_it_is_broken_moved_or_of_another_python(tmp_path: Path) -> None:
+    is_foreign = runpy.run_path(str(ROOT / "tools" / "setup.py"))["is_foreign"]
+    ours = "{}.{}.0".format(*sys.version_info)
+    good = fake_venv(tmp_path / "with a space", command_for=tmp_path / "with a space", version=ours)
+    assert not is_foreign(good)
+    assert is_foreign(tmp_path / "absent")
+    assert is_foreign(fake_venv(tmp_path / "moved", command_for=tmp_path / "elsewhere", version=ours))
+    assert is_foreign(fake_venv(tmp_path / "old", command_for=tmp_path / "old", version="3.10.4"))
+    shutil.rmtree(good / "lib")
+    assert is_foreign(good)
