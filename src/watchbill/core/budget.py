@@ -72,6 +72,7 @@ class Ledger:
     def __init__(self, catalog: Catalog) -> None:
         self.books: dict[str, DeviceBook] = {}
         self._counts: dict[str, int] = {}
+        self.reserved_for: frozenset[str] = frozenset()  # core models that stay through every swap
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
@@ -83,6 +84,8 @@ class Ledger:
                 books[name].reading = self.books[name].reading
                 books[name].in_maintenance = self.books[name].in_maintenance
         self.books = books
+        kept = (device.reservation for device in catalog.devices.values())
+        self.reserved_for = frozenset(reservation.model for reservation in kept if reservation)
         self._counts = {
             f"{name}#count": device.max_resident
             for name, device in catalog.devices.items()

@@ -21,30 +21,23 @@ RATE_WINDOW_MS = 60_000
 class MedianEstimate:
     """A duration that jumps between two or three typical values."""
 
-    __slots__ = ("_guess", "_seen")
+    __slots__ = ("_seen", "high_ms", "ms")
 
     def __init__(self, guess_ms: float) -> None:
-        self._guess = max(1.0, guess_ms)
         self._seen: deque[float] = deque(maxlen=MEDIAN_WINDOW)
+        self.ms = max(1.0, guess_ms)
+        #: A duration that is rarely exceeded: the largest seen, or twice the guess.
+        self.high_ms = 2 * self.ms
 
     @property
     def is_guess(self) -> bool:
         """Whether nothing was measured yet."""
         return not self._seen
 
-    @property
-    def ms(self) -> float:
-        """The expected duration."""
-        return median(self._seen) if self._seen else self._guess
-
-    @property
-    def high_ms(self) -> float:
-        """A duration that is rarely exceeded: the largest seen, or twice the guess."""
-        return max(self._seen) if self._seen else 2 * self._guess
-
     def learn(self, measured_ms: float) -> None:
         """Takes in one measurement."""
         self._seen.append(max(1.0, measured_ms))
+        self.ms, self.high_ms = median(self._seen), max(self._seen)
 
 
 class MeanEstimate:

@@ -10,7 +10,7 @@ from watchbill.core.budget import shortage
 from watchbill.core.eviction import cover
 from watchbill.core.messages import Request
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import STAYING, Stage, Station
 
 __all__ = ["expected_start_ms"]
 
@@ -47,32 +47,45 @@ def _until_warm(
             return station.drain_ms(now) + station.load.ms
         case Stage.ABSENT:
             pause = max(0, station.retry_at - now)
-            ahead = [
-                s for s in turns if s is not station and _goes_before(s, request) and _conflict(s, station)
-            ]
-            queue = sum(s.load.ms + s.quantum_ms for s in ahead)
-            return pause + queue + _room(state, station, now) + station.load.ms
+            queue = sum(s.load.ms + s.quantum_ms for s in _turns_before(station, request, turns))
+            return pause + queue + _until_room(state, station, now) + station.load.ms
 
 
 def _leaving(state: State, target: Station, now: int) -> float:
     """Until the last of a plan's victims is gone."""
-    return max((s.drain_ms(now) for s in state.managed() if s.leaving_for == target.name), default=0.0)
+    return max((s.drain_ms(now) for s in state.managed if s.leaving_for == target.name), default=0.0)
 
 
-def _room(state: State, station: Station, now: int) -> float:
-    """Until there is room: nothing when it fits, else the drain of the victims that could go first."""
-    victims = cover(
-        shortage(station.needs, state.planned_free(station)),
-        [s for s in state.in_stage(Stage.READY, Stage.LOADING) if not s.model.permanent],
-        lambda s: s.drain_ms(now),
+def _until_room(state: State, station: Station, now: int) -> float:
+    """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
+
+    def gone_in(victim: Station) -> float:
+        return _gone_in(state, victim, now)
+
+    short = shortage(station.needs, state.planned_free(station))
+    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent]
+    return max((gone_in(s) for s in cover(short, staying, gone_in) or ()), default=0.0)
+
+
+def _gone_in(state: State, station: Station, now: int) -> float:
+    """Until a model could be gone: its load and its quantum come first, then its drain."""
+    if station.stage is Stage.READY:
+        turn = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
+        return turn + station.drain_ms(now)
+    load = station.load.ms
+    load = (
+        station.since + load - now if station.stage is Stage.LOADING else _leaving(state, station, now) + load
     )
-    return max((s.drain_ms(now) for s in victims or ()), default=0.0)
+    return max(0.0, load) + station.quantum_ms + station.halt.ms
 
 
-def _goes_before(station: Station, request: Request) -> bool:
-    due = station.due()
-    return due is not None and due <= request.arrived_at + request.max_wait_ms
-
-
-def _conflict(one: Station, other: Station) -> bool:
-    return bool(one.needs.keys() & other.needs.keys())
+def _turns_before(station: Station, request: Request, turns: Sequence[Station]) -> list[Station]:
+    """The models whose turn comes before this one's, and that need the same room."""
+    own = station.due()
+    due = request.arrived_at + request.max_wait_ms
+    mine = (due if own is None else min(own, due), station.name)
+    return [
+        s
+        for s in turns
+        if s is not station and (s.due() or 0, s.name) < mine and s.needs.keys() & station.needs.keys()
+    ]

@@ -39,6 +39,7 @@ class Machine:
         self._lanes = Lanes(self.state, self.policy)
         self._dispatch = Dispatch(self.state)
         self._residency = Residency(self.state)
+        self._armed: int | None = None
         self.routes = {
             m.Arrived: self._lanes.arrived,
             m.Left: self._lanes.left,
@@ -59,6 +60,8 @@ class Machine:
         """Takes in one event and says what is to be done."""
         state = self.state
         state.out, state.wakes = [], []
+        if type(event) is m.Tick:
+            self._armed = None
         self.routes[type(event)](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
         self._lanes.expire(now)
         self._dispatch.expire(now)
@@ -77,6 +80,10 @@ class Machine:
         self._residency.drop_unwanted_plans(now)
 
     def _plan(self, now: int) -> None:
+        if not any(
+            s.stage is Stage.ABSENT and (s.line or s.ghost or s.model.permanent) for s in self.state.managed
+        ):
+            return
         for _ in range(2 * len(self.state.stations) + 2):
             plan = self.policy.choose(self.state, now)
             if plan is None:
@@ -85,21 +92,26 @@ class Machine:
             self._dispatch.grant(now)
 
     def _arm(self, now: int) -> None:
-        """A timer is always armed while anything waits."""
+        """A timer is always armed while anything waits. Only a change is said."""
         wakes = [*self.state.wakes, *self._dispatch.deadlines()]
         for station in self.state.stations.values():
-            wakes += self._station_wakes(station)
+            if station.stage is not Stage.ABSENT or station.line or station.ghost or station.model.permanent:
+                wakes += self._station_wakes(station)
         later = [wake for wake in wakes if wake > now]
-        if later:
-            self.state.out.append(m.Wake(int(min(*later, now + WAKE_MAX_MS)) + 1))
+        if not later:
+            return
+        at = int(min(*later, now + WAKE_MAX_MS)) + 1
+        if at != self._armed:
+            self._armed = at
+            self.state.out.append(m.Wake(at))
 
     def _station_wakes(self, station: Station) -> list[float]:
         due, deadline = station.due(), self._residency.deadline(station)
         wakes: list[float] = [wake for wake in (due, deadline) if wake is not None]
-        if station.line or station.model.permanent:
-            wakes.append(station.retry_at)
         if station.stage is Stage.READY:
             wakes += [station.ready_at + station.quantum_ms, station.last_used + station.linger_ms]
+        elif station.line or station.model.permanent:
+            wakes.append(station.retry_at)
         return wakes
 
     def _closing(self, event: m.Closing, now: int) -> None:

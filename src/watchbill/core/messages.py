@@ -234,6 +234,6 @@ class Reply(Action, frozen=True):
 
 
 class Wake(Action, frozen=True):
-    """Send a Tick at this time, and forget any earlier wish."""
+    """Send a Tick at this time instead of the one that was wished for before. Stands until the Tick or a new wish."""
 
     at: int

@@ -243,7 +243,7 @@ class Residency:
 
     def enforce_deadlines(self, now: int) -> None:
         """What waits for an answer that does not come is ended here."""
-        for station in self._state.managed():
+        for station in self._state.managed:
             deadline = self.deadline(station)
             if deadline is None or now < deadline:
                 continue
@@ -322,7 +322,7 @@ class Residency:
         """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
         self._enter(station, Stage.ABSENT, now)
         self._state.note("unplan", "nobody waits for it any more, or the room is gone", station)
-        mine = [s for s in self._state.managed() if s.leaving_for == station.name]
+        mine = [s for s in self._state.managed if s.leaving_for == station.name]
         reopens = station.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
         station.reversals += 1
         for victim in mine:

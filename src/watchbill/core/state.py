@@ -4,7 +4,7 @@ Shared by the small machines of the core (`lanes`, `dispatch`, `residency`), whi
 them do to a request (join a line, leave it, be refused, be cut) is a move of the state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of
@@ -23,6 +23,7 @@ class State:
         self.catalog = catalog
         self.ledger = Ledger(catalog)
         self.stations: dict[str, Station] = {}
+        self.managed: list[Station] = []  # those whose engines are ours to start and stop
         for name in sorted(catalog.models):
             self.add(catalog.models[name], known.get(name, _EMPTY))
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
@@ -39,25 +40,25 @@ class State:
         """Makes a station for a model and keeps the order by name: same input, same decisions."""
         station = Station(model, self.catalog.policy, known)
         self.stations[model.name] = station
-        self.stations = dict(sorted(self.stations.items()))
+        self._sort()
         self.weigh(station)
         return station
+
+    def _sort(self) -> None:
+        self.stations = dict(sorted(self.stations.items()))
+        self.managed = [s for s in self.stations.values() if not s.model.shared]
 
     def weigh(self, station: Station) -> None:
         """Renews what a station needs of the ledger after its size became better known."""
         station.needs = {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog)
 
-    def managed(self) -> Iterator[Station]:
-        """The stations whose engines are ours to start and stop."""
-        return (s for s in self.stations.values() if not s.model.shared)
-
     def in_stage(self, *stages: Stage) -> list[Station]:
         """The managed stations in one of these stages."""
-        return [s for s in self.managed() if s.stage in stages]
+        return [s for s in self.managed if s.stage in stages]
 
     def permanents(self, but: Station) -> list[Mapping[str, int]]:
         """What the models that never leave need, apart from one of them."""
-        return [s.needs for s in self.managed() if s.model.permanent and s is not but and not s.hopeless]
+        return [s.needs for s in self.managed if s.model.permanent and s is not but and not s.hopeless]
 
     def can_ever_fit(self, station: Station) -> bool:
         """Whether a model could be resident beside what never leaves."""
@@ -75,8 +76,7 @@ class State:
 
     def is_reserved_core(self, station: Station) -> bool:
         """Whether a device keeps memory for this model, so that it stays through every swap."""
-        reservations = (book.device.reservation for book in self.ledger.books.values())
-        return any(r is not None and r.model == station.name for r in reservations)
+        return station.name in self.ledger.reserved_for
 
     def tiers_below(self, station: Station) -> list[Station]:
         """The smaller members of a model's family, largest first."""
@@ -103,7 +103,7 @@ class State:
     def _free(
         self, counted: frozenset[Stage], promised: tuple[Stage, ...], asking: Station | None
     ) -> dict[str, int]:
-        present = [s for s in self.managed() if s.stage is not Stage.ABSENT]
+        present = [s for s in self.managed if s.stage is not Stage.ABSENT]
         used: dict[str, int] = {}
         for station in present:
             if station.stage in counted:
@@ -118,10 +118,10 @@ class State:
 
     def used(self, device: str, *stages: Stage) -> int:
         """What the models in these stages need of a device."""
-        return sum(s.needs.get(device, 0) for s in self.managed() if s.stage in stages)
+        return sum(s.needs.get(device, 0) for s in self.managed if s.stage in stages)
 
     def _resources(self) -> list[str]:
-        groups = {r for s in self.managed() for r in s.needs} - self.ledger.books.keys()
+        groups = {r for s in self.managed for r in s.needs} - self.ledger.books.keys()
         return [*self.ledger.books, *sorted(groups)]
 
     def _reserved(self, device: str, asking: Station | None) -> int:

@@ -34,6 +34,8 @@ __all__ = ["POLICIES", "Fifo", "Plan", "Policy", "Rate", "Turns"]
 TURN_MARGIN = 0.05
 #: A load under way is given up for a higher class at most this often per target.
 ABORTS_MAX = 2
+#: Against somebody who waits, pauses between uses count as lingering for this many linger times after the quantum.
+LINGER_ROUNDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Policy(Protocol):
 
 def waiting(state: State, now: int) -> list[Station]:
     """The models that should be loaded and may be tried."""
-    return [s for s in state.managed() if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+    return [s for s in state.managed if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
 
 
 def movable(state: State) -> list[Station]:
@@ -75,7 +77,7 @@ def movable(state: State) -> list[Station]:
 
 def returning(state: State, now: int) -> Plan | None:
     """A permanent model that is not there returns into free memory, or over idle models."""
-    for station in state.managed():
+    for station in state.managed:
         wanted = station.model.permanent and station.stage is Stage.ABSENT and not state.is_closing
         if not wanted or now < station.retry_at or not state.may_load(station, now):
             continue
@@ -132,7 +134,8 @@ class Fifo(_InArrivalOrder):
     name = "fifo"
 
     def may_leave(self, station: Station, now: int) -> bool:
-        return True
+        # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
+        return not station.running
 
 
 class Turns(_InArrivalOrder):
@@ -175,7 +178,7 @@ class Rate:
     def _turns(self, state: State, now: int) -> list[Station]:
         """The models whose turn must come now, by the patience of their oldest request."""
         due: list[tuple[int, Station]] = []
-        for station in state.managed():
+        for station in state.managed:
             oldest = station.due() if station.wants_memory else None
             if oldest is None:
                 continue
@@ -233,7 +236,7 @@ class Rate:
         for target in targets:
             free = _around(state.planned_free(target), head, earmarked)
             leaving = [s for s in self._may_yield(state, target, now) if s not in earmarked]
-            victims = cover(shortage(target.needs, free), leaving, lambda s: s.price(now))
+            victims = cover(shortage(target.needs, free), leaving, lambda s, t=target: self._price(s, t, now))
             if victims is not None and (option := self._weigh(state, target, victims, now)):
                 options.append(option)
         if not options:
@@ -264,10 +267,23 @@ class Rate:
 
     def figures(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, float]:
         """Pressure of what waits and momentum of what would leave, both in weight per millisecond."""
-        momentum = sum(v.price(now) for v in victims)
+        prices = [self._price(v, target, now) for v in victims]
+        momentum = sum(prices)
         setup = target.load.ms + max((v.residual(now) for v in victims), default=0.0)
-        setup += sum(v.load.ms for v in victims if v.price(now) > 0)
+        setup += sum(v.load.ms for v, price in zip(victims, prices, strict=True) if price > 0)
         return target.pressure(setup, leased_counts=not state.local_interactive_waits()), momentum
+
+    @staticmethod
+    def _price(victim: Station, target: Station, now: int) -> float:
+        """A victim's price. Lingering is a favour of limited length: a model that is idle now and has had its turn
+        and its linger since somebody began to wait is worth nothing more, though it was used a moment ago.
+        """
+        oldest = target.line.oldest_arrival()
+        if victim.is_idle and oldest is not None:
+            waited = now - max(oldest, victim.ready_at)
+            if waited >= victim.quantum_ms + LINGER_ROUNDS * victim.linger_ms:
+                return 0.0
+        return victim.price(now)
 
     def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
         """Who may be displaced for a gain: idle, or busy with a lower class; never inside its quantum."""

@@ -1,0 +1,176 @@
+"""The judge: checks every step of the core against the laws, from the world's own truth.
+
+It looks at the simulated processes, their memory and the callers, never at the core's books: a ledger that is
+wrong in the same way as the check would pass it. What it knows of plans and closed doors it reads in the journal.
+"""
+
+from typing import TYPE_CHECKING
+
+from watchbill.catalog import WorkClass
+from watchbill.core import messages as m
+from watchbill.simulate.engine import Power
+
+if TYPE_CHECKING:
+    from watchbill.simulate.world import World
+
+__all__ = ["Judge"]
+
+#: Voluntary reasons to close a model, as the journal names them.
+VOLUNTARY = ("rate of", "turn of", "rotation of", "turns of", "permanent of")
+#: Learned load times wander: a quantum is judged broken only below this part of the true one.
+QUANTUM_TOLERANCE = 0.5
+
+
+class Judge:
+    """Collects what went wrong: law -> when and what."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.broken: dict[str, list[tuple[float, str]]] = {}
+        self.closed: dict[str, str] = {}  # model -> why its door is closed
+        self.warm_at: dict[str, float] = {}
+        self.load_took: dict[str, float] = {}
+        self._planned: set[str] = set()
+        self._served: set[str] = set()  # models that got a grant in this step
+
+    def say(self, law: str, detail: str) -> None:
+        """Writes a breach down."""
+        self.broken.setdefault(law, []).append((round(self._world.now / 1000, 3), detail))
+
+    # ------------------------------------------------------------------ before the actions are carried out
+
+    def before(self, actions: list[m.Action]) -> None:
+        """Checks each action against the world as it is when the action is taken."""
+        self._served = set()
+
+    def read(self, note: m.Note) -> None:
+        """Follows plans and doors in the journal, and judges each closing as it happens."""
+        name = note.model or ""
+        match note.event:
+            case "evict":
+                self._judge_closing(name, note.reason)
+                self.closed[name] = note.reason
+            case "reopen":
+                if self._world.engines[name].power is not Power.WARM:
+                    self.say("reopened after the stop", name)
+                self.closed.pop(name, None)
+            case "plan":
+                self._planned.add(name)
+            case "unplan":
+                self._planned.discard(name)
+            case "load":
+                self._judge_load(name)
+                self.closed.pop(name, None)
+                self._planned.discard(name)
+            case _:
+                pass
+
+    def _judge_load(self, name: str) -> None:
+        world, engine = self._world, self._world.engines[name]
+        # The action itself comes just before its note: the engine already holds its memory.
+        if world.catalog.models[name].shared:
+            self.say("a shared engine was managed", name)
+        loading = sum(1 for e in world.engines.values() if e.power is Power.LOADING)
+        if loading > world.catalog.policy.parallel_loads:
+            self.say("more loads at once than allowed", name)
+        for device, size in engine.held.items():
+            rules = world.catalog.devices[device]
+            held = sum(e.held.get(device, 0) for e in world.engines.values())
+            capacity = min(world.capacity[device], rules.capacity or world.capacity[device]) * rules.share
+            if held > capacity - rules.reserve and size:
+                self.say("memory over the budget when a load was emitted", f"{name} {device} {held:,}")
+
+    def _judge_closing(self, name: str, reason: str) -> None:
+        world, model = self._world, self._world.catalog.models[name]
+        engine = world.engines[name]
+        if model.shared:
+            self.say("a shared engine was managed", name)
+        voluntary = reason.startswith(VOLUNTARY)
+        if model.permanent and voluntary:
+            self.say("a permanent model was closed for another", name)
+        waits = [c for c in world.open.values() if c.served_by == name and c.state == "waiting"]
+        if voluntary and waits and not engine.jobs and name not in self._served:
+            self.say("closed before its waiting work was granted", name)
+        if reason.startswith("rate of"):
+            self._judge_rate(name, reason)
+        if reason.startswith(("rate of", "turn of")):
+            self._judge_quantum(name)
+
+    def _judge_rate(self, name: str, reason: str) -> None:
+        """A busy model is closed for a gain only where the other's class is strictly higher."""
+        world, target = self._world, reason.removeprefix("rate of ").split(":")[0]
+        mine = [c.request.work_class for c in world.open.values() if c.served_by == name]
+        theirs = [c.request.work_class for c in world.open.values() if c.served_by == target]
+        if mine and (not theirs or min(theirs) >= min(mine)):
+            self.say("a busy model was closed for an equal", f"{name} for {target}")
+
+    def _judge_quantum(self, name: str) -> None:
+        world = self._world
+        callers = [c for c in world.callers.values() if c.served_by == name and c.started_at is not None]
+        if any(c.request.work_class >= WorkClass.LEASED for c in callers if c.state != "ended"):
+            return
+        last = max([c.ended_at or world.now for c in callers] + [self.warm_at.get(name, 0.0)])
+        took = self.load_took.get(name, 0.0)
+        lingered = not world.engines[name].jobs and world.now - last >= QUANTUM_TOLERANCE * took - 1
+        served = world.now - self.warm_at.get(name, 0.0)
+        if served < QUANTUM_TOLERANCE * world.catalog.policy.alpha * took - 1 and not lingered:
+            self.say("closed inside its quantum", f"{name} after {served:.0f} of {took:.0f} ms")
+
+    # ------------------------------------------------------------------ after them
+
+    def after(self, actions: list[m.Action]) -> None:
+        """Checks the world as the step left it."""
+        for action in actions:
+            if isinstance(action, m.Grant):
+                self._judge_grant(action)
+        self._judge_groups()
+        self._judge_counts()
+        self._judge_waiting()
+
+    def _judge_grant(self, action: m.Grant) -> None:
+        world, engine = self._world, self._world.engines[action.model]
+        self._served.add(action.model)
+        if engine.power is not Power.WARM:
+            self.say("a grant on a model that is not ready", f"{action.model} is {engine.power.value}")
+        if len(engine.jobs) > world.catalog.models[action.model].concurrency:
+            self.say("more in flight than slots", action.model)
+
+    def granting(self, model: str) -> None:
+        """A grant is being carried out: judged against the doors as they are at this moment."""
+        self._served.add(model)
+        if model in self.closed:
+            self.say("a grant on a draining model", model)
+
+    def _judge_groups(self) -> None:
+        held: dict[tuple[str, str], str] = {}
+        for name, engine in self._world.engines.items():
+            group = self._world.catalog.models[name].group
+            for device, size in engine.held.items():
+                if group is not None and size:
+                    other = held.setdefault((group, device), name)
+                    if other != name:
+                        self.say("two of an exclusive group on one device", f"{other} and {name} on {device}")
+
+    def _judge_counts(self) -> None:
+        running: dict[str, int] = {}
+        for caller in self._world.open.values():
+            if caller.state == "running":
+                running[caller.served_by] = running.get(caller.served_by, 0) + 1
+        for name, station in self._world.core.state.stations.items():
+            if len(station.running) != running.get(name, 0):
+                text = f"{name}: core {len(station.running)}, callers {running.get(name, 0)}"
+                self.say("in-flight counts differ", text)
+
+    def _judge_waiting(self) -> None:
+        world = self._world
+        moving = any(e.power in (Power.LOADING, Power.STOPPING) for e in world.engines.values())
+        if (world.open or moving) and world.timer is None:
+            self.say("something waits and no timer is armed", f"{len(world.open)} open")
+        for caller in world.open.values():
+            if caller.state != "waiting":
+                continue
+            if world.now > caller.due + 2:
+                self.say("a request waits past its due without an answer", caller.request.id)
+            engine = world.engines[caller.served_by]
+            if engine.power is Power.WARM and caller.served_by not in self.closed and not engine.jobs:
+                self.say("work waits before a ready, idle model", caller.served_by)

@@ -1,0 +1,77 @@
+"""Sums a simulated run up: loads, waits per class, memory, and what it had to refuse."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from watchbill.catalog import WorkClass
+from watchbill.simulate.world import Caller, World
+
+__all__ = ["ClassFigures", "Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """How one class of callers fared."""
+
+    callers: int
+    answered: int
+    in_time: int  # started within their own max_wait
+    refused: int  # at once, by the forecast
+    expired: int  # after waiting
+    wait_p50_ms: float
+    wait_p95_ms: float
+    wait_max_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run."""
+
+    loads: int
+    loading_share: float  # of all the time, in which something loaded
+    answered: int
+    peak: dict[str, int]
+    classes: dict[WorkClass, ClassFigures]
+    broken: dict[str, int]
+
+    @classmethod
+    def of(cls, world: World, bound_ms: Callable[[str], int]) -> "Report":
+        """The figures of a world that has run; a lane's bound says what counts as in time."""
+        callers = world.explicit()
+        classes = sorted({c.request.work_class for c in callers})
+        return cls(
+            loads=world.tally.loads,
+            loading_share=world.tally.load_ms / max(world.now, 1.0),
+            answered=sum(1 for c in callers if c.outcome == "answered"),
+            peak=dict(world.tally.peak),
+            classes={
+                k: _class_figures([c for c in callers if c.request.work_class is k], world.now, bound_ms)
+                for k in classes
+            },
+            broken={law: len(cases) for law, cases in world.judge.broken.items()},
+        )
+
+
+def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], int]) -> ClassFigures:
+    waits = sorted(_wait(c, now) for c in callers if c.started_at is not None or c.outcome != "left")
+    return ClassFigures(
+        callers=len(callers),
+        answered=sum(1 for c in callers if c.outcome == "answered"),
+        in_time=sum(
+            1 for c in callers if c.started_at is not None and _wait(c, now) <= bound_ms(c.request.lane)
+        ),
+        refused=sum(1 for c in callers if c.outcome == "wait_exceeded" and not c.served_by),
+        expired=sum(1 for c in callers if c.outcome == "wait_exceeded" and c.served_by),
+        wait_p50_ms=_part(waits, 0.5),
+        wait_p95_ms=_part(waits, 0.95),
+        wait_max_ms=_part(waits, 1.0),
+    )
+
+
+def _wait(caller: Caller, now: float) -> float:
+    end = caller.started_at if caller.started_at is not None else caller.ended_at
+    return (now if end is None else end) - caller.request.arrived_at
+
+
+def _part(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

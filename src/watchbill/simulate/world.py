@@ -1,0 +1,415 @@
+"""A world for the core: callers, engines and a machine in virtual time.
+
+Everything happens in order of time, with one random generator: the same seed gives the same run. The world acts on
+the core's actions as the real driver does, and feeds it the same events; what it may do wrong is in `Faults`.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from watchbill.catalog import Catalog, WorkClass
+from watchbill.core import messages as m
+from watchbill.core.machine import Machine
+from watchbill.core.station import Footprint, Knowledge
+from watchbill.core.tipping import Policy
+from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.invariants import Judge
+
+__all__ = ["Caller", "Faults", "World"]
+
+#: How often the simulated driver looks at its machine.
+LOOK_EVERY_MS = 2_000
+#: The first token comes after this part of an answer's work, at the latest after this time.
+FIRST_BYTE_SHARE = 0.1
+FIRST_BYTE_MAX_MS = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often, from 0 to 1, each kind of thing goes wrong, and until when."""
+
+    load_fails: float = 0.0
+    load_hangs: float = 0.0
+    dies: float = 0.0  # some time after it became warm
+    answer_fails: float = 0.0
+    caller_leaves: float = 0.0
+    memory_late: float = 0.0  # the process is gone, its memory is not
+    answer_lost: float = 0.0  # of a stop: only the deadline helps
+    answer_twice: float = 0.0
+    probe_stuck: float = 0.0
+    foreign_use: float = 0.0  # somebody takes memory for a while
+    jitter: tuple[float, float] = (1.0, 1.0)  # of load times
+    until_ms: float = float("inf")
+
+
+@dataclass(slots=True)
+class Caller:
+    """One request, as its caller sees it."""
+
+    request: m.Request
+    work_ms: float
+    then: "Callable[[Caller], None] | None" = None
+    state: str = "new"  # waiting, running, ended
+    outcome: str = ""  # answered, failed, left, or the code of the refusal
+    served_by: str = ""
+    forecast_ms: int = 0
+    due: float = 0.0
+    started_at: float | None = None  # the first start
+    granted_at: float = 0.0
+    ended_at: float | None = None
+    begun: bool = False
+    retry_after_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted while the world runs."""
+
+    loads: int = 0
+    load_ms: float = 0.0
+    evictions: int = 0
+    peak: dict[str, int] = field(default_factory=dict[str, int])
+    loads_by_model: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class World:
+    """Engines, callers and a machine, driven by the core's actions."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        truth: Mapping[str, TrueModel],
+        capacity: Mapping[str, int],
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        policy: Policy | None = None,
+        known: Mapping[str, Knowledge] | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.faults = faults or Faults()
+        self.catalog, self.truth, self.capacity = catalog, truth, dict(capacity)
+        told = {name: Knowledge(Footprint(dict(t.memory), dict(t.memory))) for name, t in truth.items()}
+        self.core = Machine(catalog, {**told, **(known or {})}, policy)
+        self.engines = {name: SimEngine(model) for name, model in truth.items()}
+        for name, model in catalog.models.items():
+            if model.shared:
+                self.engines[name].power = Power.WARM
+        self.foreign: dict[str, int] = dict.fromkeys(capacity, 0)
+        self.callers: dict[str, Caller] = {}
+        self.open: dict[str, Caller] = {}
+        self.tally = Tally()
+        self.steps = 0
+        self.timer: float | None = None
+        self.replies: list[m.Reply] = []
+        self.journal: list[tuple[float, m.Note]] = []
+        self.alerts: list[m.Alert] = []
+        self.judge = Judge(self)
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._counted = 0
+        self._timer_no = 0
+        self._acts: dict[type[m.Action], Callable[..., None]] = {
+            m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
+            m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
+            m.Reply: self._reply, m.Wake: self._wake,
+        }  # fmt: skip
+        self.at(0.0, self._look_again)
+
+    @property
+    def handles(self) -> frozenset[type[m.Action]]:
+        """The actions this world can carry out; a test compares them with the driver's."""
+        return frozenset(self._acts)
+
+    # ------------------------------------------------------------------ time
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Puts something on the agenda."""
+        self._counted += 1
+        heappush(self._agenda, (max(when, self.now), self._counted, act))
+
+    def run(self, until_ms: float) -> "World":
+        """Lets time pass."""
+        while self._agenda and self._agenda[0][0] <= until_ms:
+            self.now, _, act = heappop(self._agenda)
+            act()
+        self.now = max(self.now, until_ms)
+        return self
+
+    def feed(self, event: m.Event) -> None:
+        """Tells the core something, does what it asks for, and has the step judged."""
+        self.steps += 1
+        actions = self.core.step(event, int(self.now))
+        if isinstance(event, m.Tick):
+            self.timer = None
+        self.judge.before(actions)
+        for action in actions:
+            self._acts[type(action)](action)
+        self._weigh()
+        self.judge.after(actions)
+
+    def happens(self, chance: float) -> bool:
+        """Whether a fault strikes."""
+        return chance > 0 and self.now < self.faults.until_ms and self.random.random() < chance
+
+    # ------------------------------------------------------------------ callers
+
+    def arrive(
+        self,
+        model: str,
+        work_ms: float,
+        *,
+        lane: str,
+        then: Callable[[Caller], None] | None = None,
+    ) -> Caller:
+        """Somebody asks a model."""
+        rules = self.catalog.lanes[lane]
+        request = m.Request(
+            f"r{len(self.callers) + 1:06d}",
+            model,
+            lane,
+            rules.work_class,
+            int(self.now),
+            rules.max_wait_ms,
+            rules.timeout_ms,
+            rules.priority or self.catalog.models[model].priority,
+        )
+        caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
+        self.callers[request.id] = self.open[request.id] = caller
+        self.feed(m.Arrived(request))
+        if self.happens(self.faults.caller_leaves):
+            self.at(self.now + self.random.expovariate(1 / 10_000), lambda: self.leave(caller))
+        return caller
+
+    def leave(self, caller: Caller) -> None:
+        """A caller hangs up."""
+        if caller.state == "ended":
+            return
+        self._drop_job(caller)
+        self._end(caller, "left")
+        self.feed(m.Left(caller.request.id))
+
+    def _end(self, caller: Caller, outcome: str) -> None:
+        if caller.state == "ended":
+            self.judge.say("a request ended twice", caller.request.id)
+            return
+        caller.state, caller.outcome, caller.ended_at = "ended", outcome, self.now
+        del self.open[caller.request.id]
+        if caller.then is not None:
+            then = caller.then
+            self.at(self.now, lambda: then(caller))
+
+    def _drop_job(self, caller: Caller) -> float:
+        engine = self.engines.get(caller.served_by)
+        if engine is None or caller.request.id not in engine.jobs:
+            return 0.0
+        left = engine.drop(caller.request.id, self.now)
+        self._schedule_end(engine)
+        return left
+
+    # ------------------------------------------------------------------ actions about requests
+
+    def _admit(self, action: m.Admit) -> None:
+        caller = self.open[action.id]
+        caller.state, caller.served_by, caller.forecast_ms = "waiting", action.model, action.forecast_ms
+
+    def _refuse(self, action: m.Refuse) -> None:
+        caller = self.open[action.id]
+        caller.retry_after_ms = action.retry_after_ms or 0.0
+        self._end(caller, action.code)
+
+    def _grant(self, action: m.Grant) -> None:
+        caller, engine = self.open[action.id], self.engines[action.model]
+        self.judge.granting(action.model)
+        caller.state, caller.granted_at, caller.begun = "running", self.now, False
+        if caller.started_at is None:
+            caller.started_at = self.now
+        if engine.power is not Power.WARM:
+            return  # the judge has seen it; a real engine would refuse the connection
+        engine.take(action.id, caller.work_ms, self.now)
+        self._schedule_end(engine)
+        granted = self.now
+        first = min(FIRST_BYTE_SHARE * caller.work_ms, FIRST_BYTE_MAX_MS)
+        self.at(self.now + first, lambda: self._first_byte(caller, granted))
+
+    def _first_byte(self, caller: Caller, granted: float) -> None:
+        if caller.state == "running" and caller.granted_at == granted and not caller.begun:
+            caller.begun = True
+            self.feed(m.FirstByte(caller.request.id))
+
+    def _schedule_end(self, engine: SimEngine) -> None:
+        coming = engine.next_end(self.now)
+        if coming is not None:
+            when, request = coming
+            generation = engine.generation
+            self.at(when, lambda: self._finish(engine, request, generation))
+
+    def _finish(self, engine: SimEngine, request: str, generation: int) -> None:
+        if generation != engine.generation:
+            return
+        engine.drop(request, self.now)
+        self._schedule_end(engine)
+        caller = self.open[request]
+        well = not self.happens(self.faults.answer_fails)
+        self._end(caller, "answered" if well else "failed")
+        self.feed(m.Ended(request, well))
+
+    def _cut(self, action: m.Cut) -> None:
+        caller = self.open[action.id]
+        if action.how == "boundary":
+            granted = caller.granted_at
+            self.at(self.now + self.random.uniform(100, 1_000), lambda: self._yield(caller, granted))
+            return
+        self._drop_job(caller)
+        if action.how == "requeue":
+            self.at(self.now, lambda: self._return(caller))
+        else:
+            self.at(self.now, lambda: self._fail(caller, action.how))
+
+    def _yield(self, caller: Caller, granted: float) -> None:
+        """Background work reaches a boundary and keeps what it has."""
+        if caller.state == "running" and caller.granted_at == granted:
+            caller.work_ms = max(50.0, self._drop_job(caller))
+            self._return(caller)
+
+    def _return(self, caller: Caller) -> None:
+        if caller.state != "running":
+            return
+        caller.state, caller.due = "waiting", max(caller.due, self.now + caller.request.max_wait_ms)
+        self.feed(m.Returned(caller.request.id))
+
+    def _fail(self, caller: Caller, outcome: str) -> None:
+        if caller.state == "running":
+            self._end(caller, outcome)
+            self.feed(m.Ended(caller.request.id, False))
+
+    # ------------------------------------------------------------------ actions about engines
+
+    def _load(self, action: m.Load) -> None:
+        engine, faults = self.engines[action.model], self.faults
+        engine.power, engine.attempt = Power.LOADING, action.attempt
+        engine.held = dict(engine.model.memory)
+        self.tally.loads += 1
+        self.tally.loads_by_model[action.model] = self.tally.loads_by_model.get(action.model, 0) + 1
+        began = self.now
+        if self.happens(faults.load_hangs):
+            return
+        fails = self.happens(faults.load_fails)
+        taken = engine.model.load_ms * self.random.uniform(*faults.jitter)
+        taken *= self.random.random() if fails else 1.0
+        self.at(self.now + taken, lambda: self._loaded(engine, action.attempt, began, fails))
+
+    def _loaded(self, engine: SimEngine, attempt: int, began: float, fails: bool) -> None:
+        if engine.power is not Power.LOADING or engine.attempt != attempt:
+            return
+        name = engine.model.name
+        self.tally.load_ms += self.now - began
+        if fails:
+            engine.power_off()
+            self.look()
+            self.feed(m.LoadFailed(name, attempt, "simulated failure"))
+            return
+        self.look()
+        engine.power, engine.at, engine.done = Power.WARM, self.now, 0.0
+        self.judge.warm_at[name] = self.now
+        self.judge.load_took[name] = self.now - began
+        self.feed(m.Loaded(name, attempt, dict(engine.held)))
+        if self.happens(self.faults.answer_twice):
+            self.feed(m.Loaded(name, attempt, dict(engine.held)))
+        if self.happens(self.faults.dies):
+            self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._die(engine, attempt))
+
+    def _die(self, engine: SimEngine, attempt: int) -> None:
+        if engine.power is Power.WARM and engine.attempt == attempt:
+            engine.power = Power.DEAD
+            engine.jobs = {}
+            engine.generation += 1
+            self.feed(m.Died(engine.model.name, attempt, "simulated crash"))
+
+    def _stop(self, action: m.Stop) -> None:
+        engine, faults = self.engines[action.model], self.faults
+        engine.power, engine.attempt = Power.STOPPING, action.attempt
+        self.tally.evictions += 1
+        late = self.happens(faults.memory_late)
+        taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(100, 400)
+        lost = self.happens(faults.answer_lost)
+        self.at(self.now + taken, lambda: self._stopped(engine, action.attempt, lost))
+
+    def _stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
+        if engine.power is not Power.STOPPING or engine.attempt != attempt:
+            return
+        engine.power_off()
+        self.look()
+        if lost:
+            return
+        self.feed(m.Stopped(engine.model.name, attempt))
+        if self.happens(self.faults.answer_twice):
+            self.feed(m.Stopped(engine.model.name, attempt))
+
+    # ------------------------------------------------------------------ the machine
+
+    def available(self, device: str) -> int:
+        """What the machine would report as free now."""
+        held = sum(engine.held.get(device, 0) for engine in self.engines.values())
+        return self.capacity[device] - self.foreign[device] - held
+
+    def look(self) -> None:
+        """The driver looks at its machine."""
+        if self.happens(self.faults.probe_stuck):
+            return
+        devices = {d: m.DeviceReading(c, self.available(d)) for d, c in self.capacity.items()}
+        models = {
+            name: m.ModelReading(engine.attempt, engine.power is not Power.DEAD, dict(engine.held))
+            for name, engine in self.engines.items()
+            if engine.power is not Power.OFF and not self.catalog.models[name].shared
+        }
+        self.feed(m.Observed(int(self.now), devices, models))
+
+    def _look_again(self) -> None:
+        if self.happens(self.faults.foreign_use):
+            self._be_foreign()
+        self.look()
+        self.at(self.now + LOOK_EVERY_MS, self._look_again)
+
+    def _be_foreign(self) -> None:
+        device = self.random.choice(sorted(self.capacity))
+        amount = int(self.capacity[device] * self.random.uniform(0.1, 0.6))
+        self.foreign[device] += amount
+        self.look()
+        self.at(self.now + self.random.uniform(3_000, 30_000), lambda: self._go_foreign(device, amount))
+
+    def _go_foreign(self, device: str, amount: int) -> None:
+        self.foreign[device] -= amount
+
+    def _weigh(self) -> None:
+        for device in self.capacity:
+            held = sum(engine.held.get(device, 0) for engine in self.engines.values())
+            self.tally.peak[device] = max(self.tally.peak.get(device, 0), held)
+
+    # ------------------------------------------------------------------ the rest
+
+    def _note(self, action: m.Note) -> None:
+        self.journal.append((self.now, action))
+        self.judge.read(action)
+
+    def _alert(self, action: m.Alert) -> None:
+        self.alerts.append(action)
+
+    def _reply(self, action: m.Reply) -> None:
+        self.replies.append(action)
+
+    def _wake(self, action: m.Wake) -> None:
+        self.timer = action.at
+        self._timer_no += 1
+        number = self._timer_no
+        self.at(action.at, lambda: self._tick(number))
+
+    def _tick(self, number: int) -> None:
+        if number == self._timer_no:
+            self.feed(m.Tick())
+
+    def explicit(self) -> list[Caller]:
+        """Everybody but our own rotation."""
+        return [c for c in self.callers.values() if c.request.work_class is not WorkClass.ROTATION]
