@@ -150,6 +150,16 @@ def on_signal(number: int, _: object) -> NoReturn:
     os._exit(128 + number)
 
 
+def wait_for_signal() -> NoReturn:
+    """Waits for ever. The kernel may hand a signal to one of the C++ threads, which would not wake this one
+    from `pause`: a process that was frozen and thawed ignored its TERM that way. A pipe wakes it."""
+    heard, said = os.pipe()
+    os.set_blocking(said, False)
+    signal.set_wakeup_fd(said)
+    while True:
+        os.read(heard, 1)  # Python calls the handler when this returns
+
+
 def serve(params: Params) -> NoReturn:
     """Loads the model and serves until somebody sends a signal."""
     began = time.monotonic()
@@ -165,8 +175,7 @@ def serve(params: Params) -> NoReturn:
     print(
         f"llama_server: ready {server.listening_address} after {loaded_s:.2f} s", file=sys.stderr, flush=True
     )
-    while True:
-        signal.pause()
+    wait_for_signal()
 
 
 def main(words: list[str]) -> None:
