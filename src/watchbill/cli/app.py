@@ -38,7 +38,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
     },
     "Set-up": {
-        "config": ("watchbill.cli.config:app", "Write, check and show the config."),
+        "config": ("watchbill.cli.config:app", "Write, check and show the config file."),
         "completion": (
             "watchbill.cli.completion:completion",
             "Print the completion script of a shell, or install it.",
@@ -57,7 +57,7 @@ def build_app(asked: str = "") -> App:
     app = App(
         name="watchbill",
         help=_HELP,
-        help_format="plaintext",
+        help_format="markdown",
         version=f"watchbill {__version__}",
         version_flags=["--version", "-V"],
         result_action="return_value",

@@ -14,10 +14,10 @@ from watchbill import __version__
 from watchbill.catalog import RAM
 from watchbill.cli.client import Client, DaemonRefused
 from watchbill.cli.session import Session
-from watchbill.errors import WatchbillError
+from watchbill.errors import ConfigError, WatchbillError
 from watchbill.probes import ProbeError
 from watchbill.probes.ram import RamProbe
-from watchbill.root import Root
+from watchbill.root import LAYOUT_VERSION, Root
 from watchbill.units import format_bytes
 
 __all__ = ["Finding", "Health", "check_all"]
@@ -54,7 +54,7 @@ def check_all(session: Session, config: Path | None) -> list[Finding]:
         *check_environment(),
         *check_root(session.root),
         *check_memory(),
-        *check_config(config),
+        *check_config(config, session.root),
         *check_daemon(session.root, session.client),
     ]
 
@@ -88,6 +88,9 @@ def check_root(root: Root) -> list[Finding]:
         version = root.read_version()
     except (WatchbillError, PermissionError) as error:
         return [Finding("root", Health.FAIL, f"{root.path}: {error}", "name another root with --root")]
+    if version > LAYOUT_VERSION:
+        text = f"{root.path} has layout {version}, written by a newer Watchbill"
+        return [Finding("root", Health.FAIL, text, "upgrade Watchbill, or name another root with --root")]
     if not os.access(root.path, os.R_OK | os.W_OK | os.X_OK):
         return [
             Finding("root", Health.FAIL, f"{root.path} is not writable", f"sudo chown -R $USER {root.path}")
@@ -120,6 +123,32 @@ def check_memory() -> list[Finding]:
             Finding("pressure", Health.WARN, f"work stood still for memory {stall:.0f} % of the last 10 s")
         )
     return findings
+
+
+def check_config(path: Path | None, root: Root) -> list[Finding]:
+    """The config that `up` would take, the model files it names, and whether they can ever fit."""
+    from watchbill.cli.facts import look_at
+    from watchbill.config import examine, read
+
+    try:
+        loaded = read(path, root=root.path)
+    except ConfigError as error:
+        first, *more = error.problems or (error,)
+        further = f" (and {len(more)} more)" if more else ""
+        advice = "watchbill config check lists everything"
+        return [Finding("config", Health.FAIL, f"{first}{further}", advice)]
+    told = f"{loaded.origin}: {', '.join(loaded.catalog.models) or 'no models'}"
+    if loaded.file is None and not all(
+        Path(model.source or "").exists() for model in loaded.catalog.models.values()
+    ):
+        return [Finding("config", Health.OK, told, "watchbill up fetches its model first")]
+    return [
+        Finding("config", Health.OK, told),
+        *(
+            Finding("config", Health.FAIL if found.is_grave else Health.WARN, str(found.problem))
+            for found in examine(loaded, look_at(loaded))
+        ),
+    ]
 
 
 def check_daemon(root: Root, client: Client) -> list[Finding]:
@@ -174,7 +203,3 @@ def _version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def check_config(path: Path | None) -> list[Finding]:
-    return []

@@ -196,10 +196,11 @@ def _error_in(content: bytes) -> tuple[str, str]:
         found = cast("object", json.loads(content))
     except (ValueError, RecursionError):
         return "", ""
-    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    fields = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    error = fields.get("error", fields.get("status"))  # the probes answer with a bare status
     if isinstance(error, str):
         return error, ""
     if not isinstance(error, dict):
         return "", ""
-    fields = cast("dict[str, object]", error)
-    return str(fields.get("message") or ""), str(fields.get("code") or "")
+    said = cast("dict[str, object]", error)
+    return str(said.get("message") or ""), str(said.get("code") or "")

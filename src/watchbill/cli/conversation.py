@@ -62,9 +62,11 @@ class Conversation:
             self._whisper("")
 
     def _read(self, lines: Iterator[str]) -> Iterator[str]:
-        ended = ""
+        begun, ended = False, ""
         for line in lines:
-            if line.startswith(":"):  # a sign of life while the request waits: what it waits for
+            if (
+                line.startswith(":") and not begun
+            ):  # a sign of life while the request waits: what it waits for
                 self._whisper(line.removeprefix(":").strip())
             if not line.startswith("data:"):
                 continue
@@ -73,6 +75,7 @@ class Conversation:
                 break
             piece, ended = _piece(fields(parse(data.encode())), ended)
             if piece:
+                begun = True
                 self._whisper("")
                 yield piece
         else:

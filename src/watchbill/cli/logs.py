@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -61,38 +61,46 @@ def logs(
         raise TheirsError(
             f"no log of {whose} in {path.parent} yet; a daemon in the foreground writes to its terminal"
         )
-    for text in _tail(path, lines):
-        terminal.write(text)
+    tail, seen = _tail(path, lines)
+    terminal.write(tail)
     if follow:
-        for text in _growth(path):
+        for text in _growth(path, seen):
             terminal.write(text)
 
 
-def _tail(path: Path, lines: int) -> list[str]:
+class _Seen(NamedTuple):
+    """How far which file was read."""
+
+    inode: int
+    place: int
+
+
+def _tail(path: Path, lines: int) -> tuple[str, _Seen]:
+    """The last lines, and where they end: what is written from there on belongs to whoever follows."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - CLI_LOG_TAIL_BYTES_MAX))
-        content = file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace")
-    return content.splitlines(keepends=True)[-lines:] if lines else []
+        content = file.read(CLI_LOG_TAIL_BYTES_MAX)
+        seen = _Seen(os.fstat(file.fileno()).st_ino, file.tell())
+    found = content.decode("utf-8", "replace").splitlines(keepends=True)
+    return "".join(found[-lines:]) if lines else "", seen
 
 
-def _growth(path: Path) -> Iterator[str]:
+def _growth(path: Path, seen: _Seen) -> Iterator[str]:
     """What is added to the file, for ever. A log that was cut or replaced is read from its beginning."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a letter
-    place, inode = path.stat().st_size, path.stat().st_ino
     while True:
+        content = b""
         try:
-            now = path.stat()
-        except FileNotFoundError:  # between the old log's move and the new one's first line
+            with path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                is_same = now.st_ino == seen.inode and now.st_size >= seen.place
+                file.seek(seen.place if is_same else 0)
+                content = file.read(CLI_LINE_BYTES_MAX)
+                seen = _Seen(now.st_ino, file.tell())
+        except FileNotFoundError:
+            pass  # between the old log's move and the new one's first line
+        if content:
+            yield decoder.decode(content)
+        else:
             time.sleep(CLI_POLL_INTERVAL_S)
-            continue
-        if now.st_ino != inode or now.st_size < place:
-            place, inode = 0, now.st_ino
-        if now.st_size == place:
-            time.sleep(CLI_POLL_INTERVAL_S)
-            continue
-        with path.open("rb") as file:
-            file.seek(place)
-            content = file.read(CLI_LINE_BYTES_MAX)
-        place += len(content)
-        yield decoder.decode(content)

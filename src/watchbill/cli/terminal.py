@@ -50,7 +50,7 @@ def plain(text: object) -> str:
 class Terminal:
     """Where one command writes."""
 
-    __slots__ = ("_ascii", "_colour", "_error", "_out", "is_live", "quiet", "width")
+    __slots__ = ("_ascii", "_colour", "_error", "_out", "_whispering", "is_live", "quiet", "width")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Terminal:
     ) -> None:
         self._out = out or sys.stdout
         self._error = error or sys.stderr
+        self._whispering = False
         self.quiet = quiet
         dumb = environment.get("TERM") == "dumb"
         #: Whether somebody watches what is said on the way: bars and spinners only then.
@@ -102,9 +103,11 @@ class Terminal:
 
     def whisper(self, text: str) -> None:
         """Shows a passing word where somebody watches; the next one replaces it, and an empty one erases it."""
-        if self.is_live:
-            self._error.write("\r\x1b[2K" + self.mark(self.shortened(self._spelled(text), 72), "dim"))
-            self._error.flush()
+        if not self.is_live or not (text or self._whispering):
+            return  # nothing of ours to erase: the line may hold somebody's answer
+        self._error.write("\r\x1b[2K" + self.mark(self.shortened(self._spelled(text), 72), "dim"))
+        self._error.flush()
+        self._whispering = bool(text)
 
     def mark(self, text: str, *styles: str) -> str:
         """The text in these styles, where there are colours."""

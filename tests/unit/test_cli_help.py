@@ -1,0 +1,51 @@
+"""The help texts are part of the public surface: stored, and compared.
+
+After a change on purpose: WATCHBILL_STORE_HELP=1 pytest tests/unit/test_cli_help.py, and look at the diff.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from watchbill.cli.app import COMMANDS, build_app
+
+STORED = Path(__file__).parent / "help"
+SUB_COMMANDS = {"config": ("check", "init", "reference", "schema", "show")}
+PAGES = [
+    (),
+    *((name,) for commands in COMMANDS.values() for name in commands),
+    *((name, sub) for name, subs in SUB_COMMANDS.items() for sub in subs),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: "-".join(page) or "watchbill")
+def test_the_help_is_what_it_was(page):
+    shown = subprocess.run(
+        [sys.executable, "-m", "watchbill.cli", *page, "--help"],
+        env={"COLUMNS": "80", "PYTHONUTF8": "1", "PATH": os.environ["PATH"], "HOME": "/"},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    text = "".join(line.rstrip() + "\n" for line in shown.stdout.splitlines())
+    stored = STORED / f"{'-'.join(page) or 'watchbill'}.txt"
+    if os.environ.get("WATCHBILL_STORE_HELP"):
+        stored.write_text(text)
+    assert stored.read_text() == text
+
+
+def test_no_help_is_stored_for_a_command_that_is_gone():
+    assert {path.stem for path in STORED.glob("*.txt")} == {"-".join(page) or "watchbill" for page in PAGES}
+
+
+@pytest.mark.parametrize("name", [name for commands in COMMANDS.values() for name in commands])
+def test_a_command_says_the_same_about_itself_in_both_places(name):
+    """The table of contents repeats each command's first sentence, so that it can be printed without imports."""
+    told = next(commands[name][1] for commands in COMMANDS.values() if name in commands)
+    command = build_app(name)[name]
+    assert isinstance(command, App)
+    assert command.help.strip().splitlines()[0] == told

@@ -1,0 +1,172 @@
+"""What the command line says and how it ends when something is wrong."""
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+
+import pytest
+
+ALL = [
+    ["status"], ["models"], ["requests"], ["load", "m"], ["evict", "m"], ["explain", "m"], ["cancel", "r"],
+    ["chat", "hello"], ["events"],
+]  # fmt: skip
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("command", ALL, ids=lambda command: command[0])
+def test_without_a_daemon_every_command_says_how_to_start_one(alone, command):
+    """pitfalls: exit code 3 means no daemon, and the text says how to start it."""
+    alone.url = free_address()
+    done = alone(*command)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"watchbill: no daemon answers at {alone.url}")
+    assert done.stderr.endswith("start one with: watchbill up\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["sttus"], 'Did you mean "status"?'),
+        (["status", "--jsn"], "Did you mean --json?"),
+        (["status", "surplus"], "surplus"),
+        (["status", "--url"], "--url"),
+        (["load"], "MODEL"),
+        (["up", "--port", "many"], "many"),
+        (["chat", "x", "--max-tokens", "0"], "max-tokens"),
+        (["--root"], "--root"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_the_mistake(alone, command, told):
+    """pitfalls: exit code 2 means wrong use."""
+    done = alone(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "--help" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://here", "127.0.0.1:8470", "http://", "http://h:many"])
+def test_an_address_that_is_none_is_wrong_use(alone, url):
+    done = alone("status", "--url", url)
+    assert done.returncode == 2
+    assert "is not an address" in done.stderr
+
+
+def test_a_stranger_on_the_port_is_not_mistaken_for_the_daemon(alone, daemon):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        alone.url = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        greeter = threading.Thread(target=greet, args=(stranger,))
+        greeter.start()
+        done = alone("status")
+        greeter.join()
+    assert done.returncode == 3
+    assert "not a Watchbill daemon" in done.stderr
+    daemon.answers[("GET", "/wb/v1/status")] = (200, b"<html>")
+    alone.url = daemon.url
+    assert alone("status").returncode == 3
+
+
+def greet(stranger: socket.socket) -> None:
+    line, _ = stranger.accept()
+    with line:
+        line.recv(4096)
+        line.sendall(b"220 mail.example ESMTP\r\n")
+
+
+def test_a_refusal_is_told_in_the_daemons_words(watchbill, daemon):
+    """pitfalls: exit code 1 means failed."""
+    error = {"error": {"message": "big can never fit: it needs 90 GB", "code": "never_fits"}}
+    daemon.answers[("POST", "/wb/v1/models/big/load")] = (503, error)
+    done = watchbill("load", "big")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "watchbill: big can never fit: it needs 90 GB\n"
+
+
+def test_an_error_as_plain_text_or_none_at_all_is_told_too(watchbill, daemon):
+    daemon.answers[("GET", "/wb/v1/status")] = (404, {"error": "not here"})
+    assert watchbill("status").stderr == "watchbill: not here\n"
+    daemon.answers[("GET", "/wb/v1/status")] = (500, b"oops")
+    assert "answered 500" in watchbill("status").stderr
+
+
+def test_a_missing_key_is_explained_and_a_present_one_is_sent(watchbill, daemon):
+    daemon.answers[("GET", "/wb/v1/status")] = (401, {"error": {"message": "a key is needed"}})
+    refused = watchbill("status")
+    assert refused.returncode == 1
+    assert "$WATCHBILL_API_KEY" in refused.stderr
+    watchbill.settings["WATCHBILL_API_KEY"] = "s3cret"
+    watchbill("models", "--json")
+    assert daemon.heard[-1].headers["Authorization"] == "Bearer s3cret"
+
+
+def test_a_command_that_is_stopped_with_ctrl_c_ends_with_130(watchbill, daemon):
+    """pitfalls: exit code 130 means Ctrl-C; no traceback."""
+    arrived = threading.Event()
+
+    def never(line):
+        arrived.set()
+        line.is_left()
+
+    daemon.answers[("POST", "/wb/v1/models/slow/load")] = never
+    waiting = watchbill.start("load", "slow")
+    assert arrived.wait(20)
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(watchbill, daemon):
+    many = {f"model-{number}": {"state": "absent"} for number in range(5000)}
+    daemon.answers[("GET", "/wb/v1/status")] = (200, {"models": many})
+    shown = watchbill.start("status")
+    shown.stdout.readline()
+    shown.stdout.close()
+    assert (shown.wait(20), shown.stderr.read()) == (0, b"")
+    shown.stderr.close()
+
+
+def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
+    """--url beats $WATCHBILL_URL beats what the daemon of the root wrote down."""
+    run = tmp_path / "root" / "run"
+    run.mkdir(parents=True)
+    record = {"pid": 1, "start_time": 0, "boot_id": "", "url": daemon.url, "version": "0"}
+    (run / "daemon.json").write_text(json.dumps(record))
+    assert alone("status").returncode == 0
+    assert alone("--root", str(tmp_path / "root"), "status").returncode == 0
+    nowhere = free_address()
+    assert nowhere in alone("--root", str(tmp_path / "other"), "--url", nowhere, "status").stderr
+    alone.url = nowhere
+    assert nowhere in alone("status").stderr
+    assert alone("status", "--url", daemon.url).returncode == 0
+
+
+def test_a_broken_record_of_a_daemon_means_no_daemon(alone, tmp_path):
+    run = tmp_path / "root" / "run"
+    run.mkdir(parents=True)
+    for content in ("", "[]", "{", '{"pid": "x"}', "[" * 3000):
+        (run / "daemon.json").write_text(content)
+        assert alone("down").returncode == 3
+
+
+def test_the_version_is_one_line(alone):
+    done = alone("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("watchbill ")
+    assert done.stdout.count("\n") == 1
+
+
+def test_the_completion_script_is_what_the_shell_accepts(alone, tmp_path):
+    """pitfalls: shell completion."""
+    script = alone("completion", "bash")
+    assert script.returncode == 0, script.stderr
+    assert "evict" in script.stdout
+    (tmp_path / "script").write_text(script.stdout)
+    subprocess.run(["bash", "-n", str(tmp_path / "script")], check=True)
