@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill.spool.atomic import FOLDER_MODE, rename_noreplace, write_file
-from watchbill.spool.faults import LeaseLost, disk_fault
+from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
 from watchbill.spool.limits import RESTING_MAX
@@ -38,6 +38,8 @@ _THIS_FILE_ONLY = frozenset(
     {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTDIR, errno.EISDIR}
 )
 _UNMOVABLE_REST_S = 60.0
+#: After a fault of the disk an event rests, so that it does not stand in the others' way.
+_TROUBLE_REST_S = 5.0
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Consumer:
         self._candidates = Candidates(layout)
         self._lock = threading.Lock()
         self._resting: dict[str, float] = {}
+        self._orphans: list[Lease] = []
         self._done_day = -1
         self._done_fd = -1
         self._done_folder = ""
@@ -78,30 +81,26 @@ class Consumer:
         """Folders below queue/ in which an event may arrive."""
         return self._candidates.folders
 
-    def lease(self) -> Lease | None:
-        """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken."""
-        leases = self.lease_many(1)
-        return leases[0] if leases else None
+    def lease(self, *, rescan: bool = True, retries: bool = True) -> Lease | None:
+        """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
 
-    def lease_many(self, count: int) -> list[Lease]:
-        """Lease up to `count` events in arrival order."""
-        leases: list[Lease] = []
+        Without `rescan` only what the last listing showed is leased; without `retries` an event that was
+        leased before is left for the next call.
+        """
+        self._return_orphans()
         try:
             with self._lock:
-                while len(leases) < count:
-                    # With something in hand we do not read the folder again just to fill the batch.
-                    path = self._candidates.pop(rescan=not leases)
-                    if path is None:
-                        break
+                while (path := self._candidates.pop(rescan=rescan)) is not None:
+                    if not retries and attempt_of(path) > 0:
+                        self._candidates.push_back(path)
+                        return None
                     lease = self._claim(path)
                     if lease is not None:
-                        leases.append(lease)
-                self.in_flight += len(leases)
+                        self.in_flight += 1
+                        return lease
         except OSError as error:
-            self.in_flight += len(leases)
-            if not leases:
-                raise disk_fault(error, "lease an event") from error
-        return leases
+            raise disk_fault(error, "lease an event") from error
+        return None
 
     def done(self, lease: Lease) -> None:
         """Finish an event. Raises LeaseLost if it is no longer ours."""
@@ -124,6 +123,15 @@ class Consumer:
         self._move(lease, State.QUEUE.value, lease.name)
         self._settle(lease)
 
+    def give_back(self, lease: Lease) -> None:
+        """Release without fail: what a full disk keeps us from moving now is moved later."""
+        try:
+            self.release(lease, _TROUBLE_REST_S)
+        except LeaseLost:
+            return
+        except (SpoolFull, SpoolBroken):
+            self._orphans.append(lease)
+
     def poison(self, lease: Lease, reason: Mapping[str, object]) -> None:
         """Give an event up, with its reason beside it."""
         folder, root = State.POISON.value, self._layout.root_fd
@@ -135,6 +143,10 @@ class Consumer:
         except OSError as error:
             raise disk_fault(error, f"write the reason of {name}") from error
         self._move(lease, folder, name)
+        self._settle(lease)
+
+    def forget(self, lease: Lease) -> None:
+        """Its file is gone; there is nothing left to settle."""
         self._settle(lease)
 
     def wake(self) -> None:
@@ -193,6 +205,12 @@ class Consumer:
             raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
         except OSError as error:
             raise disk_fault(error, f"move {lease.name} to {folder}") from error
+
+    def _return_orphans(self) -> None:
+        if self._orphans:
+            orphans, self._orphans = self._orphans, []
+            for lease in orphans:
+                self.give_back(lease)
 
     def _settle(self, lease: Lease) -> None:
         lease.settled = True

@@ -36,6 +36,7 @@ class Item:
     lines: list[bytes]
     events: list[Event]
     lease: Lease = field(repr=False)
+    content: bytes = field(repr=False)  # the file as it was, without its last newline: what was signed
     bad: list[BadLine] = field(default_factory=list[BadLine], repr=False)
 
     @property
@@ -58,18 +59,18 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
         data = read_regular(lease.name, dir_fd=folder_fd, bytes_max=bytes_max, foreign=not is_own(lease.name))
     except NotAFile as error:
         raise EventRefused(str(error)) from error
-    item = Item(lease.name, lease.attempt, folder / lease.name, [], [], lease)
+    data = data.removesuffix(b"\n")
+    item = Item(lease.name, lease.attempt, folder / lease.name, [], [], lease, data)
     if bundle:
-        _read_lines(item, data)
+        _read_lines(item)
     else:
-        line = data[:-1] if data.endswith(b"\n") else data
-        item.lines.append(line)
-        item.events.append(decode(line))
+        item.lines.append(data)
+        item.events.append(decode(data))
     return item
 
 
-def _read_lines(item: Item, data: bytes) -> None:
-    lines = data.removesuffix(b"\n").split(b"\n")
+def _read_lines(item: Item) -> None:
+    lines = item.content.split(b"\n")
     if len(lines) > BUNDLE_LINES_MAX:
         raise EventRefused(f"{len(lines)} lines, more than the limit of {BUNDLE_LINES_MAX}")
     for number, line in enumerate(lines, 1):

@@ -27,6 +27,7 @@ __all__ = [
 SUFFIX = ".jsonl"
 _BUNDLE_SUFFIX = ".bundle.jsonl"
 _OWN = re.compile(r"(\d{19})-([0-9a-f]{16})(?:\.n(\d{1,9}))?(?:~(\d{1,9})((?:\.bundle)?\.jsonl))?", re.ASCII)
+_LINES = re.compile(r"\.n(\d{1,9})(?:~\d{1,9})?\.bundle\.jsonl$", re.ASCII)
 _LEADING_TIME = re.compile(r"\d{10,19}(?!\d)", re.ASCII)
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", re.ASCII)
 _ATTEMPT = re.compile(r"~\d{1,9}$", re.ASCII)
@@ -94,8 +95,8 @@ def writer_of(name: str) -> str:
 
 def lines_of(name: str) -> int:
     """Return how many events a file of this name holds, as far as the name says it."""
-    match = _OWN.fullmatch(name)
-    return int(match[3]) if match and match[3] else 1
+    match = _LINES.search(name)
+    return int(match[1]) if match else 1
 
 
 def ns_of(name: str) -> int | None:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, Self
 from watchbill.spool.atomic import write_file_durable
 from watchbill.spool.consumer import Consumer, Lease, reason_bytes
 from watchbill.spool.events import encode
-from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, disk_fault
+from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import storage_warnings
 from watchbill.spool.item import BadLine, Item, read_item
 from watchbill.spool.layout import Layout, State
@@ -190,27 +190,35 @@ class Spool:
         items = self.lease_many(1)
         return items[0] if items else None
 
-    def lease_many(self, count: int) -> list[Item]:
-        """Lease up to `count` of the oldest events. Unreadable ones go to poison and do not count."""
+    def lease_many(
+        self, count: int, *, bytes_max: int = BUNDLE_BYTES_MAX, retries_alone: bool = False
+    ) -> list[Item]:
+        """Lease up to `count` of the oldest events, in arrival order. Unreadable ones go to poison at once.
+
+        With `retries_alone` an event that was leased before comes alone: if it is what kills its workers,
+        it shall not use up its neighbours' attempts as well.
+        """
         consumer = self._consumer()
-        while leases := consumer.lease_many(count):
-            items: list[Item] = []
-            for lease in leases:
-                try:
-                    items.append(read_item(lease, consumer.path, consumer.fd, self._event_bytes_max))
-                except EventRefused as error:
-                    consumer.poison(lease, {"reason": str(error), "error": "unreadable"})
-                except FileNotFoundError:
-                    continue  # taken away by hand between lease and read
-                except OSError as error:
-                    # The disk cannot read this file now; the event is not to blame until its last attempt.
-                    self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
-            for item in items:
-                for bad in item.bad:
-                    self._split_out(item, bad)
-            if items:
-                return items
-        return []
+        items: list[Item] = []
+        size = 0
+        while len(items) < count and size < bytes_max:
+            try:
+                # With something in hand, do not read the folder again just to fill the batch.
+                lease = consumer.lease(rescan=not items, retries=not (items and retries_alone))
+                item = self._read(consumer, lease) if lease is not None else None
+            except (SpoolFull, SpoolBroken):
+                if items:
+                    break  # what is in hand can be worked on
+                raise
+            if lease is None:
+                break
+            if item is None:
+                continue
+            items.append(item)
+            size += sum(map(len, item.lines))
+            if retries_alone and item.attempt > 1:
+                break
+        return items
 
     def done(self, item: Item) -> None:
         """Finish an event: it moves to queue-done. Raises LeaseLost if it was taken from us."""
@@ -219,6 +227,10 @@ class Spool:
     def release(self, item: Item, *, rest_s: float = 0.0) -> None:
         """Put an event back for another try; this process leaves it alone for `rest_s` seconds."""
         self._consumer_of(item).release(item.lease, rest_s)
+
+    def give_back(self, item: Item) -> None:
+        """Release without fail and without blame: what the disk keeps us from moving now is moved later."""
+        self._consumer_of(item).give_back(item.lease)
 
     def poison(self, item: Item, reason: str) -> None:
         """Give an event up; the reason is written beside it."""
@@ -247,10 +259,11 @@ class Spool:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something may have arrived, at most `timeout_s`. May be wrong: look for yourself."""
+        deaf = self._parts.watch is None
         watch = self._watch()
         consumer = self._consumer()
-        # A folder we did not listen to before: what came into it meanwhile made no sound, so look first.
-        arrived = watch.follow(consumer.folders) or watch.wait(timeout_s)
+        # What came into a folder before we listened to it made no sound: look first, then wait.
+        arrived = watch.follow(consumer.folders) or deaf or watch.wait(timeout_s)
         consumer.wake()
         return arrived
 
@@ -339,10 +352,37 @@ class Spool:
         consumer.release(lease, rest_s)
         return False
 
-    def _split_out(self, item: Item, bad: BadLine) -> None:
+    def _read(self, consumer: Consumer, lease: Lease) -> Item | None:
+        """Read a leased file, or settle it and return None."""
+        try:
+            item = self._read_or_settle(consumer, lease)
+            if item is not None:
+                for bad in item.bad:
+                    self.split_out(item, bad)
+            return item
+        except (SpoolFull, SpoolBroken):
+            consumer.give_back(lease)
+            raise
+
+    def _read_or_settle(self, consumer: Consumer, lease: Lease) -> Item | None:
+        try:
+            return read_item(lease, consumer.path, consumer.fd, self._event_bytes_max)
+        except EventRefused as error:
+            consumer.poison(lease, {"reason": str(error), "error": "unreadable"})
+        except FileNotFoundError:
+            consumer.forget(lease)  # taken away by hand between lease and read
+        except OSError as error:
+            # The disk cannot read this file now; the event is not to blame until its last attempt.
+            self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
+        return None
+
+    def split_out(self, item: Item, bad: BadLine) -> None:
         """Put a bundle's bad line into poison under a name of its own; a redelivery writes the same file."""
         name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
         folder = self.layout.folder(State.POISON)
         reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
-        write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
-        write_file_durable(folder / name, bad.line + b"\n")
+        try:
+            write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
+            write_file_durable(folder / name, bad.line + b"\n")
+        except OSError as error:
+            raise disk_fault(error, f"split a bad line out of {item.name}") from error

@@ -50,6 +50,10 @@ class Candidates:
                 return path
             self._expand(path)
 
+    def push_back(self, path: str) -> None:
+        """Give back what was popped last; it comes first again."""
+        self._next.append((path.rpartition("/")[2], path))
+
     def forget(self) -> None:
         """Throw the listing away: the next pop reads the folder."""
         self._next.clear()

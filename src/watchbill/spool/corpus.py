@@ -1,0 +1,206 @@
+"""The corpus: one JSONL file that only ever grows, written by one appender at a time.
+
+`append` takes the file's lock, cuts a torn tail (keeping the cut bytes), learns what others have appended,
+leaves out ids it knows, writes the rest with one write and one fdatasync, and returns: everything it was
+given is then on stable storage. Events are appended byte for byte. On a failed write nothing half written
+stays; after a failed sync the new bytes are taken back and the descriptor is never synced again.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill.spool.atomic import FILE_MODE, fsync_folder, make_folder, pwrite_all, write_file_durable
+from watchbill.spool.events import decode, event_id, id_digest
+from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
+from watchbill.spool.ids import Ids
+from watchbill.spool.limits import IDS_TAIL_BYTES_MAX
+
+__all__ = ["Appended", "Corpus"]
+
+#: How long an appender waits for another one's batch, in seconds.
+_LOCK_WAIT_S = 30.0
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append did with what it was given."""
+
+    appended: int
+    duplicates: int
+
+
+class Corpus:
+    """The appender of one corpus file. Not thread-safe; any number of them may share a file."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, id_key: str = "id", quarantine: Path | None = None
+    ) -> None:
+        """`quarantine` is the folder for cut bytes, by default one beside the corpus."""
+        self.path = Path(path).absolute()
+        self.id_key = id_key
+        self._quarantine = quarantine or self.path.with_name(self.path.name + ".torn")
+        self._ids = Ids(self.path)
+        self._fd = -1
+        self._end = -1  # up to here the ids are known; -1 before the first look
+
+    def append(self, events: Sequence[tuple[str, bytes]]) -> Appended:
+        """Append (id, line) pairs durably, each id once. Raises SpoolFull or SpoolBroken: then none is there."""
+        try:
+            with self._locked():
+                end = self._look()
+                fresh = self._fresh(events)
+                data = b"".join(line + b"\n" for _, line in fresh)
+                self._write(data, end)
+                self._remember([digest for digest, _ in fresh], end + len(data))
+        except OSError as error:
+            raise disk_fault(error, f"append to the corpus {self.path}") from error
+        return Appended(len(fresh), len(events) - len(fresh))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _fresh(self, events: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
+        batch: dict[bytes, bytes] = {}
+        for identifier, line in events:
+            digest = id_digest(identifier)
+            if digest not in self._ids and digest not in batch:
+                batch[digest] = line
+        return list(batch.items())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        """Hold the lock of the file that has the name now: a repair may have replaced it."""
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            if self._fd < 0:
+                self._open()
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SpoolBroken(f"the corpus {self.path} is locked by another program") from None
+                time.sleep(0.002)
+                continue
+            if self._is_current():
+                break
+            self.close()
+        try:
+            yield
+        finally:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        make_folder(self.path.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, FILE_MODE)
+        fsync_folder(self.path.parent)
+        self._end = -1
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def _look(self) -> int:
+        """Mend the tail, learn the ids that came since the last look, and return the file's end."""
+        size = os.fstat(self._fd).st_size
+        if size == self._end:
+            return size
+        size = self._mend_tail(size)
+        if self._end < 0 or size < self._end:
+            self._end = max(self._ids.load(size), size - IDS_TAIL_BYTES_MAX, 0)
+        self._learn(self._end, size)
+        self._end = size
+        return size
+
+    def _learn(self, start: int, end: int) -> None:
+        rest = b""
+        while start < end:
+            chunk = os.pread(self._fd, min(_CHUNK_BYTES, end - start), start)
+            if not chunk:
+                return
+            start += len(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            self._ids.add(digest for digest in map(self._digest, lines) if digest is not None)
+
+    def _digest(self, line: bytes) -> bytes | None:
+        try:
+            return id_digest(event_id(decode(line), line, self.id_key)) if line else None
+        except EventRefused:
+            return None  # `corpus check` names it
+
+    def _mend_tail(self, size: int) -> int:
+        """Cut a last line without newline. One that is a whole event only lacks its newline and gets it."""
+        if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
+            return size
+        start = self._last_newline(size) + 1
+        tail = os.pread(self._fd, size - start, start)
+        if self._digest(tail) is not None:
+            pwrite_all(self._fd, b"\n", size)
+            return size + 1
+        self._keep(tail, start)
+        os.ftruncate(self._fd, start)
+        return start
+
+    def _last_newline(self, size: int) -> int:
+        """Return the offset of the last newline, or -1."""
+        end = size
+        while end > 0:
+            start = max(0, end - _CHUNK_BYTES)
+            found = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found
+            end = start
+        return -1
+
+    def _keep(self, tail: bytes, offset: int) -> None:
+        make_folder(self._quarantine)
+        path = self._quarantine / f"{self.path.name}-{offset}-{time.time_ns()}.torn"
+        reason = {
+            "reason": "a line without its end: a write cut short",
+            "corpus": str(self.path),
+            "offset": offset,
+        }
+        write_file_durable(path, tail)
+        write_file_durable(path.with_name(path.name + ".reason.json"), json.dumps(reason).encode() + b"\n")
+
+    def _write(self, data: bytes, end: int) -> None:
+        """Write and sync. The sync is needed even with nothing to write: what we take for a duplicate may be
+        another appender's unsynced line, and its event is acknowledged because of ours."""
+        try:
+            if data:
+                pwrite_all(self._fd, data, end)
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, end)
+            self.close()
+            raise
+
+    def _remember(self, digests: list[bytes], end: int) -> None:
+        self._ids.add(digests)
+        self._end = end
+        if not digests:
+            return
+        try:
+            self._ids.write(digests, end)
+        except OSError as error:
+            # The corpus holds the events; without a day file a restart reads its tail instead.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise

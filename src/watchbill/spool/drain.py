@@ -1,0 +1,284 @@
+"""The drain: moves events from a spool into its corpus, and never anything else.
+
+    lease a batch ─▶ verify, validate ─▶ append to the corpus (one write, one fdatasync) ─▶ done
+
+Invalid events go to poison with their reason; the rest of the batch goes on. When the corpus cannot be
+written (disk full), the batch stays leased and the append is tried again with growing pauses: no attempt is
+used up for a disk's fault. An event that was leased before is drained alone, so that one which kills its
+worker cannot drag others into poison. Several drains may run on one spool; with `ordered` only one at a time.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol
+
+from watchbill.spool.corpus import Corpus
+from watchbill.spool.events import Event, event_id
+from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
+from watchbill.spool.item import BadLine, Item
+from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
+from watchbill.spool.queue import Spool
+from watchbill.spool.schema import BuiltinSchema, Schema
+
+__all__ = ["Drain", "DrainReport", "Verifier", "drain_all"]
+
+#: The corpus for kinds that have none of their own.
+ANY_KIND = "*"
+
+
+class Verifier(Protocol):
+    """A judge of signatures; `watchbill.spool.signing` has one."""
+
+    def refuse(self, spool: Spool, name: str, content: bytes) -> str | None:
+        """Return why the signature beside this file is not accepted, or None."""
+        ...
+
+
+@dataclass(slots=True)
+class DrainReport:
+    """What a drain has done so far; counts are of events."""
+
+    appended: int = 0
+    duplicates: int = 0
+    poisoned: int = 0
+    released: int = 0
+    corpus_failures: int = 0  # appends that had to be tried again
+
+    @property
+    def settled(self) -> int:
+        return self.appended + self.duplicates + self.poisoned
+
+
+class Drain:
+    """One drain worker. Runs in the thread that calls it."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        corpora: Corpus | Mapping[str, Corpus],
+        *,
+        schema: Schema | None = None,
+        verifier: Verifier | None = None,
+        handle: Callable[[Event], None] | None = None,
+        progress: Callable[[DrainReport], None] | None = None,
+        poll_s: float = POLL_S,
+        batch: int = DRAIN_BATCH,
+        ordered: bool = False,
+    ) -> None:
+        """`corpora` may name one corpus per kind, with "*" for the rest. `handle` sees every valid event before
+        it is appended: it may raise PoisonEvent, or anything else for another try later."""
+        self.spool = spool
+        self._corpora = {ANY_KIND: corpora} if isinstance(corpora, Corpus) else dict(corpora)
+        self._schema = schema or BuiltinSchema()
+        self._verifier = verifier
+        self._handle = handle
+        self._progress = progress
+        self._poll_s = poll_s
+        self._batch = batch
+        self._ordered = ordered
+        self._order_fd = -1
+        self._stop = threading.Event()
+        self._active_at_s = time.monotonic()
+        self.report = DrainReport()
+        self.last_error = ""  # what the disk said last, for `status` and progress lines
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last event, 0 while any is in hand: a burst tier sleeps by this (SPOOL-09)."""
+        return 0.0 if self.spool.in_flight_here else time.monotonic() - self._active_at_s
+
+    def run(self) -> DrainReport:
+        """Drain until `stop`: at once on arrival, and by the clock where arrivals cannot be heard."""
+        pause_s = BACKOFF_FIRST_S
+        while not self._stop.is_set():
+            try:
+                if not self._may_go() or not self.step():
+                    self.spool.wait(self._poll_s)
+                pause_s = BACKOFF_FIRST_S
+            except (SpoolFull, SpoolBroken) as error:
+                self.last_error = str(error)
+                self._stop.wait(pause_s)
+                pause_s = min(BACKOFF_LAST_S, pause_s * 2)
+        self._let_go()
+        return self.report
+
+    def run_once(self) -> DrainReport:
+        """Recover what crashed workers left, drain until nothing waits, and return."""
+        self.spool.recover()
+        while not self._stop.is_set():
+            if not self._may_go():
+                self._stop.wait(self._poll_s)
+            elif not self.step():
+                break
+        self._let_go()
+        return self.report
+
+    def stop(self) -> None:
+        """End `run` after the batch in hand. From any thread or signal handler."""
+        self._stop.set()
+        self.spool.wake()
+
+    def step(self) -> int:
+        """Drain one batch and return how many files it had. Raises SpoolFull or SpoolBroken of the spool."""
+        items = self.spool.lease_many(self._batch, bytes_max=DRAIN_BATCH_BYTES_MAX, retries_alone=True)
+        if not items:
+            return 0
+        self._active_at_s = time.monotonic()
+        try:
+            self._store([item for item in items if self._accept(item)])
+        except (SpoolFull, SpoolBroken):
+            for item in items:
+                if not item.lease.settled:
+                    self.spool.give_back(item)
+            raise
+        if self._progress is not None:
+            self._progress(self.report)
+        return len(items)
+
+    def _accept(self, item: Item) -> bool:
+        """Verify and validate one file; settle it and return False if it must not be appended."""
+        if self._verifier is not None:
+            reason = self._verifier.refuse(self.spool, item.name, item.content)
+            if reason is not None:
+                return self._poison(item, reason)
+        for index in range(len(item.events) - 1, -1, -1):
+            reason = self._schema.refuse(item.events[index]) or self._unroutable(item.events[index])
+            if reason is None:
+                continue
+            if len(item.events) == 1:
+                return self._poison(item, f"schema: {reason}")
+            self._split_out(item, index, f"schema: {reason}")
+        return self._run_handle(item)
+
+    def _run_handle(self, item: Item) -> bool:
+        if self._handle is None:
+            return True
+        try:
+            for event in item.events:
+                self._handle(event)
+        except PoisonEvent as error:
+            return self._poison(item, str(error))
+        except Exception as error:  # noqa: BLE001  the user's code: counted, written beside the event, retried
+            rest_s = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (item.attempt - 1))
+            if self.spool.fail(item, error, rest_s=rest_s):
+                self.report.poisoned += len(item.events)
+            else:
+                self.report.released += len(item.events)
+            return False
+        return True
+
+    def _poison(self, item: Item, reason: str) -> bool:
+        self.spool.poison(item, reason)
+        self.report.poisoned += len(item.events)
+        return False
+
+    def _split_out(self, item: Item, index: int, reason: str) -> None:
+        """Take one bad line out of a bundle. Its number counts good lines and bad ones."""
+        taken = {bad.number for bad in item.bad}
+        number = [n for n in range(1, len(item.events) + len(item.bad) + 1) if n not in taken][index]
+        bad = BadLine(number, item.lines.pop(index), reason)
+        item.events.pop(index)
+        item.bad.append(bad)
+        self.spool.split_out(item, bad)
+        self.report.poisoned += 1
+
+    def _store(self, items: list[Item]) -> None:
+        """Append a batch, corpus by corpus, then acknowledge. The order of leases is the corpus's order."""
+        by_corpus: dict[str, list[tuple[str, bytes]]] = {}
+        for item in items:
+            for event, line in zip(item.events, item.lines, strict=True):
+                route = self._route(event)
+                key = self._corpora[route].id_key
+                by_corpus.setdefault(route, []).append((event_id(event, line, key), line))
+        for route, events in by_corpus.items():
+            if not self._append(self._corpora[route], events):
+                for item in items:
+                    self._settle(item, self.spool.release)
+                    self.report.released += len(item.events)
+                return
+        for item in items:
+            self._settle(item, self.spool.done)
+
+    def _append(self, corpus: Corpus, events: list[tuple[str, bytes]]) -> bool:
+        """Append until it succeeds; return False if told to stop before."""
+        pause_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                result = corpus.append(events)
+            except (SpoolFull, SpoolBroken) as error:
+                self.last_error = str(error)
+                self.report.corpus_failures += 1
+                if self._progress is not None:
+                    self._progress(self.report)
+                if self._stop.wait(pause_s):
+                    return False
+                pause_s = min(BACKOFF_LAST_S, pause_s * 2)
+                continue
+            self.report.appended += result.appended
+            self.report.duplicates += result.duplicates
+            return True
+
+    @staticmethod
+    def _settle(item: Item, settle: Callable[[Item], None]) -> None:
+        try:
+            settle(item)
+        except LeaseLost:
+            return  # moved away by hand; the corpus has the event, and knows its id when it comes again
+
+    def _unroutable(self, event: Event) -> str | None:
+        if self._route(event) in self._corpora:
+            return None
+        return f"no corpus for kind {event.get('kind')!r}"
+
+    def _route(self, event: Event) -> str:
+        kind = event.get("kind")
+        return kind if isinstance(kind, str) and kind in self._corpora else ANY_KIND
+
+    def _may_go(self) -> bool:
+        """With `ordered`: whether the spool-wide lock is ours."""
+        if not self._ordered or self._order_fd >= 0:
+            return True
+        path: Path = self.spool.layout.root / ".ordered.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._order_fd = fd
+        return True
+
+    def _let_go(self) -> None:
+        if self._order_fd >= 0:
+            os.close(self._order_fd)
+            self._order_fd = -1
+
+
+def drain_all(drains: list[Drain], *, once: bool = False) -> DrainReport:
+    """Run several drains, each in a thread of its own, until all end. Raises the first one's error, if any."""
+    errors: list[BaseException] = []
+
+    def work(drain: Drain) -> None:
+        try:
+            drain.run_once() if once else drain.run()
+        except BaseException as error:  # noqa: BLE001  raised again below, in the caller's thread
+            errors.append(error)
+            for other in drains:
+                other.stop()
+
+    threads = [threading.Thread(target=work, args=(drain,), name="watchbill-drain") for drain in drains]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    total = DrainReport()
+    for name in (field.name for field in fields(DrainReport)):
+        setattr(total, name, sum(getattr(drain.report, name) for drain in drains))
+    return total

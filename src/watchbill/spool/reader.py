@@ -1,0 +1,218 @@
+"""Reading a corpus: deduplicated by id, checked, repaired, counted, its end.
+
+Reads lines as they stand, in one pass, whatever their number. Never writes, except `repair`, which makes a
+new file beside the old one and swaps them under the appender's lock; every byte it leaves out is kept.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from watchbill.spool.atomic import fsync_folder, make_folder
+from watchbill.spool.events import Event, decode, event_id, id_digest
+from watchbill.spool.faults import EventRefused, disk_fault
+from watchbill.spool.ids import Ids
+from watchbill.spool.limits import BUNDLE_BYTES_MAX
+
+__all__ = ["BadRecord", "CorpusLine", "Report", "check", "count", "follow", "read", "repair", "tail"]
+
+#: Bad lines that a report names one by one; it counts all.
+_NAMED_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusLine:
+    """One good line: where it begins, its id, the event and its bytes."""
+
+    offset: int
+    id: str
+    event: Event
+    line: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A line that is no event. `line` holds its bytes, of a line beyond all limits only the first."""
+
+    offset: int
+    reason: str
+    line: bytes
+    size: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What is in a corpus."""
+
+    lines: int = 0
+    events: int = 0
+    duplicates: int = 0
+    bad: int = 0
+    torn_tail: bool = False
+    records: list[BadRecord] = field(default_factory=list[BadRecord])
+
+    @property
+    def is_clean(self) -> bool:
+        return self.bad == 0 and not self.torn_tail
+
+
+def read(path: Path, *, id_key: str = "id", unique: bool = True) -> Iterator[CorpusLine]:
+    """Yield the good lines in order; with `unique` each id once, the first one. Bad lines are passed over."""
+    seen: set[bytes] = set()
+    for found in _lines(path, id_key):
+        if isinstance(found, BadRecord):
+            continue
+        if unique:
+            digest = id_digest(found.id)
+            if digest in seen:
+                continue
+            seen.add(digest)
+        yield found
+
+
+def check(path: Path, *, id_key: str = "id") -> Report:
+    """Read everything and report it."""
+    report = Report()
+    seen: set[bytes] = set()
+    for found in _lines(path, id_key):
+        report.lines += 1
+        if isinstance(found, BadRecord):
+            report.bad += 1
+            report.torn_tail = report.torn_tail or found.reason == _TORN
+            if len(report.records) < _NAMED_MAX:
+                report.records.append(found)
+        elif (digest := id_digest(found.id)) in seen:
+            report.duplicates += 1
+        else:
+            seen.add(digest)
+            report.events += 1
+    return report
+
+
+def count(path: Path, *, id_key: str = "id", unique: bool = True) -> int:
+    return sum(1 for _ in read(path, id_key=id_key, unique=unique))
+
+
+def tail(path: Path, lines: int = 10) -> list[bytes]:
+    """Return the last lines, unparsed, reading only the end of the file."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        data = b""
+        while end > 0 and data.count(b"\n") <= lines:
+            start = max(0, end - 64 * 1024)
+            file.seek(start)
+            data = file.read(end - start) + data
+            end = start
+    return data.removesuffix(b"\n").split(b"\n")[-lines:] if data and lines > 0 else []
+
+
+def follow(path: Path, *, poll_s: float = 0.2) -> Iterator[bytes]:
+    """Yield lines that are appended from now on, for ever. Only whole lines."""
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        rest = b""
+        while True:
+            chunk = file.read(1024 * 1024)
+            if not chunk:
+                time.sleep(poll_s)
+                continue
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+
+
+def repair(path: Path, *, id_key: str = "id", quarantine: Path | None = None, unique: bool = False) -> Report:
+    """Take bad lines (and, with `unique`, repeated ids) out of a corpus; they are kept in the quarantine file.
+
+    Returns what was found. A clean corpus is not touched. Raises SpoolFull or SpoolBroken: then it is as it was.
+    """
+    report = check(path, id_key=id_key)
+    if report.is_clean and not (unique and report.duplicates):
+        return report
+    folder = quarantine or path.with_name(path.name + ".torn")
+    try:
+        with open(path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _rewrite(path, folder, id_key, unique)
+    except OSError as error:
+        raise disk_fault(error, f"repair {path}") from error
+    Ids(path).forget()  # offsets have changed
+    return report
+
+
+def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
+    make_folder(folder)
+    removed = folder / f"{path.name}-{time.time_ns()}.removed.jsonl"
+    new = path.with_name(f".{path.name}.repair")
+    seen: set[bytes] = set()
+    with open(new, "wb") as good, open(removed, "wb") as bad:
+        for found in _lines(path, id_key):
+            digest = b"" if isinstance(found, BadRecord) else id_digest(found.id)
+            if isinstance(found, BadRecord) or (unique and digest in seen):
+                reason = found.reason if isinstance(found, BadRecord) else "duplicate id"
+                note = {"offset": found.offset, "reason": reason, "hex": found.line.hex()}
+                bad.write(json.dumps(note).encode() + b"\n")
+                if isinstance(found, BadRecord) and found.size > len(found.line):
+                    _copy(path, found, removed.with_name(f"{removed.stem}-{found.offset}.torn"))
+                continue
+            seen.add(digest)
+            good.write(found.line + b"\n")
+        for file in (bad, good):
+            file.flush()
+            os.fsync(file.fileno())
+    os.chmod(new, path.stat().st_mode & 0o777)
+    fsync_folder(folder)
+    os.rename(new, path)
+    fsync_folder(path.parent)
+
+
+def _copy(path: Path, record: BadRecord, target: Path) -> None:
+    """Keep a line that is too long for memory."""
+    with open(path, "rb") as source, open(target, "wb") as file:
+        source.seek(record.offset)
+        left = record.size
+        while left > 0 and (part := source.read(min(left, 1024 * 1024))):
+            file.write(part)
+            left -= len(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+_TORN = "no newline at its end: a write cut short"
+
+
+def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:
+    offset = 0
+    with open(path, "rb") as file:
+        while raw := file.readline(BUNDLE_BYTES_MAX):
+            start, offset = offset, offset + len(raw)
+            if raw.endswith(b"\n"):
+                if raw != b"\n":
+                    yield _judge(raw[:-1], start, id_key)
+                continue
+            if len(raw) == BUNDLE_BYTES_MAX:
+                offset += _skip_line(file)
+                yield BadRecord(start, f"longer than {BUNDLE_BYTES_MAX} bytes", raw[:1024], offset - start)
+            else:
+                yield BadRecord(start, _TORN, raw, len(raw))
+
+
+def _judge(line: bytes, offset: int, id_key: str) -> CorpusLine | BadRecord:
+    try:
+        event = decode(line)
+    except EventRefused as error:
+        return BadRecord(offset, str(error), line, len(line))
+    return CorpusLine(offset, event_id(event, line, id_key), event, line)
+
+
+def _skip_line(file: BinaryIO) -> int:
+    skipped = 0
+    while part := file.readline(1024 * 1024):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped

@@ -1,0 +1,158 @@
+"""What becomes of finished events: a day's files become one file, and old days go.
+
+Only whole UTC days before today are touched. A file whose event some log still holds stays: a replay after a
+power cut would otherwise not find it and deliver it again. Poison is never touched; that is for people.
+"""
+
+import datetime
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill.spool.atomic import NotAFile, fsync_folder, make_folder, read_regular, write_all
+from watchbill.spool.faults import disk_fault
+from watchbill.spool.layout import Layout, State
+from watchbill.spool.limits import BUNDLE_BYTES_MAX, KEEP_DONE_S
+from watchbill.spool.names import is_event, lines_of, stem_of
+from watchbill.spool.publish import SIGNATURE_SUFFIX
+from watchbill.spool.queue import Spool
+from watchbill.spool.replay import log_names, replay_dead
+
+__all__ = ["Collected", "gc"]
+
+_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[.].*)?", re.ASCII)
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did; counts are of events."""
+
+    compacted: int = 0
+    removed: int = 0
+    archived: int = 0
+
+
+def gc(
+    spool: Spool, *, keep_done_s: float = KEEP_DONE_S, compact: bool = True, archive: Path | None = None
+) -> Collected:
+    """Compact finished days, then remove (or move to `archive`) what is older than `keep_done_s`.
+
+    Safe while workers run, and when it is killed at any moment. Raises SpoolFull or SpoolBroken.
+    """
+    result = Collected()
+    layout = spool.layout
+    try:
+        replay_dead(layout)
+        held = log_names(layout)
+        for path in _days(layout):
+            over = _age_s(path) > keep_done_s
+            if path.is_dir() and (over or compact):
+                _collect_folder(layout, path, held, result, over=over, archive=archive)
+            elif over and is_event(path.name) and stem_of(path.name) not in held:
+                _put_away(path, archive, result)
+    except OSError as error:
+        raise disk_fault(error, "collect finished events") from error
+    return result
+
+
+def _days(layout: Layout) -> list[Path]:
+    """Return the folders and files of finished days, oldest first; foreign flat files count by their time."""
+    done = layout.folder(State.DONE)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    names = sorted(name for name in os.listdir(done) if not name.startswith("."))
+    return [done / name for name in names if not _DATE.fullmatch(name) or name[:10] < today]
+
+
+def _age_s(path: Path) -> float:
+    """Return how long a day has been over; what has no date in its name has its own time."""
+    match = _DATE.fullmatch(path.name)
+    try:
+        if match is not None:
+            day = datetime.datetime.fromisoformat(match[1]).replace(tzinfo=datetime.UTC)
+            return time.time() - day.timestamp() - 86_400
+        return time.time() - path.lstat().st_mtime
+    except (ValueError, FileNotFoundError):
+        return 0.0
+
+
+def _collect_folder(
+    layout: Layout, folder: Path, held: set[str], result: Collected, *, over: bool, archive: Path | None
+) -> None:
+    names = [name for name in sorted(os.listdir(folder)) if is_event(name) and stem_of(name) not in held]
+    if not names and os.listdir(folder):
+        return
+    if over and archive is None:
+        removed = sum(map(lines_of, names))
+        _unlink(layout, folder, names)
+        result.removed += removed
+    elif names:
+        bundle = _compact(folder, names)
+        result.compacted += lines_of(bundle.name)
+        _unlink(layout, folder, names)
+        if over:
+            _put_away(bundle, archive, result)
+    if not os.listdir(folder):
+        folder.rmdir()
+
+
+def _compact(folder: Path, names: list[str]) -> Path:
+    """Write a day's events into one file, durably, and return it. The single files are still there then."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    lines = 0
+    try:
+        for name in names:
+            try:
+                data = read_regular(name, dir_fd=source, bytes_max=BUNDLE_BYTES_MAX)
+            except (NotAFile, FileNotFoundError):
+                continue
+            data = data if data.endswith(b"\n") else data + b"\n"
+            write_all(target, data)
+            lines += data.count(b"\n")
+        os.fsync(target)
+    finally:
+        os.close(target)
+        os.close(source)
+    bundle = _free(folder, lines)
+    temporary.rename(bundle)
+    fsync_folder(folder.parent)
+    return bundle
+
+
+def _free(folder: Path, lines: int) -> Path:
+    """Return a name that no earlier collection of the same day has used."""
+    path = folder.with_name(f"{folder.name}.n{lines}.bundle.jsonl")
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder.with_name(f"{folder.name}.{number}.n{lines}.bundle.jsonl")
+    return path
+
+
+def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        (layout.signatures / f"{stem_of(name)}{SIGNATURE_SUFFIX}").unlink(missing_ok=True)
+
+
+def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
+    if archive is None:
+        path.unlink(missing_ok=True)
+        result.removed += lines_of(path.name)
+        return
+    make_folder(archive)
+    temporary = archive / f".{path.name}"
+    shutil.copyfile(path, temporary, follow_symlinks=False)
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(archive / path.name)
+    fsync_folder(archive)
+    path.unlink()
+    result.archived += lines_of(path.name)

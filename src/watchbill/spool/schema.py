@@ -1,0 +1,66 @@
+"""What an event must look like before it may enter the corpus.
+
+The built-in schema asks for an id, a kind and a time and leaves the rest free. A JSON Schema file says
+more; it needs the extra `watchbill[schema]`, which is imported only when such a file is named.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from watchbill.errors import ConfigError
+
+__all__ = ["AnyObject", "BuiltinSchema", "JsonSchema", "Schema"]
+
+#: A validator's text may quote the whole event; the reason file keeps this much of it.
+_REASON_CHARS_MAX = 500
+
+
+class Schema(Protocol):
+    """A judge of events."""
+
+    def refuse(self, event: Mapping[str, Any]) -> str | None:
+        """Return why this event is invalid, or None if it is valid."""
+        ...
+
+
+class AnyObject:
+    """Every JSON object is valid."""
+
+    def refuse(self, event: Mapping[str, Any]) -> str | None:
+        return None
+
+
+class BuiltinSchema:
+    """An object with `id` (text or integer), `kind` (text) and `ts` (number or text); the rest is free."""
+
+    def refuse(self, event: Mapping[str, Any]) -> str | None:
+        identifier, kind, time = event.get("id"), event.get("kind"), event.get("ts")
+        if not (isinstance(identifier, str) and identifier) and type(identifier) is not int:
+            return "`id` must be a text or an integer" if "id" in event else "`id` is missing"
+        if not isinstance(kind, str) or not kind:
+            return "`kind` must be a text" if "kind" in event else "`kind` is missing"
+        if not isinstance(time, (int, float, str)) or isinstance(time, bool) or time == "":
+            return "`ts` must be a number or a text" if "ts" in event else "`ts` is missing"
+        return None
+
+
+class JsonSchema:
+    """A JSON Schema file. Raises ConfigError if it cannot be read or the extra is not installed."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import jsonschema_rs
+        except ImportError as error:
+            raise ConfigError("a JSON Schema needs an extra: pip install 'watchbill[schema]'") from error
+        try:
+            self._validator: Any = jsonschema_rs.validator_for(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no usable JSON Schema: {error}") from error
+
+    def refuse(self, event: Mapping[str, Any]) -> str | None:
+        if self._validator.is_valid(event):
+            return None
+        first: Any = next(iter(self._validator.iter_errors(event)))
+        where = "/".join(str(step) for step in first.instance_path)
+        return f"{where or 'event'}: {first.message}"[:_REASON_CHARS_MAX]
