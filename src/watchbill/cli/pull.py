@@ -28,8 +28,9 @@ def pull(
     /,
     *,
     sha256: Annotated[str | None, Parameter(help="What the file's hash must be.")] = None,
+    name: Annotated[str | None, Parameter(help="What to call the file. Default: as its source does.")] = None,
     json: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Print path, size and hash as JSON.")
+        bool, Parameter(negative="", show_default=False, help="Print path and size as JSON.")
     ] = False,
     where: Where = _DEFAULTS,
 ) -> None:
@@ -45,7 +46,7 @@ def pull(
     root.create()
     try:
         with byte_bar(terminal, f"pulling {source}") as report:
-            pulled = fetch(source, root.models, sha256=sha256, progress=report)
+            pulled = fetch(source, root.models, sha256=sha256, name=name, progress=report)
     except KeyboardInterrupt:
         terminal.note(f"stopped; the same command goes on where it ended: watchbill pull {plain(source)}")
         raise

@@ -35,11 +35,12 @@ def pull(
     folder: Path,
     *,
     sha256: str | None = None,
+    name: str | None = None,
     progress: Progress | None = None,
     hub_url: str = HUB_URL,
     ollama_url: str = OLLAMA_URL,
 ) -> Pulled:
-    """Fetches `source` into `folder` and says where it lies.
+    """Fetches `source` into `folder`, as `name` where one is given, and says where it lies.
 
     Calls `progress(bytes_done, bytes_total)` every now and then, with None while the total is unknown. Raises
     NameRefused for a source or hash that cannot be one, PullFailed when it cannot be fetched or is not what
@@ -48,9 +49,11 @@ def pull(
     report = progress or _silent
     expected = _checked_sha256(sha256)
     if source.startswith("ollama:"):
+        if name is not None:
+            raise NameRefused("Ollama keeps its models under its own names; leave --name out")
         return ollama.pull(check_model_name(source.removeprefix("ollama:")), ollama_url, report)
     wanted, fetch = _planned(source, expected, hub_url)
-    landing = Landing(folder, wanted, report)
+    landing = Landing(folder, wanted if name is None else wanted._replace(name=name), report)
     found = landing.found()
     if found is None:
         fetch(landing)

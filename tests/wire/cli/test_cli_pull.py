@@ -1,0 +1,56 @@
+"""`pull`: a model file arrives, and people see it arrive."""
+
+import hashlib
+import json
+import threading
+
+CONTENT = b"GGUF" + bytes(3_000_000)
+
+
+def test_a_file_is_pulled_into_the_roots_models_folder(alone):
+    """pitfalls: `pull` takes a path; results on standard output, no bars without a terminal."""
+    (alone.home / "tiny.gguf").write_bytes(CONTENT)
+    done = alone("pull", "tiny.gguf")
+    landed = alone.home / "root" / "models" / "tiny.gguf"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{landed} (3 MB)\n", "")
+    assert landed.read_bytes() == CONTENT
+    again = alone("pull", "tiny.gguf", "--json")
+    assert json.loads(again.stdout) == {"path": str(landed), "bytes": len(CONTENT), "fetched": False}
+
+
+def test_a_pulled_file_may_get_another_name_but_not_another_place(alone):
+    (alone.home / "tiny.gguf").write_bytes(CONTENT)
+    assert alone("pull", "tiny.gguf", "--name", "other.gguf").returncode == 0
+    assert (alone.home / "root" / "models" / "other.gguf").is_file()
+    refused = alone("pull", "tiny.gguf", "--name", "../escaped.gguf")
+    assert refused.returncode == 2
+    assert not (alone.home / "root" / "escaped.gguf").exists()
+
+
+def test_a_source_that_is_not_there_fails_and_one_without_its_hash_is_wrong_use(alone, daemon):
+    assert alone("pull", "nowhere.gguf").returncode == 1
+    unchecked = alone("pull", f"{daemon.url}/tiny.gguf")
+    assert unchecked.returncode == 2
+    assert "--sha256" in unchecked.stderr
+
+
+def test_a_person_sees_the_bytes_arrive(alone, daemon):
+    """design 9: every long action shows progress."""
+    go_on = threading.Event()
+
+    def slowly(line):
+        handler = line._handler
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        handler.wfile.write(CONTENT[:2_000_000])
+        assert go_on.wait(20)
+        handler.wfile.write(CONTENT[2_000_000:])
+
+    daemon.answers[("GET", "/tiny.gguf")] = slowly
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    screen = alone.on_terminal("pull", f"{daemon.url}/tiny.gguf", "--sha256", digest)
+    screen.see("/3.0 MB")
+    go_on.set()
+    assert screen.end() == 0, screen.seen
+    assert (alone.home / "root" / "models" / "tiny.gguf").read_bytes() == CONTENT
