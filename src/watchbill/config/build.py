@@ -118,10 +118,10 @@ def _model(
 
 
 def _script(table: ScriptTable | None) -> dict[str, object]:
-    """What was said of the script, spelled as the scripted engine reads it."""
+    """The script, spelled as the scripted engine reads it."""
     if table is None:
         return {}
-    said: dict[str, object] = table.model_dump(exclude_unset=True)
+    said: dict[str, object] = table.model_dump(exclude_none=True)
     spelled: dict[str, object] = {
         "load": spell_millis(table.load),
         "service": spell_millis(table.service),

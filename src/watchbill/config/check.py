@@ -188,7 +188,7 @@ def _check_devices_of_model(draft: Draft, path: KeyPath, table: ModelTable) -> I
         if not draft.knows("devices", device) and device not in draft.document.devices:
             at = (
                 (*path, "devices", place)
-                if "devices" in table.model_fields_set
+                if "devices" in draft.keys_at("models", str(path[-1]))
                 else (*path, "memory", device)
             )
             yield at, f"there is no device {device}", f'add [devices."{device}"] with its capacity'

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from watchbill import limits
 from watchbill.config.fields import (
     Count,
-    DeviceName,
+    DeviceNames,
     Duration,
     EnvName,
     Failures,
@@ -169,10 +169,9 @@ class ModelTable(Table):
         description='What it occupies, or a table such as { "gpu:0" = "9GB" }; predicted and measured otherwise.',
         examples=["4.6GB"],
     )
-    devices: tuple[DeviceName, ...] | None = Field(
+    devices: DeviceNames | None = Field(
         default=None,
         strict=False,
-        min_length=1,
         description='The devices it needs; those of `memory`, else ["ram"].',
     )
     aliases: tuple[ModelName, ...] = Field(

@@ -19,7 +19,7 @@ from watchbill.errors import NameRefused, UnitError
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "FAILURES", "REFUSED", "Count", "DeviceName", "Duration", "EnvName", "Failures", "Hostname", "HttpPath", "KeyText",
+    "FAILURES", "REFUSED", "Count", "DeviceNames", "Duration", "EnvName", "Failures", "Hostname", "HttpPath", "KeyText",
     "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size", "Url",
     "Written", "is_device_name", "is_loopback", "refused",
 ]  # fmt: skip
@@ -130,6 +130,12 @@ def _check_device(text: str) -> str:
     return text
 
 
+def _check_not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        raise refused("must not be empty", "write at least one, or leave the key out")
+    return values
+
+
 def _check_host(text: str) -> str:
     if not _HOST.fullmatch(text):
         raise refused(f"{text!a} is not a host name or address", "write for example 127.0.0.1 or box.lan")
@@ -213,7 +219,11 @@ Failures = Annotated[
 ]
 ModelName = Annotated[str, AfterValidator(_through(names.check_model_name))]
 PlainName = Annotated[str, AfterValidator(_through(names.check_plain_name))]
-DeviceName = Annotated[str, AfterValidator(_check_device)]
+DeviceNames = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_device)], ...],
+    Field(strict=False),
+    AfterValidator(_check_not_empty),
+]
 Hostname = Annotated[str, AfterValidator(_check_host)]
 Origin = Annotated[str, AfterValidator(_check_origin)]
 HttpPath = Annotated[str, AfterValidator(_check_http_path)]

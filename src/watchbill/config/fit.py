@@ -7,7 +7,7 @@ from watchbill.config.document import Document
 from watchbill.config.draft import Draft
 from watchbill.config.problems import Wrong
 from watchbill.config.settle import memory_of
-from watchbill.units import spell_bytes
+from watchbill.units import format_bytes, spell_bytes
 
 __all__ = ["check_fit", "room_on"]
 
@@ -21,7 +21,7 @@ def check_fit(draft: Draft) -> Iterator[Wrong]:
             room = room_on(draft.document, device)
             if room is not None and size > room:
                 key = "memory" if "memory" in draft.keys_at("models", name) else "script"
-                text = f"{spell_bytes(size)} can never fit into the {spell_bytes(room)} that {device} leaves for models"
+                text = f"{spell_bytes(size)} can never fit into the {format_bytes(room)} that {device} has for models"
                 yield (
                     ("models", name, key),
                     text,
@@ -43,7 +43,7 @@ def _check_permanents(draft: Draft, device: str) -> Iterator[Wrong]:
     # One that is too large by itself has been named already.
     if room is not None and total > room and max([*staying.values(), kept.memory if kept else 0]) <= room:
         who = " + ".join([*sorted(staying), *([f"the reservation for {kept.model}"] if kept else [])])
-        text = f"what must stay needs {spell_bytes(total)} of {spell_bytes(room)}: {who}"
+        text = f"what must stay needs {format_bytes(total)} of {format_bytes(room)}: {who}"
         yield ("devices", device), text, "make one of them rotate, or raise the capacity"
     if table.max_resident is not None and len(staying) > table.max_resident:
         text = f"fewer than the {len(staying)} permanent models: {', '.join(sorted(staying))}"

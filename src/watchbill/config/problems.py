@@ -62,8 +62,6 @@ def _wrong(detail: ErrorDetails) -> Wrong:
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return (path, f"must be {words} {_bound(path, context[bound])}", "")
-    if kind == "too_short":
-        return (path, "must not be empty", "write at least one, or leave the key out")
     expected = _KINDS.get(kind)
     if expected is None:
         return (path, detail["msg"][:1].lower() + detail["msg"][1:], _example(path, "write"))

@@ -1,0 +1,114 @@
+"""Findings: what is right in the file and still will not work on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from watchbill.config import Finding, MachineFacts, ModelFacts, examine, read_text
+from watchbill.units import Bytes
+
+GB = 10**9
+
+
+def findings(
+    text: str, ram: int = 16 * GB, *, is_public: bool = False, **models: ModelFacts
+) -> list[Finding]:
+    loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={"MY_KEY": "0123456789abcdef"})
+    return examine(loaded, MachineFacts({"ram": Bytes(ram)}, models, is_public))
+
+
+def said(found: list[Finding], *, grave: bool) -> list[str]:
+    return [str(finding.problem).removeprefix("w.toml:") for finding in found if finding.is_grave == grave]
+
+
+def model(name: str, rest: str = "") -> str:
+    return f'[models.{name}]\nengine = "scripted"\n{rest}\n'
+
+
+def test_a_config_that_works_here_has_no_findings() -> None:
+    assert findings(model("a", 'memory = "4.6GB"'), a=ModelFacts(predicted=Bytes(4 * GB))) == []
+
+
+def test_a_model_that_its_file_shows_to_be_too_large_is_named_with_the_sum() -> None:
+    """RES-04: the operator hears of it before the first request does."""
+    found = findings(model("a"), ram=8 * GB, a=ModelFacts(predicted=Bytes(7 * GB)))
+    assert said(found, grave=True) == [
+        "1: models.a: can never fit: 7 GB, predicted from its file, into the 5.85 GB that ram leaves for models "
+        "(8 GB less a reserve of 2GiB); take a smaller model, context or concurrency"
+    ]
+
+
+def test_a_cap_counts_where_it_is_lower_than_the_machine() -> None:
+    text = '[devices.ram]\ncapacity = "4GB"\nbudget = 0.5\nreserve = 0\n' + model("a")
+    found = findings(text, a=ModelFacts(predicted=Bytes(3 * GB)))
+    assert (
+        "into the 2 GB that ram leaves for models (4 GB x 0.5 less a reserve of 0B)"
+        in said(found, grave=True)[0]
+    )
+
+
+def test_the_machine_counts_where_it_has_less_than_the_cap() -> None:
+    found = findings('[devices.ram]\ncapacity = "64GB"\n' + model("a", 'memory = "20GB"'), ram=16 * GB)
+    assert said(found, grave=False) == [
+        "2: devices.ram.capacity: is more than the 16 GB there are, which is what counts"
+    ]
+    assert said(found, grave=True)[0].startswith("3: models.a: can never fit: 20 GB into the 13.9 GB")
+
+
+def test_a_model_that_cannot_stand_beside_the_permanent_ones_is_named() -> None:
+    """RES-02: permanent models do not leave for it, so its requests could only be refused."""
+    text = model("stays", 'memory = "9GB"\npermanent = true') + model("comes", 'memory = "6GB"')
+    found = findings(text)
+    assert len(found) == 1
+    assert said(found, grave=True)[0].startswith("5: models.comes: can never fit: 6 GB into the 13.9 GB")
+    assert "beside 9 GB of permanent models" in said(found, grave=True)[0]
+
+
+def test_permanent_models_that_together_exceed_the_machine_are_named() -> None:
+    text = model("a", "permanent = true") + model("b", "permanent = true")
+    found = findings(text, a=ModelFacts(predicted=Bytes(8 * GB)), b=ModelFacts(predicted=Bytes(8 * GB)))
+    assert said(found, grave=True) == [
+        " devices.ram: the permanent models need 16 GB of the 13.9 GB that ram leaves for models "
+        "(16 GB less a reserve of 2GiB); make one of them rotate"
+    ]
+
+
+def test_what_was_seen_wrong_with_a_model_stands_at_its_key() -> None:
+    found = findings(model("a"), a=ModelFacts("x.gguf is truncated; fetch it again", key="source"))
+    assert said(found, grave=True) == ["1: models.a.source: x.gguf is truncated; fetch it again"]
+
+
+def test_a_device_that_nothing_here_reads_is_named() -> None:
+    found = findings('[devices.gpu]\ncapacity = "24GB"\n' + model("a", 'devices = ["gpu:0"]'))
+    assert said(found, grave=True) == [
+        "5: models.a.devices: nothing on this machine reads gpu:0, so nothing is ever loaded there; known here: ram"
+    ]
+
+
+def test_a_config_without_models_is_named() -> None:
+    assert said(findings(""), grave=True) == [
+        " models: there is no model; add one: watchbill config init shows how"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (model("a", 'memory = "1GB"'),
+         "3: models.a.memory: 1GB is much less than the 4 GB that its file predicts; "
+         "leave the key out to have it predicted and measured"),
+        (model("a", 'group = "g"'), "3: models.a.group: is the only model of the group g"),
+        (model("a") + '[server.keys.me]\nkey = "short"',
+         "5: server.keys.me.key: is short enough to be guessed; use 16 characters or more"),
+        (model("a") + '[server.keys.me]\nkey = "0123456789abcdef"',
+         "5: server.keys.me.key: can be read by other users of this machine; chmod 600, or use env:NAME"),
+    ],
+)  # fmt: skip
+def test_what_is_worth_a_look_is_said_without_failing(text: str, line: str) -> None:
+    found = findings(text, a=ModelFacts(predicted=Bytes(4 * GB)), is_public="0123" in text)
+    assert said(found, grave=False) == [line]
+    assert said(found, grave=True) == []
+
+
+def test_a_key_from_the_environment_is_safe_in_a_public_file() -> None:
+    assert findings(model("a") + '[server.keys.me]\nkey = "env:MY_KEY"', is_public=True) == []

@@ -1,0 +1,330 @@
+"""Reading a config: where it is looked for, what it means, and what happens when it cannot be read."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from watchbill import catalog, limits
+from watchbill.catalog import Catalog, WorkClass
+from watchbill.config import default_catalog, load, parse, read
+from watchbill.config.document import ScriptTable
+from watchbill.config.drivers import DRIVERS
+from watchbill.config.fields import FAILURES
+from watchbill.engines import registry, scripted
+from watchbill.errors import ConfigError
+
+BASE = Path("/srv/watchbill")
+MODEL = '[models.{}]\nengine = "scripted"\n'
+
+
+def parsed(text: str, **environment: str) -> Catalog:
+    return parse(text, base=BASE, origin="w.toml", environment=environment)
+
+
+# ------------------------------------------------------------------ what it means
+
+
+def test_an_empty_config_has_the_documented_defaults() -> None:
+    """RES-04, RES-07, RES-11, LANE-04: 2 GiB reserve, 5 min idle, 2 min and 15 min to wait, 10 min to answer."""
+    found = parsed(
+        "[lanes.batch]\nclass = 'background'\n[lanes.plans]\nclass = 'normal'\n" + MODEL.format("a")
+    )
+    assert found.server == catalog.Server()
+    assert found.policy == catalog.PolicyRules()
+    assert found.devices == {"ram": catalog.Device("ram", reserve=catalog.Bytes(2 * 2**30))}
+    assert found.models["a"] == catalog.Model("a", "scripted")
+    assert found.models["a"].idle_ms == 300_000
+    assert found.lanes["default"] == catalog.Lane("default")
+    assert found.lanes["default"].max_wait_ms == 120_000
+    assert found.lanes["batch"].max_wait_ms == found.lanes["plans"].max_wait_ms == 900_000
+    assert found.lanes["batch"].timeout_ms == 600_000
+
+
+def test_a_lane_with_a_fallback_answers_sooner() -> None:
+    """LANE-04: 45 s for lanes that have something to say instead."""
+    found = parsed(
+        "[lanes.bot]\nfallback = 'I notice {summary}.'\n[lanes.slow]\nfallback = 'x'\ntimeout = '2m'"
+    )
+    assert found.lanes["bot"].timeout_ms == 45_000
+    assert found.lanes["slow"].timeout_ms == 120_000
+
+
+def test_every_key_reaches_the_catalog() -> None:
+    found = parsed(
+        """
+[server]
+host = "0.0.0.0"
+port = 0
+hosts = ["box.lan"]
+origins = ["https://chat.lan:3000"]
+body_max = "1MiB"
+keys = { alice = { key = "env:ALICE_KEY", lane = "chat", admin = true } }
+[devices.ram]
+capacity = "64GB"
+reserve = "4GiB"
+budget = 0.9
+max_resident = 5
+parallel_loads = 2
+protect = ["routx"]
+reservation = { model = "small", memory = "2GiB" }
+[engines.own]
+driver = "llamacpp"
+binary = "bin/llama-server"
+[models.big]
+engine = "own"
+source = "big.gguf"
+memory = "4.6GB"
+devices = ["ram"]
+aliases = ["b"]
+permanent = true
+priority = 1
+concurrency = 4
+inertia = 3
+idle = "1h"
+group = "heavy"
+family = "f"
+tier = 1
+context = 8192
+threads = 2
+mmap = true
+embedding = true
+prompt_cache = "1GiB"
+load_timeout = "90s"
+health = "/up"
+probe = "embed"
+env = { A = "b" }
+arguments = ["--flash-attn", "on"]
+[models.other]
+engine = "process"
+command = "serve --port ${PORT}"
+stop = "SIGINT"
+source = "/abs/x.bin"
+[models.small]
+engine = "scripted"
+script = { load = "3s", service = 0.5, memory = "1GiB", fail = "ignore-term", touch = false }
+[policy]
+name = "turns"
+alpha = 2
+linger = 0.5
+inertia = 2.5
+weights = { interactive = 20, background = 0.5 }
+parallel_loads = 3
+[lanes.chat]
+class = "normal"
+policy = "priority"
+priority = 2
+max_wait = "1m"
+timeout = "30s"
+queue_max = 7
+fallback = "sorry"
+[journal]
+markdown = "~/radio/queue_log.md"
+events = "e.jsonl"
+[alerts]
+command = "notify-send"
+webhook = "http://127.0.0.1:9999/"
+""",
+        ALICE_KEY="s3cret-s3cret-s3cret",
+    )
+    gigabyte, gibibyte = 10**9, 2**30
+    assert found.server == catalog.Server(
+        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True),), ("box.lan",),
+        ("https://chat.lan:3000",), catalog.Bytes(2**20),
+    )  # fmt: skip
+    assert found.devices["ram"] == catalog.Device(
+        "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)
+    )
+    assert found.engines["own"] == catalog.EngineRules(
+        "own", "llamacpp", binary="/srv/watchbill/bin/llama-server"
+    )
+    assert found.models["big"] == catalog.Model(
+        "big", "own", "/srv/watchbill/big.gguf", {"ram": 46 * gigabyte // 10}, ("ram",), ("b",), permanent=True,
+        priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", tier=1, context=8192,
+        threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
+        probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),
+    )  # fmt: skip
+    assert found.models["other"] == catalog.Model(
+        "other", "process", "/abs/x.bin", command="serve --port ${PORT}", stop="SIGINT"
+    )
+    assert found.models["small"].memory == {"ram": gibibyte}
+    assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)
+    assert found.lanes["chat"] == catalog.Lane(
+        "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, "sorry"
+    )
+    assert found.journal == catalog.JournalRules(str(Path.home() / "radio/queue_log.md"), "e.jsonl")
+    assert found.alerts == catalog.AlertRules("notify-send", "http://127.0.0.1:9999/")
+
+
+#: Fields of the catalog that no key sets, and why.
+NOT_SET_BY_A_KEY = {
+    ("Model", "shared"): "copied from its engine",
+    ("EngineRules", "options"): "no driver reads any",
+    ("EngineRules", "shared"): "no driver of this version can be shared",
+    ("EngineRules", "url"): "no driver of this version has an address",
+}
+
+
+def test_no_field_of_the_catalog_was_forgotten() -> None:
+    """A field that the config cannot set is a promise nobody can use: the test above must name it."""
+    source = Path(__file__).read_text()
+    body = source[source.index("def test_every_key_reaches") : source.index("NOT_SET_BY_A_KEY")]
+    renamed = {"work_class": "class", "share": "budget", "idle_ms": "idle", "load_timeout_ms": "load_timeout",
+               "max_wait_ms": "max_wait", "timeout_ms": "timeout", "name": ""}  # fmt: skip
+    for record in (catalog.Device, catalog.EngineRules, catalog.Model, catalog.Lane, catalog.PolicyRules,
+                   catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules):  # fmt: skip
+        for field in dataclasses.fields(record):
+            key = renamed.get(field.name, field.name)
+            assert (record.__name__, field.name) in NOT_SET_BY_A_KEY or f"{key} = " in body or not key, field
+
+
+def test_the_scripts_of_the_config_are_those_of_the_scripted_engine() -> None:
+    """Two layers, one list: the config may not import the engine, so this test holds them together."""
+    assert set(ScriptTable.model_fields) == set(scripted.Script.__struct_fields__)
+    assert set(FAILURES) == set(scripted.FAILURES)
+    found = parsed(
+        MODEL.format("a")
+        + 'script = { load = "3s", service = 0.25, memory = "1GiB", fail = ["http-500"], tokens = 3 }'
+    )
+    read = scripted.check_script(found.models["a"].script)
+    assert (read["load_ms"], read["service_ms"], read["memory_bytes"]) == (3000, 250, 2**30)
+    assert (read["fail"], read["tokens"]) == (["http-500"], 3)
+
+
+def test_the_drivers_of_the_config_are_those_there_are() -> None:
+    assert {name for name, driver in DRIVERS.items() if driver.is_available} == set(registry.DRIVERS)
+
+
+def test_a_drivers_name_serves_as_an_engine_without_a_table() -> None:
+    found = parsed(MODEL.format("a"))
+    assert found.engines == {"scripted": catalog.EngineRules("scripted", "scripted")}
+
+
+def test_a_table_of_gpus_holds_defaults_for_each_of_them() -> None:
+    """RES-01: what a single card says wins over what is said of all."""
+    found = parsed(
+        '[devices.gpu]\ncapacity = "24GB"\nbudget = 0.8\n[devices."gpu:1"]\nbudget = 0.5\n'
+        + MODEL.format("a") + 'memory = { "gpu:0" = "9GB", "gpu:1" = "9GB" }\n'
+    )  # fmt: skip
+    assert set(found.devices) == {"ram", "gpu:0", "gpu:1"}
+    assert (found.devices["gpu:0"].capacity, found.devices["gpu:0"].share) == (24 * 10**9, 0.8)
+    assert (found.devices["gpu:1"].capacity, found.devices["gpu:1"].share) == (24 * 10**9, 0.5)
+    assert found.devices["gpu:0"].reserve == 0
+    assert found.models["a"].devices == ("gpu:0", "gpu:1")
+
+
+def test_a_key_from_the_environment_never_shows_in_a_repr() -> None:
+    found = parsed('[server.keys.me]\nkey = "env:MY_KEY"', MY_KEY="very-secret-indeed-1234")
+    assert found.server.keys[0].key == "very-secret-indeed-1234"
+    assert "very-secret" not in repr(found)
+
+
+def test_the_same_text_makes_the_same_catalog() -> None:
+    """A reload tells unchanged models from changed ones by comparing them."""
+    text = MODEL.format("a") + 'env = { A = "b" }\n' + MODEL.format("b")
+    assert parsed(text) == parsed(text)
+    assert parsed(text).models["a"] != parsed(text.replace('"b"', '"c"', 1)).models["a"]
+
+
+# ------------------------------------------------------------------ where it is
+
+
+def test_the_config_is_the_named_one_else_the_one_here_else_the_users_else_the_embedded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("WATCHBILL_HOME", raising=False)
+
+    found = read(None)
+    assert found.file is None
+    assert found.catalog == default_catalog(tmp_path / "home/.local/share/watchbill")
+    users = tmp_path / "home/.config/watchbill/watchbill.toml"
+    users.parent.mkdir(parents=True)
+    users.write_text(MODEL.format("users"))
+    assert set(load().models) == {"users"}
+    Path("watchbill.toml").write_text(MODEL.format("here"))
+    assert set(load().models) == {"here"}
+    (tmp_path / "named.toml").write_text(MODEL.format("named"))
+    assert set(load(tmp_path / "named.toml").models) == {"named"}
+
+
+def test_the_embedded_config_names_the_model_that_setting_up_puts_under_the_root(tmp_path: Path) -> None:
+    found = default_catalog(tmp_path)
+    assert found.find_model("default") is found.models["smollm2"]
+    assert found.models["smollm2"].source == str(tmp_path / "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    assert found.models["smollm2"].engine == "llamacpp"
+
+
+def test_paths_are_relative_to_the_file_not_to_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    text = '[models.a]\nengine = "llamacpp"\nsource = "m/a.gguf"\n'
+    (tmp_path / "conf/w.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("conf/w.toml")).models["a"].source == str(tmp_path / "conf/m/a.gguf")
+
+
+# ------------------------------------------------------------------ what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"[server\nport = 1", "w.toml:1: is not TOML: expected ']' at the end of a table declaration; see https://toml.io"),
+        (b"a = 1\nb = \nc = 3", "w.toml:2: is not TOML: invalid value; see https://toml.io"),
+        (b'a = 1\nb = "open\n', "w.toml:2: is not TOML: illegal character '\\n'; see https://toml.io"),
+        (b'a = """open\n\n', "w.toml:2: is not TOML: unterminated string; see https://toml.io"),
+        (b"[server]\nport = 1\nport = 2\n", "w.toml:3: sets a key that is already set; keep one of them"),
+        (b"[models.a]\n[models.a]\n", "w.toml:2: models.a: is declared twice; merge the two tables"),
+        (b'[devices."gpu:0"]\n[devices."gpu:0"]\n',
+         'w.toml:2: devices."gpu:0": is declared twice; merge the two tables'),
+        (b"a = 1\n\xff\xfe", "w.toml:2: is not UTF-8 text; save the file as UTF-8"),
+        (b"x" * (limits.CONFIG_FILE_BYTES_MAX + 1), "w.toml: larger than 1024 KiB; is this the right file?"),
+        (b"a = " + b"[" * 100_000, "w.toml: is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_not_toml_is_refused_with_its_line(
+    content: bytes, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load(Path("w.toml"))
+    assert str(caught.value) == line
+
+
+def test_a_byte_order_mark_is_not_an_error() -> None:
+    assert set(parsed("\ufeff" + MODEL.format("a")).models) == {"a"}
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load(Path("w.toml"))
+    assert str(caught.value) == (
+        "w.toml: cannot be read: no such file or directory; watchbill config init FILE writes one"
+    )
+    with pytest.raises(ConfigError, match="cannot be read: is a directory"):
+        load(tmp_path)
+
+
+def test_a_config_error_keeps_its_parts_for_programs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed("[server]\nprot = 1")
+    assert [problem._asdict() for problem in caught.value.problems] == [
+        {"file": "w.toml", "line": 2, "key": "server.prot", "text": "is not a key that Watchbill knows",
+         "hint": "did you mean port?"}
+    ]  # fmt: skip
+
+
+def test_the_environment_of_the_process_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "WB_TEST_KEY", "0123456789abcdef")
+    assert (
+        parse('[server.keys.me]\nkey = "env:WB_TEST_KEY"', base=BASE).server.keys[0].key == "0123456789abcdef"
+    )
