@@ -129,7 +129,7 @@ class ApiKey:
     """Who may call, and with which rights."""
 
     name: str
-    key: str
+    key: str = field(repr=False)  # a repr may end in a log
     lane: str | None = None
     admin: bool = False
 
