@@ -1,0 +1,82 @@
+"""What the terminal draws: bars that add up, tables that fit, text that cannot steer it; and the short way in."""
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchbill.cli.quick import Asked, lead_with_command, understand
+from watchbill.cli.terminal import Column, Part, Terminal, plain
+
+AMOUNTS = st.lists(st.integers(0, 2**50), min_size=1, max_size=5)
+
+
+def terminal(**environment: str) -> Terminal:
+    return Terminal(out=io.StringIO(), error=io.StringIO(), environment=environment)
+
+
+@given(AMOUNTS, st.integers(10, 60))
+def test_a_bar_is_exactly_as_long_as_asked_and_hides_nothing(amounts, cells):
+    """A load of a few MB on a device of a TB is still one cell."""
+    signs = "abcde"
+    bar = terminal().bar(
+        [Part(amount, sign, "dim") for amount, sign in zip(amounts, signs, strict=False)], cells
+    )
+    assert len(bar) == cells
+    if any(amounts):
+        assert set(bar) == {sign for amount, sign in zip(amounts, signs, strict=False) if amount}
+
+
+@given(st.lists(st.tuples(st.text(max_size=100), st.integers(0, 99)), max_size=5), st.integers(40, 120))
+def test_a_table_never_leaves_the_terminal(rows, width):
+    lines = terminal(COLUMNS=str(width)).table(
+        [Column("NAME"), Column("COUNT", right=True)],
+        [[plain(name).replace("\n", " ").replace("\t", " "), str(count)] for name, count in rows],
+    )
+    assert len(lines) == len(rows) + 1
+    assert all(len(line) <= width for line in lines)
+
+
+@given(st.text(alphabet=st.sampled_from("ab \x1b"), max_size=300), st.integers(40, 100), st.integers(0, 16))
+def test_wrapped_text_keeps_its_words_and_its_margin(text, width, indent):
+    lines = terminal(COLUMNS=str(width)).wrapped(plain(text), indent)
+    assert all(len(line) <= width and line.startswith(" " * indent) for line in lines)
+
+
+@given(st.text())
+def test_no_control_character_survives(text):
+    assert all(sign.isprintable() or sign in "\n\t" or ord(sign) > 0x9F for sign in plain(text))
+
+
+@pytest.mark.parametrize(
+    ("given_words", "meant"),
+    [
+        (["status"], Asked("status")),
+        (["models", "--json"], Asked("models", json=True)),
+        (["status", "-q", "--url", "u", "--root=r"], Asked("status", "u", Path("r"), quiet=True)),
+        (["--root", "r", "-q", "requests"], Asked("requests", root=Path("r"), quiet=True)),
+        (["--url=u", "status"], Asked("status", "u")),
+    ],
+)
+def test_the_short_way_understands_plain_listings(given_words, meant):
+    assert understand(lead_with_command(given_words)) == meant
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["up"], ["status", "--help"], ["status", "-h"], ["status", "more"], ["status", "--url"],
+        ["status", "--url", "--json"], ["status", "--json=yes"], ["--version"], ["--root", "r"], ["load", "--json"],
+    ],
+)  # fmt: skip
+def test_the_short_way_leaves_everything_else_to_the_long_one(words):
+    assert understand(lead_with_command(words)) is None
+
+
+@given(
+    st.lists(st.sampled_from(["--root", "r", "--url=u", "-q", "status", "load", "m", "--json", "--", "--x"]))
+)
+def test_moving_options_behind_the_command_loses_no_word(words):
+    assert sorted(lead_with_command(words)) == sorted(words)
