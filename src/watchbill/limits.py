@@ -102,8 +102,8 @@ LLAMA_HTTP_THREADS = 64
 
 # ------------------------------------------------------------------ probes
 
-#: One read call fetches this much of a file of /proc or /sys: meminfo has 2 KiB, memory.stat 3 KiB.
-PROBE_FILE_BYTES_MAX = 64 * 1024
+#: A file of /proc or /sys: meminfo has 2 KiB, memory.stat 3 KiB, the mounts of a container host some 100 KiB.
+PROBE_FILE_BYTES_MAX = 2**20
 #: A process tree larger than this is a fork bomb, not an engine.
 TREE_PIDS_MAX = 4096
 #: How long a probe may take before its last value is used instead.

@@ -15,6 +15,7 @@ import pytest
 from watchbill.catalog import RAM
 from watchbill.probes import ProbeError
 from watchbill.probes.cgroups import MemoryGroups
+from watchbill.probes.files import read_small
 from watchbill.probes.pagecache import cached_share, is_cached
 from watchbill.probes.pressure import PressureWatcher
 from watchbill.probes.ram import RamProbe, find_processes, major_faults_of_tree, next_look_ms, pss_of_tree
@@ -295,6 +296,17 @@ def test_the_page_cache_tells_whether_a_load_will_be_quick(tmp_path: Path) -> No
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not is_cached(file) or cached_share(file) is None
+
+
+def test_lists_longer_than_a_page_are_read_to_their_end() -> None:
+    """The kernel hands out lists of records page by page: half of the mounts is no answer."""
+    mapped = read_small("/proc/self/smaps")
+    assert (
+        mapped is not None
+        and len(mapped) > 2 * mmap.PAGESIZE
+        and mapped.splitlines()[-1].startswith(b"VmFlags")
+    )
+    assert read_small("/proc/self/no-such-file") is None and read_small("/proc/1/task/0/children") is None
 
 
 # ------------------------------------------------------------------ pressure

@@ -1,7 +1,8 @@
 """Small files of /proc and /sys, read the cheap way.
 
-Such a file is generated at each read, so one `read` call must fetch it whole: a second one could see another
-moment. Absence is an answer here, not an accident: processes end between two reads, and kernels differ.
+A file that is one record (meminfo, smaps_rollup, a group's figures) comes whole with the first read, a list of
+records (mounts, children) a page at a time. Absence is an answer here, not an accident: processes end between two
+reads, and kernels differ.
 """
 
 import errno
@@ -27,13 +28,20 @@ def read_small(path: str) -> bytes | None:
             return None
         raise
     try:
-        return os.read(fd, PROBE_FILE_BYTES_MAX)
+        return _read_whole(fd)
     except OSError as error:  # the process ended between open and read
         if error.errno in ABSENT:
             return None
         raise
     finally:
         os.close(fd)
+
+
+def _read_whole(fd: int) -> bytes:
+    text = b""
+    while len(text) < PROBE_FILE_BYTES_MAX and (more := os.read(fd, PROBE_FILE_BYTES_MAX)):
+        text += more
+    return text
 
 
 def number_in(path: str) -> int | None:
