@@ -12,6 +12,8 @@ from watchbill.limits import PROBE_FILE_BYTES_MAX
 
 __all__ = ["number_in", "read_small", "table_of"]
 
+#: Python takes a buffer of this size for each read: a large one costs more than the read.
+CHUNK_BYTES = 16 * 1024
 #: What "it is not there (any more), or not for us" looks like.
 ABSENT = frozenset({
     errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EOPNOTSUPP,
@@ -38,8 +40,8 @@ def read_small(path: str) -> bytes | None:
 
 
 def _read_whole(fd: int) -> bytes:
-    text = b""
-    while len(text) < PROBE_FILE_BYTES_MAX and (more := os.read(fd, PROBE_FILE_BYTES_MAX)):
+    text = os.read(fd, CHUNK_BYTES)
+    while len(text) < PROBE_FILE_BYTES_MAX and (more := os.read(fd, CHUNK_BYTES)):
         text += more
     return text
 
