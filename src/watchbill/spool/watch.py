@@ -4,7 +4,6 @@
 so the caller looks for itself and never sleeps for ever. Watches queue/ and the buckets it is told of.
 """
 
-import ctypes
 import os
 import select
 import struct
@@ -33,7 +32,7 @@ class Watch:
         self._watched: dict[int, str] = {}
         self._names: set[str] = set()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._libc: Any = ctypes.CDLL(None, use_errno=True)
+        self._libc = _libc()
         self._fd: int = self._open() if inotify and hasattr(self._libc, "inotify_init1") else -1
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
@@ -105,3 +104,9 @@ class Watch:
             offset += _EVENT.size + length
             if mask & _IN_IGNORED:  # the folder is gone
                 self._names.discard(self._watched.pop(number, ""))
+
+
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
