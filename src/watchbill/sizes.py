@@ -4,7 +4,7 @@ A prediction is a guess; a measurement belongs to exactly the circumstances unde
 under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices):
 change one, and Watchbill measures anew instead of trusting a figure that is no longer true.
 
-    memory    95th percentile of the last measurements, per device: what the ledger reserves
+    memory    95th percentile of the last loads' peaks, per device: what the ledger reserves
     load      median of the last nine, with the file in the page cache and without it apart: they differ tenfold
     service   median per request
 
@@ -142,11 +142,18 @@ class Sizes:
         entry = self._entry(facts)
         entry.loads += 1
         _keep(entry.cached if cached else entry.cold, ms)
-        self._keep_memory(entry, memory)
+        for device, size in memory.items():
+            _keep(entry.memory.setdefault(device, []), size)
 
     def record_memory(self, facts: Facts, memory: Mapping[str, int]) -> None:
-        """A later measurement of a warm model: buffers that fill with use are part of its size."""
-        self._keep_memory(self._entry(facts), memory)
+        """A later look at a warm model, whose buffers fill with use: each load counts with its largest look.
+
+        Were every look a sample, a quiet evening would push out what the model needs when it works.
+        """
+        entry = self._entry(facts)
+        for device, size in memory.items():
+            seen = entry.memory.setdefault(device, [])
+            seen[-1:] = [max(size, *seen[-1:])] if seen else [size]
 
     def record_service(self, facts: Facts, ms: int) -> None:
         """A request that ran to its end."""
@@ -182,10 +189,6 @@ class Sizes:
         entry.used = self._clock()
         self._changed = True
         return entry
-
-    def _keep_memory(self, entry: _Entry, memory: Mapping[str, int]) -> None:
-        for device, size in memory.items():
-            _keep(entry.memory.setdefault(device, []), size)
 
     def _read(self) -> dict[str, _Entry]:
         try:

@@ -30,10 +30,22 @@ def test_the_size_is_the_95th_percentile_of_the_measurements(tmp_path: Path) -> 
     learned = sizes.recall(FACTS)
     assert learned is not None and learned.memory == {"ram": 300 * GIB} and learned.loads == 3
     for _ in range(SIZES_SAMPLES_MAX - 1):
-        sizes.record_memory(FACTS, {"ram": 200 * GIB})
-    sizes.record_memory(FACTS, {"ram": 900 * GIB})
+        sizes.record_load(FACTS, 1000, {"ram": 200 * GIB}, cached=True)
+    sizes.record_load(FACTS, 1000, {"ram": 900 * GIB}, cached=True)
     learned = sizes.recall(FACTS)
     assert learned is not None and learned.memory == {"ram": 200 * GIB}
+
+
+def test_each_load_counts_with_its_largest_look_however_long_it_idles(tmp_path: Path) -> None:
+    """P4: buffers fill with use; hours of idling must not make a model look smaller than it gets."""
+    sizes = sizes_in(tmp_path)
+    sizes.record_load(FACTS, 1000, {"ram": 100}, cached=True)
+    sizes.record_memory(FACTS, {"ram": 130})
+    sizes.record_load(FACTS, 1000, {"ram": 100}, cached=True)
+    for _ in range(10 * SIZES_SAMPLES_MAX):
+        sizes.record_memory(FACTS, {"ram": 101, "gpu:0": 7})
+    learned = sizes.recall(FACTS)
+    assert learned is not None and learned.memory == {"ram": 130, "gpu:0": 7}
 
 
 def test_cached_and_cold_loads_are_kept_apart_and_the_median_of_nine_counts(tmp_path: Path) -> None:
