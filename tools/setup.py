@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -148,17 +149,25 @@ def is_foreign(venv: Path) -> bool:
 
 
 def install_uv() -> None:
-    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
-    run([*pip, "--require-hashes", "-r", UV_LOCK])
+    pip("--require-hashes", "-r", UV_LOCK)
 
 
 def install_locked(lock: str) -> None:
-    uv("install", "--require-hashes", "-r", lock)
+    try:
+        uv("install", "--require-hashes", "-r", lock)
+    except StepFailed:
+        # uv does not read pip's configuration: where only pip knows the way (a mirror, a proxy), pip goes it.
+        print("uv could not fetch them, pip tries ...", end="\n" if sys.stdout.isatty() else " ", flush=True)
+        pip("--require-hashes", "-r", lock)
 
 
 def install_package() -> None:
     # Without isolation the build takes the locked hatchling; with it, an unlocked one would be fetched.
     uv("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+
+
+def pip(*arguments: str) -> None:
+    run([str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", *arguments])
 
 
 def uv(command: str, *arguments: str) -> None:
@@ -168,6 +177,8 @@ def uv(command: str, *arguments: str) -> None:
 def run(command: list[str]) -> None:
     """Runs one step. On a terminal pip and uv draw their own bars; elsewhere their output goes to the log."""
     environment = {name: value for name, value in os.environ.items() if name not in STRAY_VARIABLES}
+    if ssl.get_default_verify_paths().cafile:  # pip on Debian trusts what the system trusts; so shall uv
+        environment.setdefault("UV_SYSTEM_CERTS", "true")
     said = ""
     if sys.stdout.isatty():
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
