@@ -1,5 +1,7 @@
 """The reader of server-sent events: the same payloads however the bytes were split (R33)."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +20,14 @@ def read(pieces: list[bytes]) -> list[bytes]:
     return [payload for piece in pieces for payload in reader.feed(piece)] + reader.end()
 
 
+def feed_all(reader: EventReader, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        reader.feed(piece)
+
+
 def cut(text: bytes, places: list[int]) -> list[bytes]:
     at = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[start:end] for start, end in zip(at, at[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(at)]
 
 
 @given(PAYLOADS, NEWLINES, st.lists(st.integers(0, 10_000), max_size=12))
@@ -59,9 +66,7 @@ def test_a_line_that_never_ends_is_refused(line: bytes) -> None:
     reader = EventReader()
     block = b"x" * (1 << 20)
     with pytest.raises(EventTooLarge):
-        for _ in range(SSE_EVENT_BYTES_MAX // len(block) + 2):
-            reader.feed(line + block)
-            line = b""
+        feed_all(reader, [line, *[block] * (SSE_EVENT_BYTES_MAX // len(block) + 2)])
 
 
 def test_an_event_of_endless_lines_is_refused() -> None:
@@ -69,5 +74,4 @@ def test_an_event_of_endless_lines_is_refused() -> None:
     reader = EventReader()
     block = b"data: x\n" * (1 << 16)
     with pytest.raises(EventTooLarge):
-        for _ in range(SSE_EVENT_BYTES_MAX // len(block) * 8):
-            reader.feed(block)
+        feed_all(reader, [block] * (SSE_EVENT_BYTES_MAX // len(block) * 8))

@@ -119,6 +119,11 @@ class Gateway:
     # ------------------------------------------------------------------ shutdown
 
     @property
+    def listeners(self) -> int:
+        """How many streams of events are open."""
+        return self._own.listeners
+
+    @property
     def is_draining(self) -> bool:
         """Whether the house is closing."""
         return self.closing.is_set()

@@ -86,13 +86,11 @@ class Assembly:
             choice["logprobs"] = None
             choice["finish_reason"] = None
         for name, value in piece.items():
-            if name == "delta":
-                if isinstance(value, dict):
-                    _merge(cast("Fields", choice["message"]), cast("Fields", value))
-            elif name == "logprobs":
+            if name == "delta" and isinstance(value, dict):
+                message = choice.setdefault("message", {"role": "assistant", "content": None})
+                _merge(cast("Fields", message), cast("Fields", value))
+            elif name in ("logprobs", "text"):
                 _merge_value(choice, name, value)
-            elif name == "text":
-                choice["text"] = str(choice["text"]) + str(value)
             elif name != "index" and (value is not None or name not in choice):
                 choice[name] = value
 

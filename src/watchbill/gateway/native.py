@@ -30,7 +30,7 @@ class NativeDoor:
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
-        self._event_streams = 0
+        self.listeners = 0
 
     async def health(self, visit: Visit) -> web.Response:
         """GET /health: the process is alive."""
@@ -100,16 +100,16 @@ class NativeDoor:
 
     async def events(self, visit: Visit) -> web.StreamResponse:
         """GET /wb/v1/events: the journal as it is written."""
-        if self._event_streams >= EVENT_STREAMS_MAX:
+        if self.listeners >= EVENT_STREAMS_MAX:
             raise LaneFull(f"there are already {EVENT_STREAMS_MAX} listeners")
         out = StreamOut(visit)
         events = self._gateway.driver.subscribe()
-        self._event_streams += 1
+        self.listeners += 1
         try:
             await out.open()
             await self._tell(events, out)
         finally:
-            self._event_streams -= 1
+            self.listeners -= 1
         return await out.end()
 
     async def _tell(self, events: AsyncIterator[dict[str, object]], out: StreamOut) -> None:

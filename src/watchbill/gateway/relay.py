@@ -185,9 +185,9 @@ class Relay:
             await out.write(piece)
             tail = piece if len(piece) > 32 else (tail + piece)[-32:]
             piece = await self.more()
-        await out.flush()
         if DONE not in tail[-32:] and b'"error"' not in tail:
             raise EngineFailed("the engine's stream ended before its answer did")
+        await out.flush()
 
     def finish(self, *, ok: bool) -> None:
         """The engine is done with this request, or was never asked."""

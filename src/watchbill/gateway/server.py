@@ -64,6 +64,11 @@ class Serving:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._server.connections)
+
     async def close(self, *, grace_ms: int = DRAIN_MS) -> None:
         """Drains and closes. Takes at most `grace_ms` and a little."""
         for site in list(self._runner.sites):

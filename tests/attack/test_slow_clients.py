@@ -1,0 +1,150 @@
+"""Clients that are slow on purpose: headers, bodies, readers (R39, R40)."""
+
+import asyncio
+import json
+
+import pytest
+
+from support.house import House, eventually, house, raw
+from support.peer import Asked, stream_of
+from watchbill.gateway import body
+from watchbill.gateway.punctual import PunctualServer
+from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX
+
+CHAT = json.dumps({"model": "a", "messages": []}).encode()
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same deadlines as in production, in tenths of seconds."""
+    monkeypatch.setattr(PunctualServer, "header_s", 0.3)
+    monkeypatch.setattr(PunctualServer, "stall_s", 0.5)
+    monkeypatch.setattr(body, "BODY_SILENCE_MS", 200)
+    monkeypatch.setattr(body, "BODY_RECEIPT_MS", 800)
+
+
+async def drip(opened: House, text: bytes, pause_s: float) -> bytes:
+    """Sends a byte at a time and returns what comes back before the end of the connection."""
+    reader, writer = await opened.connect()
+    answer = asyncio.ensure_future(reader.read())
+    for at in range(len(text)):
+        if answer.done() or writer.is_closing():
+            break
+        writer.write(text[at : at + 1])
+        await asyncio.sleep(pause_s)
+    async with asyncio.timeout(5):
+        return await answer
+
+
+async def test_headers_that_never_end_are_not_waited_for() -> None:
+    """R39: a byte now and then keeps no connection open."""
+    async with house() as opened:
+        answer = await drip(opened, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500, 0.02)
+        assert answer.startswith(b"HTTP/1.1 408") and answer.endswith(b"}}")
+
+
+async def test_a_connection_without_a_word_is_closed() -> None:
+    """R39"""
+    async with house() as opened:
+        reader, _ = await opened.connect()
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 408")
+
+
+async def test_the_header_deadline_is_armed_anew_for_every_request() -> None:
+    """R39: a good first request does not excuse a slow second one; idling between them is allowed."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await raw(reader)).status == 200
+        await asyncio.sleep(1.2)  # idle, longer than the deadline: a kept connection may be
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await raw(reader)).status == 200
+        writer.write(b"GET /hea")
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+async def test_a_body_that_stops_is_not_waited_for(framing: bytes) -> None:
+    """R39"""
+    async with house() as opened:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n\r\n"
+        reader, writer = await opened.connect()
+        writer.write(head + b'5\r\n{"mod')
+        answer = await raw(reader)
+        assert (answer.status, answer.code) == (408, "receipt_timeout")
+        assert answer.headers["connection"] == "close"
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        assert not opened.driver.wishes
+
+
+async def test_a_body_a_byte_at_a_time_ends_at_the_whole_deadline() -> None:
+    """R39: being alive is not enough."""
+    async with house() as opened:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
+        reader, writer = await opened.connect()
+        writer.write(head)
+        answer = asyncio.ensure_future(raw(reader))
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        assert (await answer).status == 408
+
+
+async def test_slow_clients_do_not_harm_others() -> None:
+    """R39: two hundred of them, and a request is served at once."""
+    async with house() as opened:
+        for _ in range(200):
+            _, writer = await opened.connect()
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+        async with asyncio.timeout(2):
+            assert (await opened.ask("/v1/chat/completions", CHAT)).status == 200
+
+
+async def test_a_reader_that_stops_is_cut_and_the_engine_freed() -> None:
+    """R40: bounded buffer, upstream paused, cut after the bound."""
+    sent = 0
+    block = b"data: " + b"x" * 65536 + b"\n\n"
+
+    async def flood(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        while True:
+            writer.write(b"%x\r\n%b\r\n" % (len(block), block))
+            await writer.drain()
+            sent += len(block)
+
+    async with house(flood) as opened:
+        reader, writer = await opened.connect()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % (len(CHAT) + 15)
+            + CHAT[:-1]
+            + b', "stream":true}'[:16].ljust(16)
+        )
+        await reader.readexactly(1000)
+        transport = writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        await opened.until_idle()
+        assert opened.peer.left == 1
+        # Our buffers, and the kernel's four: nothing that grows with the answer.
+        assert sent < 64 * UPSTREAM_BUFFER_BYTES_MAX
+
+
+async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
+    """R40: an answer that is ready waits for nobody for ever."""
+    big = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
+    async with house(stream_of(big, content_type="application/json")) as opened:
+        reader, writer = await opened.connect()
+        writer.write(
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(CHAT), CHAT)
+        )
+        await reader.readexactly(1000)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await opened.until_idle()
+        await eventually(lambda: not opened.connections)
