@@ -186,6 +186,23 @@ class EngineContract:
                 await within(5, engine.stop(model.name))
             assert house.leftovers() == [], f"cancelled after {millis} ms"
 
+    async def test_a_load_cancelled_as_it_becomes_warm_leaves_nothing_behind(
+        self, house: House, up: Any
+    ) -> None:
+        """Race 7: the caller gives up in the very turn of the loop in which the model became warm."""
+        engine, model = up(HEALTHY)
+        loading = asyncio.create_task(engine.load(model, 1))
+        await asyncio.sleep(0)
+        inner = engine._hosts[model.name].bringing_up
+        # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
+        while not inner.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(10, loading)
+        assert not inner.cancelled() and inner.result().pid, "it was not warm, so nothing was shown"
+        assert house.leftovers() == []
+
     async def test_a_model_stopped_while_it_loads_is_gone(self, house: House, up: Any) -> None:
         """Race 7: stop during start, by the scheduler."""
         engine, model = up(SLOW)
