@@ -367,6 +367,37 @@ async def test_a_hog_in_our_group_wakes_the_event_loop(group: Path, machine: Mac
     watcher.close()
 
 
+@pytest.mark.torture
+async def test_work_that_stands_still_for_memory_wakes_the_event_loop(group: Path, tmp_path: Path) -> None:
+    """RES-06: a program that reads 200 MiB again and again in a group of 64 stalls, and we are told."""
+    (group / "memory.limit_in_bytes").write_text(str(64 * MIB))
+    data = tmp_path / "data"
+    with data.open("wb") as file:
+        file.write(os.urandom(200 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    watcher = PressureWatcher(MemoryGroups(tmp_path), reserve=0)
+    if watcher.sources != ["psi"]:
+        watcher.close()
+        pytest.skip("this kernel has no PSI triggers")
+    text = (
+        f"import os\nopen({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        f"while True:\n    with open({str(data)!r}, 'rb') as file:\n        while file.read(65536): pass\n"
+    )
+    woken = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(watcher.fileno(), woken.set)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", text)
+    try:
+        await asyncio.wait_for(woken.wait(), 2 * WAIT_S)
+    finally:
+        process.kill()
+        await process.wait()
+        loop.remove_reader(watcher.fileno())
+        watcher.close()
+
+
 def test_version_2_files_signal_through_the_same_descriptor(machine: Machine) -> None:
     """The kernel signals memory.events as it signals cgroup.events; a frozen group raises the latter for real."""
     folder = GROUPS_V2 / f"watchbill-test-{os.getpid()}"

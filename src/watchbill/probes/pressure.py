@@ -60,7 +60,11 @@ class PressureWatcher:
         return self._epoll.fileno()
 
     def drain(self) -> list[str]:
-        """What fired since the last call; afterwards the descriptor is quiet again. Never waits."""
+        """What fired since the last call; afterwards the descriptor is quiet again. Never waits.
+
+        The kernel forgets a stall as soon as anybody is told of it, and waiting for our descriptor is being told:
+        an empty list after a wake-up means `psi`.
+        """
         fired = [fd for fd, _ in self._epoll.poll(0)]
         for fd in fired:
             self._reset(fd)
