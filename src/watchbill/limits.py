@@ -111,6 +111,10 @@ PROBE_DEADLINE_MS = 1_000
 #: The shortest and longest time between two looks at memory.
 LOOK_MS_MIN = 50
 LOOK_MS_MAX = 1_000
+#: How often the memory of the engines' own processes is read; it costs milliseconds.
+PROCESS_LOOK_MS = 5_000
+#: PSI `some avg10` above this counts as an emergency: the machine stands still for memory.
+PRESSURE_STALL_PERCENT_MAX = 20.0
 #: A timeline of fake GPUs larger than this is refused.
 FAKE_GPUS_BYTES_MAX = 1 * 2**20
 
@@ -239,3 +243,18 @@ DRAIN_LAST_MS = 2_000
 HOSTS_REMEMBERED_MAX = 256
 ACCESS_LOG_FLUSH_MS = 250
 ACCESS_LOG_LINES_MAX = 10_000
+
+# ---------------------------------------------------------------------------------------------- runtime
+
+#: Alerts that wait to be sent; more are written down only.
+ALERTS_WAITING_MAX = 64
+#: How long a command or webhook may take with one alert.
+ALERT_SEND_MS = 10_000
+#: `/ready` turns red when the scheduler has not turned for this long.
+READY_TURN_MS = 15_000
+#: What was learned is brought to the disk this often.
+LEARNED_SAVE_MS = 5_000
+#: How long an operator's `load` or `evict` waits for its end.
+OPERATOR_MS_MAX = 900_000
+#: How often the daemon looks whether its config file changed.
+CONFIG_LOOK_MS = 2_000

@@ -17,9 +17,10 @@ from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.lanes import Lanes
+from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
-from watchbill.core.station import Knowledge, Stage, Station
+from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
 
 __all__ = ["Machine"]
@@ -32,13 +33,14 @@ class Machine:
     """The core: events in, actions out."""
 
     def __init__(
-        self, catalog: Catalog, known: Mapping[str, Knowledge], policy: Policy | None = None
+        self, catalog: Catalog, known: Mapping[str, m.Knowledge], policy: Policy | None = None
     ) -> None:
         self.state = State(catalog, known)
         self.policy = policy or POLICIES[catalog.policy.name]()
         self._lanes = Lanes(self.state, self.policy)
         self._dispatch = Dispatch(self.state)
         self._residency = Residency(self.state)
+        self._reconfigure = Reconfigure(self.state)
         self._armed: int | None = None
         self.routes = {
             m.Arrived: self._lanes.arrived,
@@ -52,6 +54,7 @@ class Machine:
             m.Died: self._residency.died,
             m.Observed: self._residency.observed,
             m.EvictAsked: self._residency.evict_asked,
+            m.Reconfigured: self._reconfigure.reconfigured,
             m.Closing: self._closing,
             m.Tick: self._nothing,
         }
@@ -70,6 +73,7 @@ class Machine:
         self._force(now)
         self._plan(now)
         self._residency.advance(now)
+        self._reconfigure.settle()
         self._arm(now)
         return state.out
 
@@ -78,6 +82,8 @@ class Machine:
         self._residency.end_graces(now)
         self._residency.close_idle(now)
         self._residency.drop_unwanted_plans(now)
+        for station in self._reconfigure.outdated():
+            self._residency.close(station, "", "its definition in the config changed", now)
 
     def _plan(self, now: int) -> None:
         if not any(

@@ -11,6 +11,25 @@ from msgspec import Struct
 
 from watchbill.catalog import Catalog, WorkClass
 
+# ------------------------------------------------------------------ what is known beforehand
+
+
+class Footprint(Struct, frozen=True):
+    """What a model is expected to occupy per device, and what it occupies at the least once loaded."""
+
+    expected: Mapping[str, int]
+    floor: Mapping[str, int] = {}
+
+
+class Knowledge(Struct, frozen=True):
+    """What its file and earlier runs tell about a model."""
+
+    footprint: Footprint
+    load_ms: float | None = None
+    service_ms: float | None = None
+    failure: str | None = None  # why it cannot be loaded at all: a missing or corrupt file
+
+
 # ------------------------------------------------------------------ what waits
 
 
@@ -137,6 +156,7 @@ class Reconfigured(Event, frozen=True):
     """The operator changed the config; it was checked whole before it came here."""
 
     catalog: Catalog
+    known: Mapping[str, Knowledge]
 
 
 class Tick(Event, frozen=True):

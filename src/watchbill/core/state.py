@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of
-from watchbill.core.messages import Action, Cut, Note, Refuse, Request
-from watchbill.core.station import HOLDING, STAYING, Footprint, Knowledge, Running, Stage, Station
+from watchbill.core.messages import Action, Cut, Footprint, Knowledge, Note, Refuse, Request
+from watchbill.core.station import HOLDING, STAYING, Running, Stage, Station
 
 __all__ = ["State"]
 
@@ -47,6 +47,11 @@ class State:
     def _sort(self) -> None:
         self.stations = dict(sorted(self.stations.items()))
         self.managed = [s for s in self.stations.values() if not s.model.shared]
+
+    def remove(self, station: Station) -> None:
+        """Forgets a station that is out of memory and no longer in the config."""
+        del self.stations[station.name]
+        self._sort()
 
     def weigh(self, station: Station) -> None:
         """Renews what a station needs of the ledger after its size became better known."""

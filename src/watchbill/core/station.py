@@ -12,16 +12,15 @@ victims once, before the first of them was stopped. Whatever is neither ABSENT n
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
-from watchbill.core.messages import Request
+from watchbill.core.messages import Knowledge, Request
 from watchbill.core.waiting import Line
 
-__all__ = ["Footprint", "Ghost", "Knowledge", "Running", "Stage", "Station"]
+__all__ = ["HOLDING", "STAYING", "Ghost", "Running", "Stage", "Station"]
 
 #: First guesses, shown as guesses until something was measured.
 LOAD_GUESS_BYTES_PER_MS = 200_000
@@ -55,24 +54,6 @@ class Stage(Enum):
 
 HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
 STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What a model is expected to occupy per device, and what it occupies at the least once loaded."""
-
-    expected: Mapping[str, int]
-    floor: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What earlier runs learned about a model."""
-
-    footprint: Footprint
-    load_ms: float | None = None
-    service_ms: float | None = None
-    failure: str | None = None  # why it cannot be loaded at all: a missing or corrupt file
 
 
 @dataclass(slots=True)
@@ -125,6 +106,8 @@ class Station:
         self.leaving_why = ""
         self.aborts = self.reversals = 0
         self.emergency = False  # it leaves because memory ran out: its drain is bounded by a grace
+        self.successor: Model | None = None  # its new definition, once it is out of memory
+        self.is_retired = False  # no longer in the config
         # -- trouble
         self.failures = 0
         self.failure = known.failure  # the last reason, for people

@@ -51,7 +51,7 @@ class Serving:
     """A gateway that listens."""
 
     def __init__(self, app: web.Application, runner: _Runner, server: PunctualServer) -> None:
-        self._app = app
+        self.gateway = app[GATEWAY]
         self._runner = runner
         self._server = server
         address = runner.addresses[0]
@@ -73,7 +73,7 @@ class Serving:
         """Drains and closes. Takes at most `grace_ms` and a little."""
         for site in list(self._runner.sites):
             await site.stop()
-        await self._app[GATEWAY].drain(grace_ms, DRAIN_LAST_MS)
+        await self.gateway.drain(grace_ms, DRAIN_LAST_MS)
         self._server.unwatch()
         await self._runner.cleanup()
 

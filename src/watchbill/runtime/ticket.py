@@ -53,12 +53,17 @@ class Start:
 class Ticket:
     """One request of one caller. Not thread-safe: lives on the driver's event loop."""
 
-    __slots__ = ("_ended", "_feed", "_sent", "_turn", "cut", "forecast_ms", "model", "on_cut", "request")
+    __slots__ = (
+        "_ended", "_feed", "_sent", "_turn", "cut", "forecast_ms", "model", "on_cut", "refusal", "request",
+        "started_at",
+    )  # fmt: skip
 
     def __init__(self, request: Request, feed: Callable[[Event], None]) -> None:
         self.request = request
         self.model = request.model  # the one that serves, once that is known
         self.forecast_ms = 0
+        self.started_at: int | None = None  # when the driver granted the turn
+        self.refusal: TheirsError | None = None
         #: Why the running request must end, once the driver said so; see core.messages.Cut.
         self.cut: str | None = None
         #: Called once when `cut` is set: aborts the upstream connection.
@@ -129,6 +134,7 @@ class Ticket:
     def refuse(self, error: "TheirsError") -> None:
         """The driver refuses; the core no longer knows this request."""
         self._ended = True
+        self.refusal = error
         if not self._turn.done():
             self._turn.set_exception(error)
             self._turn.exception()  # a caller that left before looking must not leave a warning behind

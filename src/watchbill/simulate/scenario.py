@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
-from watchbill.core.station import Footprint, Knowledge
+from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
 from watchbill.errors import ConfigError
 from watchbill.simulate.engine import TrueModel

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.station import Footprint, Knowledge
+from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge

@@ -1,0 +1,280 @@
+"""The daemon: everything put together by hand, in one readable place.
+
+    lock the root -> reap what a dead daemon left -> read the config -> start the driver -> open the door
+    close the door -> let running answers end -> stop the engines -> let go of the root
+
+SIGTERM and Ctrl-C drain and end within DRAIN_MS and a little; a second one ends at once. SIGHUP and a changed config
+file reload it.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol, cast
+
+from watchbill import config
+from watchbill.catalog import Catalog, Server
+from watchbill.engines.registry import make_engine
+from watchbill.errors import ConfigError, WatchbillError
+from watchbill.gateway.app import make_app
+from watchbill.gateway.server import Serving, serve
+from watchbill.journal import Journal
+from watchbill.limits import CONFIG_LOOK_MS, DRAIN_MS
+from watchbill.probes import Probe
+from watchbill.probes.fake import FAKE_GPUS, FakeGpuProbe
+from watchbill.probes.nvml import NvmlProbe, load_nvml
+from watchbill.probes.patient import PatientProbe
+from watchbill.probes.ram import RamProbe
+from watchbill.processes import RootLock, reap
+from watchbill.pull import SMOLLM2_FILE, pull
+from watchbill.root import Root
+from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.deliver import Deliverer
+from watchbill.runtime.driver import Driver, Parts
+from watchbill.runtime.knowledge import Memories
+from watchbill.runtime.lookout import Lookout
+from watchbill.sizes import Sizes
+
+__all__ = ["Options", "Screen", "run"]
+
+_ACCESS = logging.getLogger("watchbill.access")
+_LOG = logging.getLogger("watchbill.daemon")
+Progress = Callable[[int, int | None], None]
+
+
+class Options(Protocol):
+    """What `up` was asked for. None means: as the config says."""
+
+    @property
+    def config(self) -> Path | None: ...
+    @property
+    def root(self) -> Path: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def port(self) -> int | None: ...
+
+
+class Screen(Protocol):
+    """How the daemon speaks to the person who started it."""
+
+    def pulling(self, text: str) -> "contextlib.AbstractContextManager[Progress]":
+        """A bar for a download."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something is wrong, and Watchbill goes on."""
+        ...
+
+    def ready(self, url: str, model: str, *, newcomer: bool) -> None:
+        """The last words of the start."""
+        ...
+
+
+def run(options: Options, screen: Screen) -> int:
+    """Runs the daemon until it is told to stop. Raises WatchbillError when it cannot start."""
+    root = Root(options.root)
+    root.create()
+    with RootLock(root.lock_file) as lock:
+        root.settle_version()
+        for reaped in reap(root.path):
+            screen.warn(f"a dead daemon left {reaped.label} (pid {reaped.pid}) behind; it was stopped")
+        loaded = config.read(options.config, root=root.path)
+        catalog = _with_address(loaded.catalog, options)
+        if loaded.file is None:
+            _fetch_embedded(root, screen)
+        with _event_loop() as runner:
+            return runner.run(_serve(_Setting(root, lock, loaded.file, options, screen), catalog))
+
+
+def _with_address(catalog: Catalog, options: Options) -> Catalog:
+    server = catalog.server
+    host = server.host if options.host is None else options.host
+    port = server.port if options.port is None else options.port
+    config.refuse_open_bind(host, bool(server.keys))
+    return replace(catalog, server=replace(server, host=host, port=port))
+
+
+def _fetch_embedded(root: Root, screen: Screen) -> None:
+    """Without a config there is one small model, and it is fetched on first use."""
+    if (root.models / SMOLLM2_FILE).exists():
+        return
+    with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
+        pull("smollm2", root.models, progress=progress)
+
+
+def _event_loop() -> "asyncio.Runner":
+    """uvloop where it is installed; asyncio's own loop does the same, slower."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+# ------------------------------------------------------------------ a running daemon
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What stays the same while the daemon runs."""
+
+    root: Root
+    lock: RootLock
+    file: Path | None  # the config; None: the embedded default
+    options: Options
+    screen: Screen
+
+
+async def _serve(setting: _Setting, catalog: Catalog) -> int:
+    root, stopping = setting.root, _Stopping()
+    journal = Journal(root.path, catalog.journal)
+    driver = _make_driver(root, catalog, journal)
+    try:
+        await driver.start()
+        _tell_of_failures(driver, setting.screen)
+        serving = await _open(driver, catalog.server)
+        setting.lock.publish(serving.url)
+        root.write_daemon(serving.url)
+        reloading = _Reloading(driver, serving, setting)
+        setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
+        await stopping.asked.wait()
+        await reloading.close()
+        driver.stop_admitting()
+        await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
+    finally:
+        await driver.close()
+        journal.close()
+        root.forget_daemon()
+    return stopping.exit_code
+
+
+def _make_driver(root: Root, catalog: Catalog, journal: Journal) -> Driver:
+    ram = RamProbe()
+    return Driver(
+        catalog,
+        Parts(
+            make_engine=lambda rules, on_death: make_engine(rules, root=root.path, on_death=on_death),
+            memories=Memories(catalog, Sizes(root.path)),
+            journal=journal,
+            alerts=Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver),
+            make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),
+        ),
+    )
+
+
+def _probes(ram: RamProbe, catalog: Catalog) -> list[PatientProbe]:
+    """RAM always; GPUs where the config names one and the machine, or a test's file, can tell about it."""
+    probes: list[Probe] = [ram]
+    if any(name.startswith("gpu:") for name in catalog.devices):
+        if fake := os.environ.get(FAKE_GPUS):
+            probes.append(FakeGpuProbe(Path(fake)))
+        elif (nvml := load_nvml()) is not None:
+            probes.append(NvmlProbe(nvml))
+    return [PatientProbe(probe) for probe in probes]
+
+
+def _tell_of_failures(driver: Driver, screen: Screen) -> None:
+    """A bad model file does not stop the others. Raises ConfigError when nothing is left."""
+    models = cast("dict[str, dict[str, object]]", driver.status()["models"])
+    failed = {name: str(model["reason"]) for name, model in models.items() if model["state"] == "failed"}
+    for name, reason in failed.items():
+        screen.warn(f"model {name} cannot be loaded: {reason}")
+    if len(failed) == len(models):
+        raise ConfigError("there is no model that can be loaded; see: watchbill config check")
+
+
+async def _open(driver: Driver, server: Server) -> Serving:
+    app = make_app(driver, server, access_log=_ACCESS.info, metrics=driver.metrics.render)
+    try:
+        return await serve(app, server.host, server.port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        where = f"{server.host}:{server.port}"
+        raise ConfigError(
+            f"cannot listen on {where}: {os.strerror(error.errno).lower()}; "
+            f"choose another with --port, or 0 for any that is free"
+        ) from error
+
+
+class _Stopping:
+    """Hears the signals that end the daemon."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._again = asyncio.Event()
+        self.exit_code = 0
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._hear, 0)
+        loop.add_signal_handler(signal.SIGINT, self._hear, 130)
+
+    def _hear(self, exit_code: int) -> None:
+        if self.asked.is_set():
+            self._again.set()
+        else:
+            self.exit_code = exit_code
+            self.asked.set()
+
+    async def unless_again(self, act: Coroutine[None, None, None]) -> None:
+        """Lets something end by itself, or ends it when it is asked a second time."""
+        acting, again = asyncio.ensure_future(act), asyncio.ensure_future(self._again.wait())
+        await asyncio.wait([acting, again], return_when=asyncio.FIRST_COMPLETED)
+        for task in (acting, again):
+            task.cancel()
+        await asyncio.wait([acting, again])
+
+
+class _Reloading:
+    """Takes a changed config over while the daemon runs, or refuses it whole."""
+
+    def __init__(self, driver: Driver, serving: Serving, setting: _Setting) -> None:
+        self._driver, self._serving = driver, serving
+        self._file, self._options, self._screen = setting.file, setting.options, setting.screen
+        self._seen = self._stamp()
+        self._asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
+        self._task = asyncio.create_task(self._watch(), name="config")
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._file) if self._file else None
+        except FileNotFoundError:
+            return None  # an editor replaces it just now
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONFIG_LOOK_MS / 1000):
+                    await self._asked.wait()
+            stamp = self._stamp()
+            changed = stamp is not None and stamp != self._seen
+            if changed or self._asked.is_set():
+                self._asked.clear()
+                self._seen = stamp
+                try:
+                    await self.reload()
+                except WatchbillError as error:
+                    self._screen.warn(f"the changed config was refused, the old one stays:\n{error}")
+
+    async def reload(self) -> list[str]:
+        """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""
+        loaded = await asyncio.to_thread(config.read, self._options.config, root=self._options.root)
+        catalog = _with_address(loaded.catalog, self._options)
+        changes = await self._driver.reload(catalog)
+        self._serving.gateway.reconfigure(catalog.server)
+        _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")
+        return changes
+
+    async def close(self) -> None:
+        """Watches no more."""
+        self._task.cancel()
+        await asyncio.wait([self._task])

@@ -1,0 +1,386 @@
+"""The driver: the one place where decisions meet the world.
+
+Events go into the core, actions come out and are carried out; results come back as events. Everything runs on one
+event loop and `feed` never waits, so the core sees one thing at a time, in order. What takes time (a load, a stop, a
+look at the machine) is a task elsewhere that ends in an event.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+from watchbill import errors
+from watchbill.catalog import Catalog, Lane, Model
+from watchbill.core import messages as m
+from watchbill.core.machine import Machine
+from watchbill.core.station import Stage
+from watchbill.errors import ModelNotFound, TheirsError
+from watchbill.journal import Journal
+from watchbill.limits import LEARNED_SAVE_MS, OPERATOR_MS_MAX, READY_TURN_MS
+from watchbill.metrics import Metrics
+from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.engineroom import EngineRoom, MakeEngine
+from watchbill.runtime.explain import explain
+from watchbill.runtime.knowledge import Memories
+from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.ticket import Start, Ticket, Wish
+from watchbill.runtime.views import request_view, requests_view, status_view
+
+__all__ = ["Driver", "Parts"]
+
+_LOG = logging.getLogger("watchbill.driver")
+#: code -> the error that says it; the closed list that scripts match.
+_ERRORS = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, TheirsError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the driver works with; put together by hand in `daemon`."""
+
+    make_engine: MakeEngine
+    memories: Memories
+    journal: Journal
+    alerts: Alerts
+    make_lookout: Callable[..., Lookout]
+
+
+class Driver:
+    """One per daemon."""
+
+    def __init__(self, catalog: Catalog, parts: Parts) -> None:
+        self._catalog = catalog
+        self._parts = parts
+        self.metrics = Metrics(self.status)
+        self._core = Machine(catalog, parts.memories.recall())
+        self._tickets: dict[str, Ticket] = {}
+        self._events: deque[m.Event] = deque()
+        self._is_feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._turned_at = self.now()
+        self._commands: dict[int, asyncio.Future[m.Reply]] = {}
+        self._numbers = itertools.count(1)
+        self._prefix = f"wb-{os.urandom(3).hex()}"
+        self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
+        self._lookout = parts.make_lookout(catalog=catalog, memory=self._room.memory, feed=self.feed)
+        self._saver: asyncio.Task[None] | None = None
+        self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
+        self.actions: Mapping[type[m.Action], Callable[..., None]] = {
+            m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
+            m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
+            m.Reply: self._reply, m.Wake: self._wake,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ the loop
+
+    @staticmethod
+    def now() -> int:
+        """Monotonic milliseconds, the core's only clock."""
+        return time.monotonic_ns() // 1_000_000
+
+    def feed(self, event: m.Event) -> None:
+        """Tells the core something. Events that come while one is being acted on wait for their turn."""
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                self._step(self._events.popleft())
+        finally:
+            self._is_feeding = False
+
+    def _step(self, event: m.Event) -> None:
+        try:
+            actions = self._core.step(event, self.now())
+        except Exception:
+            _LOG.exception("the core failed on %r", event)
+            raise
+        self._turned_at = self.now()
+        for action in actions:
+            self.actions[type(action)](action)
+
+    async def start(self) -> None:
+        """Looks at the machine, then lets the core work."""
+        await self._look()
+        self._lookout.start()
+        self._saver = asyncio.create_task(self._save_often(), name="learned")
+
+    async def close(self) -> None:
+        """Ends everything that is ours: who waits is told, engines stop, what was learned is kept."""
+        self.feed(m.Closing())
+        await self._lookout.close()
+        await self._room.close()
+        if self._saver is not None:
+            self._saver.cancel()
+            await asyncio.wait([self._saver])
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._parts.alerts.close()
+        await asyncio.to_thread(self._parts.memories.save)
+
+    def stop_admitting(self) -> None:
+        """The beginning of the end: what waits is refused, what runs may finish."""
+        self.feed(m.Closing())
+
+    async def _look(self) -> None:
+        await self._lookout.look()
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(LEARNED_SAVE_MS / 1000)
+            await asyncio.to_thread(self._parts.memories.save)
+
+    # ------------------------------------------------------------------ for the doors
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the operator declared, as it is now."""
+        return self._catalog
+
+    def submit(self, wish: Wish) -> Ticket:
+        """Puts a wish before the scheduler. Raises what is refused at once."""
+        model = self._find(wish.model)
+        request = self._request(model, self._lane(wish, model), wish)
+        ticket = Ticket(request, self._ticket_event)
+        self._tickets[request.id] = ticket
+        self.feed(m.Arrived(request))
+        if (refusal := ticket.refusal) is not None:
+            raise refusal
+        return ticket
+
+    def _find(self, name: str) -> Model:
+        model = self._catalog.find_model(name)
+        if model is None:
+            known = ", ".join(list(self._catalog.models)[:8])
+            raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
+        return model
+
+    def _lane(self, wish: Wish, model: Model) -> Lane:
+        lanes = self._catalog.lanes
+        return lanes.get(wish.lane or "") or next(iter(lanes.values()))
+
+    def _request(self, model: Model, lane: Lane, wish: Wish) -> m.Request:
+        patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
+        return m.Request(
+            f"{self._prefix}-{next(self._numbers)}",
+            model.name,
+            lane.name,
+            lane.work_class,
+            self.now(),
+            patience,
+            lane.timeout_ms,
+            wish.priority or lane.priority or model.priority,
+            wish.operator,
+        )
+
+    def _ticket_event(self, event: m.Event) -> None:
+        if isinstance(event, m.Ended | m.Left):
+            ticket = self._tickets.pop(event.id, None)
+            if ticket is not None:
+                self._count_end(ticket, event)
+        self.feed(event)
+
+    def _count_end(self, ticket: Ticket, event: "m.Ended | m.Left") -> None:
+        done = isinstance(event, m.Ended)
+        outcome = ("ok" if event.ok else "engine_failed") if done else "cancelled"
+        self.metrics.count_request(ticket.request.lane, outcome)
+        if outcome == "ok" and ticket.started_at is not None:
+            taken = self.now() - ticket.started_at
+            self.metrics.observe_service(ticket.model, taken)
+            self._parts.memories.served(ticket.model, taken)
+
+    def status(self) -> dict[str, object]:
+        """The JSON of /wb/v1/status."""
+        return status_view(self._core.state, self._room.warm, self.now())
+
+    def requests(self) -> list[dict[str, object]]:
+        """Every open request."""
+        return requests_view(self._core.state, self._forecasts(), self.now())
+
+    def request(self, id: str, /) -> dict[str, object] | None:
+        """One open request, or None."""
+        return request_view(self._core.state, id, self._forecasts(), self.now())
+
+    def _forecasts(self) -> dict[str, int]:
+        return {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
+
+    def cancel(self, id: str, /) -> bool:
+        """Ends a request by hand, waiting or running. False when there is none."""
+        ticket = self._tickets.get(id)
+        if ticket is None:
+            return False
+        if ticket.is_waiting:
+            self._tickets.pop(id, None)
+            self.feed(m.Left(id))
+            ticket.refuse(errors.Preempted("the operator cancelled this request"))
+        else:
+            ticket.cut_off("preempted")
+        return True
+
+    def explain(self, model: str, /) -> dict[str, object]:
+        """What would happen if the model were asked for now."""
+        found = self._find(model)
+        wish = Wish(model)
+        return explain(self._core, self._request(found, self._lane(wish, found), wish), self.now())
+
+    def is_ready(self) -> bool:
+        """Whether the scheduler turns, not merely whether a socket is open."""
+        return self.now() - self._turned_at < READY_TURN_MS
+
+    def subscribe(self) -> AsyncIterator[dict[str, object]]:
+        """The journal's lines as they are written."""
+        return self._parts.journal.listen()
+
+    # ------------------------------------------------------------------ for the operator
+
+    async def load(self, model: str, /) -> str:
+        """Brings a model into memory; returns when it is warm."""
+        name = self._find(model).name
+        station = self._core.state.stations[name]
+        if station.stage is Stage.READY:
+            return f"{name} is already in memory"
+        ticket = self.submit(Wish(name, operator=True))
+        try:
+            start = await ticket.granted()
+            ticket.finish(ok=False)  # a load without an answer teaches nothing about answers
+        finally:
+            ticket.close()
+        return f"{name} is in memory after {start.wait_ms / 1000:.1f} s"
+
+    async def evict(self, model: str, /, *, force: bool = False) -> str:
+        """Takes a model out of memory; returns when its memory is back."""
+        name = self._find(model).name
+        command = next(self._numbers)
+        answer: asyncio.Future[m.Reply] = asyncio.get_running_loop().create_future()
+        self._commands[command] = answer
+        try:
+            self.feed(m.EvictAsked(command, name, force))
+            async with asyncio.timeout(OPERATOR_MS_MAX / 1000):
+                reply = await answer
+        except TimeoutError:
+            raise TheirsError(f"{name} is still not out of memory; see: watchbill status") from None
+        finally:
+            self._commands.pop(command, None)
+        if not reply.ok:
+            raise errors.RequestError(reply.text)
+        return reply.text
+
+    async def reload(self, catalog: Catalog) -> list[str]:
+        """Takes a new catalog over while everything runs. Says what changed."""
+        changes = _changes(self._catalog, catalog)
+        self._room.reconfigure(catalog)
+        self._parts.memories.reconfigure(catalog)
+        self._parts.alerts.reconfigure(catalog.alerts)
+        self._lookout.reconfigure(catalog)
+        self._catalog = catalog
+        self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
+        self._parts.journal.write(m.Note("reload", "; ".join(changes) or "nothing changed"))
+        await self._look()
+        return changes
+
+    # ------------------------------------------------------------------ actions
+
+    def _admit(self, action: m.Admit) -> None:
+        ticket = self._tickets.get(action.id)
+        if ticket is not None:
+            ticket.model, ticket.forecast_ms = action.model, action.forecast_ms
+
+    def _refuse(self, action: m.Refuse) -> None:
+        ticket = self._tickets.pop(action.id, None)
+        if ticket is None:
+            return
+        kind = _ERRORS.get(action.code, TheirsError)
+        self.metrics.count_request(ticket.request.lane, action.code)
+        self._parts.journal.write(m.Note("refuse", action.message, ticket.request.model, request=action.id))
+        ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
+
+    def _grant(self, action: m.Grant) -> None:
+        ticket, warm = self._tickets.get(action.id), self._room.warm.get(action.model)
+        if ticket is None:
+            return
+        if warm is None:  # it died in this very moment: its death is the next event
+            self.feed(m.Returned(action.id))
+            return
+        now = self.now()
+        waited = now - ticket.request.arrived_at
+        loaded = self._load_share(action.model, ticket.request.arrived_at)
+        ticket.started_at = now
+        self.metrics.observe_wait(ticket.request.lane, waited)
+        self.metrics.observe_forecast(ticket.request.lane, waited - ticket.forecast_ms)
+        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded))
+
+    def _load_share(self, model: str, arrived_at: int) -> int:
+        """How much of a wait that began then was this model's own load."""
+        ended, taken = self._last_loads.get(model, (0, 0))
+        return max(0, min(taken, ended - arrived_at))
+
+    def _cut(self, action: m.Cut) -> None:
+        ticket = self._tickets.get(action.id)
+        if ticket is not None:
+            ticket.cut_off(action.how)
+
+    def _load(self, action: m.Load) -> None:
+        self._parts.memories.before_load(action.model)
+        self._room.load(action)
+
+    def _stop(self, action: m.Stop) -> None:
+        self._room.stop(action)
+
+    def _note(self, action: m.Note) -> None:
+        self._parts.journal.write(action)
+        _LOG.info("action=%s model=%s why=%s", action.event, action.model or "-", action.reason)
+        if action.event == "loaded" and action.model and action.ms is not None:
+            self._learn_load(action.model, action.ms)
+        elif action.event == "load_failed" and action.model:
+            self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
+        elif action.event == "evict" and action.model:
+            self.metrics.count_eviction(
+                action.model, action.reason.split(":")[0].split(" of ")[0].split(" ")[0]
+            )
+
+    def _learn_load(self, model: str, ms: int) -> None:
+        self._last_loads[model] = (self.now(), ms)
+        warm = self._room.warm.get(model)
+        cached = self._parts.memories.was_cached(model)
+        self.metrics.observe_load(model, ms, cached=cached)
+        self._parts.memories.loaded(model, ms, dict(warm.memory) if warm else {})
+
+    def _alert(self, action: m.Alert) -> None:
+        self._parts.alerts.raise_(action)
+
+    def _reply(self, action: m.Reply) -> None:
+        answer = self._commands.get(action.command)
+        if answer is not None and not answer.done():
+            answer.set_result(action)
+
+    def _wake(self, action: m.Wake) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0, action.at - self.now()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self.feed, m.Tick())
+
+
+def _changes(old: Catalog, new: Catalog) -> list[str]:
+    """What differs, as sentences."""
+    told = [f"model {name} is new" for name in new.models if name not in old.models]
+    told += [f"model {name} is gone" for name in old.models if name not in new.models]
+    told += [
+        f"model {name} changed"
+        for name in new.models
+        if name in old.models and new.models[name] != old.models[name]
+    ]
+    for part in ("devices", "engines", "lanes", "policy", "server", "journal", "alerts"):
+        if getattr(old, part) != getattr(new, part):
+            told.append(f"{part} changed")
+    if (old.server.host, old.server.port) != (new.server.host, new.server.port):
+        told.append("the new address needs a restart")
+    return told

@@ -1,0 +1,124 @@
+"""The engine room: carries out loads and stops, and tells the core how they ended.
+
+One task per attempt. A load that is still under way when its stop comes is cancelled first, and the engine promises
+that nothing of it is left; so a stop never races a start. Every task ends in exactly one event for the core, and
+the machine is looked at before that event, so that the core decides on fresh figures.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from watchbill.catalog import Catalog, EngineRules, Model
+from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
+from watchbill.engines.base import DeathCallback, Engine, LoadError, Warm
+from watchbill.errors import ConfigError
+
+__all__ = ["EngineRoom"]
+
+Feed = Callable[[Event], None]
+MakeEngine = Callable[[EngineRules, DeathCallback], Engine]
+_LOG = logging.getLogger("watchbill.engines")
+
+
+class EngineRoom:
+    """Every engine of the catalog, and what each model's process is doing."""
+
+    def __init__(
+        self, catalog: Catalog, make: MakeEngine, feed: Feed, look: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._make, self._feed, self._look = make, feed, look
+        self._engines: dict[str, Engine] = {}
+        self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._stops: set[asyncio.Task[None]] = set()
+        self.warm: dict[str, Warm] = {}
+        self.attempts: dict[str, int] = {}  # of the process that is up or coming up
+        self.reconfigure(catalog)
+
+    def reconfigure(self, catalog: Catalog) -> None:
+        """Makes the engines that are new. Old ones stay until their models are gone."""
+        self._catalog = catalog
+        for name in sorted({model.engine for model in catalog.models.values()}):
+            if name not in self._engines:
+                self._engines[name] = self._make(catalog.engines[name], self._on_death)
+
+    # ------------------------------------------------------------------ up
+
+    def load(self, action: Load) -> None:
+        """Begins to bring a model up."""
+        model = self._catalog.models[action.model]
+        self.attempts[model.name] = action.attempt
+        task = asyncio.create_task(self._load(model, action), name=f"load {model.name}")
+        self._loads[model.name] = task
+
+    async def _load(self, model: Model, action: Load) -> None:
+        engine = self._hosts[model.name] = self._engines[model.engine]
+        try:
+            async with asyncio.timeout(action.deadline_ms / 1000):
+                warm = await engine.load(model, action.attempt)
+        except LoadError as error:
+            await self._failed(action, str(error), hopeless=error.hopeless)
+        except ConfigError as error:
+            await self._failed(action, str(error), hopeless=True)
+        except TimeoutError:
+            await self._failed(action, f"not warm after {action.deadline_ms // 1000} s", hopeless=False)
+        except Exception as error:  # noqa: BLE001  a driver's bug must not leave the core waiting
+            _LOG.exception("load of %s broke", model.name)
+            await self._failed(action, f"{type(error).__name__}: {error}", hopeless=False)
+        else:
+            self.warm[model.name] = warm
+            await self._look()
+            self._feed(Loaded(model.name, action.attempt, dict(warm.memory)))
+
+    async def _failed(self, action: Load, reason: str, *, hopeless: bool) -> None:
+        self.attempts.pop(action.model, None)
+        await self._look()
+        self._feed(LoadFailed(action.model, action.attempt, reason, hopeless))
+
+    def _on_death(self, model: str, attempt: int, reason: str) -> None:
+        self.warm.pop(model, None)
+        self._feed(Died(model, attempt, reason))
+
+    # ------------------------------------------------------------------ down
+
+    def stop(self, action: Stop) -> None:
+        """Begins to take a model down."""
+        self.warm.pop(action.model, None)
+        task = asyncio.create_task(self._stop(action), name=f"stop {action.model}")
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def _stop(self, action: Stop) -> None:
+        load = self._loads.pop(action.model, None)
+        if load is not None and not load.done():
+            load.cancel()
+            await asyncio.wait([load])
+        engine = self._hosts.get(action.model)
+        try:
+            if engine is not None:
+                await engine.stop(action.model, hard=action.hard)
+        except Exception:  # noqa: BLE001  the core's deadline stops it again
+            _LOG.exception("stop of %s broke", action.model)
+            return
+        self.attempts.pop(action.model, None)
+        await self._look()
+        self._feed(Stopped(action.model, action.attempt))
+
+    async def close(self) -> None:
+        """Stops everything that is ours, whatever it is doing."""
+        for task in [*self._loads.values(), *self._stops]:
+            task.cancel()
+        await asyncio.gather(*self._loads.values(), *self._stops, return_exceptions=True)
+        await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True)
+
+    # ------------------------------------------------------------------ looks
+
+    def memory(self) -> dict[str, tuple[int, Mapping[str, int]]]:
+        """What each process occupies, with the attempt it belongs to. Blocks on /proc: call it in a thread."""
+        found: dict[str, tuple[int, Mapping[str, int]]] = {}
+        for model, attempt in list(self.attempts.items()):
+            engine = self._hosts.get(model)
+            if engine is not None:
+                found[model] = (attempt, engine.memory(model))
+        return found

@@ -1,0 +1,106 @@
+"""Explain: what would happen if a model were asked for now. The same decision, taken on a copy.
+
+The copy gets a real arrival and its answer is read from the actions, so an explanation cannot differ from the act.
+"""
+
+import copy
+
+from watchbill.core.machine import Machine
+from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
+from watchbill.core.station import Stage
+from watchbill.core.tipping import Rate
+from watchbill.runtime.views import state_of
+
+__all__ = ["explain"]
+
+_PROBE = "explain"
+
+
+def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
+    """The verdict, the figures behind it, and what would leave."""
+    machine = _copy(core)
+    station = machine.state.stations[request.model]
+    before = {s.name: s.stage for s in machine.state.managed}
+    stage, price = state_of(station, now), station.price(now)
+    actions = machine.step(Arrived(_as_probe(request)), now)
+    leaving = sorted(
+        s.name
+        for s in machine.state.managed
+        if before.get(s.name) in (Stage.READY, Stage.LOADING) and s.stage in (Stage.DRAINING, Stage.STOPPING)
+    )
+    admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
+    refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
+    plan = next((a for a in actions if isinstance(a, Note) and a.event == "plan"), None)
+    granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
+    return {
+        "model": request.model,
+        "state": stage,
+        "verdict": _verdict(granted, refused, plan, leaving),
+        "reason": _reason(granted, refused, plan, stage),
+        "served_by": admitted.model if admitted else None,
+        "leaving": leaving,
+        "expected_ms": admitted.forecast_ms if admitted else None,
+        "pressure_per_s": round(_pressure(machine, request.model, leaving, now) * 1000, 4),
+        "momentum_per_s": {
+            s.name: round(s.price(now) * 1000, 4)
+            for s in core.state.managed
+            if s.stage is Stage.READY and s.name != request.model
+        },
+        "own_momentum_per_s": round(price * 1000, 4),
+        "inertia": station.inertia,
+        "load_ms": round(station.load.ms),
+        "load_is_guess": station.load.is_guess,
+        "service_ms": round(station.service.ms),
+        "memory": sum(station.sizes().values()),
+        "queued": len(core.state.stations[request.model].line),
+    }
+
+
+def _copy(core: Machine) -> Machine:
+    """The core's state without the catalog, which is frozen and shared."""
+    catalog = core.state.catalog
+    return copy.deepcopy(core, {id(catalog): catalog})
+
+
+def _as_probe(request: Request) -> Request:
+    return Request(
+        _PROBE,
+        request.model,
+        request.lane,
+        request.work_class,
+        request.arrived_at,
+        request.max_wait_ms,
+        request.timeout_ms,
+        request.priority,
+    )
+
+
+def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: list[str]) -> str:
+    if refused is not None:
+        return refused.code
+    if granted:
+        return "starts now"
+    if plan is not None:
+        return "these leave" if leaving else "fits"
+    return "waits"
+
+
+def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str) -> str:
+    if refused is not None:
+        return refused.message
+    if granted:
+        return "it is warm and has a free slot"
+    if plan is not None:
+        return plan.reason
+    return {
+        "ready": "it is warm and all its slots are taken",
+        "loading": "it is being loaded",
+        "draining": "it is leaving and comes back afterwards",
+        "stopping": "it is leaving and comes back afterwards",
+    }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
+
+
+def _pressure(machine: Machine, model: str, leaving: list[str], now: int) -> float:
+    stations = machine.state.stations
+    victims = tuple(stations[name] for name in leaving)
+    return Rate().figures(machine.state, stations[model], victims, now)[0]

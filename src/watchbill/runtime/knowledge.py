@@ -1,0 +1,118 @@
+"""What is known about a model before it is loaded: from its declaration, its file, and earlier runs.
+
+Size: what was measured under exactly these circumstances, else what the operator declared, else the prediction from
+the file's header. The floor is what must be counted once it is loaded even when the machine shows less: the
+declared size, or weights and cache, whose pages may not all be touched yet.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from watchbill.catalog import Catalog, Model
+from watchbill.core.messages import Footprint, Knowledge
+from watchbill.errors import WatchbillError
+from watchbill.footprint import Prediction, predict
+from watchbill.gguf import read_header
+from watchbill.probes.pagecache import is_cached
+from watchbill.sizes import Facts, Learned, Sizes, facts_of
+
+__all__ = ["Memories"]
+
+_LOG = logging.getLogger("watchbill.knowledge")
+
+
+class Memories:
+    """Recalls and records what is learned about the models of a catalog."""
+
+    def __init__(self, catalog: Catalog, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self.reconfigure(catalog)
+
+    def reconfigure(self, catalog: Catalog) -> None:
+        """Looks at every model's file anew."""
+        self._catalog = catalog
+        self._facts = {name: self._facts_of(model) for name, model in catalog.models.items()}
+        self._was_cached: dict[str, bool] = {}
+
+    def _facts_of(self, model: Model) -> Facts:
+        driver = self._catalog.engines[model.engine].driver
+        return facts_of(
+            model.name,
+            model.source,
+            context=model.context,
+            slots=model.concurrency,
+            engine=f"{driver} mmap={model.mmap} cache={model.prompt_cache}",
+            devices=model.devices,
+        )
+
+    def recall(self) -> dict[str, Knowledge]:
+        """Everything that is known, for the core."""
+        return {name: self._know(model) for name, model in self._catalog.models.items()}
+
+    def _know(self, model: Model) -> Knowledge:
+        learned = self._sizes.recall(self._facts[model.name])
+        predicted, failure = self._predict(model)
+        footprint = _footprint(model, learned, predicted)
+        load_ms = (learned.load_cached_ms or learned.load_cold_ms) if learned else None
+        return Knowledge(footprint, load_ms, learned.service_ms if learned else None, failure)
+
+    def _predict(self, model: Model) -> tuple[Prediction | None, str | None]:
+        if self._catalog.engines[model.engine].driver != "llamacpp" or model.source is None:
+            return None, None
+        try:
+            header = read_header(Path(model.source))
+        except WatchbillError as error:
+            _LOG.warning("model=%s cannot be loaded: %s", model.name, error)
+            return None, str(error)
+        return predict(
+            header,
+            context=model.context,
+            slots=model.concurrency,
+            prompt_cache=model.prompt_cache,
+            mmap=model.mmap,
+            embedding=model.embedding,
+        ), None
+
+    # ------------------------------------------------------------------ learning
+
+    def before_load(self, name: str) -> None:
+        """Remembers whether the file is in the page cache: loads with and without it differ tenfold."""
+        source = self._catalog.models[name].source
+        self._was_cached[name] = source is not None and is_cached(Path(source))
+
+    def was_cached(self, name: str) -> bool:
+        """Whether the last load found its file in the page cache."""
+        return self._was_cached.get(name, False)
+
+    def loaded(self, name: str, ms: int, memory: Mapping[str, int]) -> None:
+        """A load ended well."""
+        if name in self._facts:
+            self._sizes.record_load(self._facts[name], ms, memory, cached=self.was_cached(name))
+
+    def measured(self, name: str, memory: Mapping[str, int]) -> None:
+        """A warm model was measured again."""
+        if name in self._facts and memory:
+            self._sizes.record_memory(self._facts[name], memory)
+
+    def served(self, name: str, ms: int) -> None:
+        """An answer ran to its end."""
+        if name in self._facts:
+            self._sizes.record_service(self._facts[name], ms)
+
+    def save(self) -> None:
+        """Brings it to the disk. May block."""
+        self._sizes.save()
+
+
+def _footprint(model: Model, learned: Learned | None, predicted: Prediction | None) -> Footprint:
+    measured = dict(learned.memory) if learned else {}
+    if model.memory:
+        declared = {device: int(size) for device, size in model.memory.items()}
+        return Footprint({d: max(size, measured.get(d, 0)) for d, size in declared.items()}, declared)
+    if predicted is None:
+        return Footprint(measured or dict.fromkeys(model.devices, 0), {})
+    parts = len(model.devices)  # layers are split evenly over the devices of one model
+    floor = dict.fromkeys(model.devices, -(-(predicted.weights + predicted.kv_cache) // parts))
+    whole = -(-predicted.total // parts)
+    return Footprint({d: max(measured.get(d, whole), floor[d]) for d in model.devices}, floor)

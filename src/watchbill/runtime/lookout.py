@@ -1,0 +1,107 @@
+"""The lookout: looks at the machine for the core, by the clock and when something tells it to.
+
+Free memory is read often (microseconds), the processes' own memory every few seconds (milliseconds, in a thread).
+The nearer the machine is to its reserve, the more often it looks; a threshold of the kernel (PSI, a control group's
+limit) wakes it at once. A probe that fails keeps its last value, and the core sees how old that is.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from watchbill.catalog import RAM, Catalog
+from watchbill.core.messages import DeviceReading, ModelReading, Observed
+from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROCESS_LOOK_MS
+from watchbill.probes.patient import PatientProbe
+from watchbill.probes.pressure import PressureWatcher
+from watchbill.probes.ram import RamProbe, next_look_ms
+
+__all__ = ["Lookout"]
+
+Memory = Mapping[str, tuple[int, Mapping[str, int]]]
+
+
+class Lookout:
+    """One per daemon. `look` may be called by anybody; looks do not overlap."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        probes: list[PatientProbe],
+        memory: Callable[[], Memory],
+        feed: Callable[[Observed], None],
+        *,
+        ram: RamProbe | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
+        self._ram, self._clock = ram, clock
+        self._turn = asyncio.Lock()
+        self._woken = asyncio.Event()
+        self._models: Memory = {}
+        self._models_at = 0.0
+        self._pressure: PressureWatcher | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def reconfigure(self, catalog: Catalog) -> None:
+        """Watches for the new devices."""
+        self._catalog = catalog
+
+    def start(self) -> None:
+        """Looks from now on by itself."""
+        if self._ram is not None and RAM in self._catalog.devices:
+            self._pressure = PressureWatcher(self._ram.groups, reserve=self._catalog.devices[RAM].reserve)
+            asyncio.get_running_loop().add_reader(self._pressure.fileno(), self._alarmed)
+        self._task = asyncio.create_task(self._watch(), name="lookout")
+
+    async def close(self) -> None:
+        """Looks no more."""
+        if self._pressure is not None:
+            asyncio.get_running_loop().remove_reader(self._pressure.fileno())
+            self._pressure.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def look(self, *, processes: bool = True) -> None:
+        """Reads everything there is to read and tells the core."""
+        async with self._turn:
+            readings = [await probe.look() for probe in self._probes]
+            if processes:
+                self._models = await asyncio.to_thread(self._memory)
+                self._models_at = self._clock()
+        now = round(self._clock() * 1000)
+        devices = {
+            name: reading.for_core(now)
+            for found in readings
+            for name, reading in found.items()
+            if name in self._catalog.devices
+        }
+        models = {
+            name: ModelReading(attempt, True, memory) for name, (attempt, memory) in self._models.items()
+        }
+        self._feed(Observed(now, devices, models, self._stalls()))
+        self._next_ms = self._pace(devices)
+
+    def _stalls(self) -> bool:
+        return self._ram is not None and self._ram.stall_percent() > PRESSURE_STALL_PERCENT_MAX
+
+    def _pace(self, devices: Mapping[str, DeviceReading]) -> int:
+        ram = devices.get(RAM)
+        return LOOK_MS_MAX if ram is None else next_look_ms(ram.available, self._catalog.devices[RAM].reserve)
+
+    async def _watch(self) -> None:
+        self._next_ms = 0
+        while True:
+            self._woken.clear()
+            await self.look(processes=(self._clock() - self._models_at) * 1000 >= PROCESS_LOOK_MS)
+            try:
+                async with asyncio.timeout(self._next_ms / 1000):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+
+    def _alarmed(self) -> None:
+        if self._pressure is not None:
+            self._pressure.drain()
+        self._woken.set()

@@ -1,0 +1,165 @@
+"""Views: the core's state as people and scripts see it. Reads, never changes.
+
+The keys are part of the interface: `status --json` prints them unchanged.
+"""
+
+from collections.abc import Mapping
+
+from watchbill import __version__
+from watchbill.catalog import WorkClass
+from watchbill.core.state import State
+from watchbill.core.station import Stage, Station
+from watchbill.engines.base import Warm
+
+__all__ = ["request_view", "requests_view", "status_view"]
+
+_STATES = {
+    Stage.ABSENT: "absent",
+    Stage.PLANNED: "loading",
+    Stage.LOADING: "loading",
+    Stage.READY: "ready",
+    Stage.DRAINING: "draining",
+    Stage.STOPPING: "stopping",
+}
+
+
+def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, object]:
+    """The whole picture: devices, models, lanes."""
+    return {
+        "version": __version__,
+        "devices": {name: _device(state, name) for name in state.ledger.books},
+        "models": {name: _model(s, warm.get(name), now) for name, s in state.stations.items()},
+        "lanes": {name: _lane(state, name, now) for name in state.catalog.lanes},
+        "policy": state.catalog.policy.name,
+        "late_answers": state.late_answers,
+    }
+
+
+def _device(state: State, name: str) -> dict[str, object]:
+    book = state.ledger.books[name]
+    return {
+        "capacity": book.capacity,
+        "reserve": book.device.reserve,
+        "budget": book.budget,
+        "available": book.reading.available if book.reading else None,
+        "used": state.used(name, Stage.READY, Stage.DRAINING),
+        "loading": state.used(name, Stage.PLANNED, Stage.LOADING),
+        "stopping": state.used(name, Stage.STOPPING),
+        "emergency": book.emergency_since is not None,
+    }
+
+
+def _model(station: Station, warm: Warm | None, now: int) -> dict[str, object]:
+    due = station.model.idle_ms - (now - station.last_used)
+    leaves = station.stage is Stage.READY and station.is_idle and not station.model.permanent
+    return {
+        "state": state_of(station, now),
+        "engine": station.model.engine,
+        "memory": sum(station.sizes().values()),
+        "measured": sum(station.measured.values()) or None,
+        "devices": station.sizes(),
+        "in_flight": len(station.running),
+        "queued": len(station.line),
+        "loads": station.loads,
+        "evictions": station.evictions,
+        "pid": warm.pid if warm else None,
+        "reason": _reason(station),
+        "permanent": station.model.permanent,
+        "load_ms": round(station.load.ms),
+        "load_is_guess": station.load.is_guess,
+        "service_ms": round(station.service.ms),
+        "service_is_guess": station.service.is_guess,
+        "idle_left_ms": max(0, due) if leaves else None,
+        "retry_ms": max(0, station.retry_at - now) if station.failure else None,
+    }
+
+
+def state_of(station: Station, now: int) -> str:
+    """One word of the closed list that scripts know."""
+    if station.stage is Stage.ABSENT and station.failure is not None:
+        if station.hopeless:
+            return "failed"
+        if station.is_quarantined(now):
+            return "quarantined"
+    return _STATES[station.stage]
+
+
+def _reason(station: Station) -> str | None:
+    if station.stage in (Stage.DRAINING, Stage.STOPPING):
+        return station.leaving_why
+    return station.failure
+
+
+def _lane(state: State, name: str, now: int) -> dict[str, object]:
+    running = sum(1 for s in state.stations.values() for r in s.running.values() if r.request.lane == name)
+    waiting = [
+        request.arrived_at
+        for s in state.stations.values()
+        for request in map(s.line.get, s.line.ids())
+        if request.lane == name
+    ]
+    return {
+        "class": state.catalog.lanes[name].work_class.name.lower(),
+        "queued": len(waiting),
+        "running": running,
+        "oldest_wait_ms": now - min(waiting) if waiting else 0,
+    }
+
+
+def requests_view(state: State, forecasts: Mapping[str, int], now: int) -> list[dict[str, object]]:
+    """Everybody in the house, oldest first."""
+    views = [request_view(state, request_id, forecasts, now) for request_id in state.home]
+    return sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
+
+
+def request_view(
+    state: State, request_id: str, forecasts: Mapping[str, int], now: int
+) -> dict[str, object] | None:
+    """One request: where it is, and why it is still there."""
+    station = state.home.get(request_id)
+    if station is None:
+        return None
+    running = station.running.get(request_id)
+    request = running.request if running else station.line.get(request_id)
+    return {
+        "id": request_id,
+        "model": station.name,
+        "asked": request.model,
+        "lane": request.lane,
+        "class": WorkClass(request.work_class).name.lower(),
+        "priority": request.priority,
+        "state": "running" if running else "waiting",
+        "position": None if running else station.line.position(request_id),
+        "reason": _running_reason(station) if running else _waiting_reason(state, station, request_id),
+        "waited_ms": (running.since if running else now) - request.arrived_at,
+        "ran_ms": now - running.since if running else None,
+        "forecast_ms": forecasts.get(request_id),
+        "due_ms": None if running else station.line.due_of(request_id) - now,
+    }
+
+
+def _running_reason(station: Station) -> str:
+    return f"{station.name} is answering it"
+
+
+def _waiting_reason(state: State, station: Station, request_id: str) -> str:
+    ahead = station.line.position(request_id)
+    match station.stage:
+        case Stage.READY:
+            return f"{ahead} before it; {station.name} serves {station.model.concurrency} at a time"
+        case Stage.LOADING:
+            return f"{station.name} is loading, which takes about {station.load.ms / 1000:.1f} s"
+        case Stage.PLANNED:
+            leaving = [s.name for s in state.managed if s.leaving_for == station.name]
+            return f"{station.name} loads when " + (
+                f"{', '.join(leaving)} has left" if leaving else "its memory is there"
+            )
+        case Stage.DRAINING | Stage.STOPPING:
+            return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
+        case Stage.ABSENT:
+            why = f"; its last load failed: {station.failure}" if station.failure else ""
+            return f"{station.name} is not in memory and waits for its turn{why}"
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0
