@@ -151,7 +151,7 @@ port = "x"
 engine = "lamacpp"
 idle = "soon"
 [models.b]
-aliases = ["a"]
+idle = false
 [models.c]
 engine = "scripted"
 aliases = ["b"]
@@ -164,6 +164,7 @@ memory = 1.5
         "5: models.a.engine: there is no engine lamacpp; did you mean llamacpp?",
         "6: models.a.idle: 'soon' is not a duration; write for example 30s, 5m or 1h30m",
         '7: models.b.engine: is missing; add engine = "llamacpp"',
+        "8: models.b.idle: False is not a duration in seconds; write for example 30s, 5m or 1h30m",
         "11: models.c.aliases[0]: b is already the name of a model; choose another alias",
         "12: models.c.memory: must be a size; write for example 4.6GB, 2GiB or 512MiB in quotes",
         "13: rotation: this version of Watchbill does not have background rotation; remove it",
