@@ -215,6 +215,34 @@ def test_old_and_new_builds_get_the_flags_they_know() -> None:
     assert new[new.index("--threads-http") + 1] == "64"
 
 
+def test_the_embedded_server_takes_llama_servers_own_words() -> None:
+    params = llama_server.embedded().CommonParams()
+    words = [
+        "-m",
+        "x.gguf",
+        "--flash-attn",
+        "on",
+        "--load-mode=dio",
+        "-ctk",
+        "q8_0",
+        "-np",
+        "2",
+        "--embeddings",
+    ]
+    llama_server.set_all(params, words)
+    assert params.model.path == "x.gguf" and params.n_parallel == 2 and params.embedding
+    names = (params.flash_attn_type.name, params.load_mode.name, params.cache_type_k.name)
+    assert names == ("LLAMA_FLASH_ATTN_TYPE_ENABLED", "LLAMA_LOAD_MODE_DIRECT_IO", "GGML_TYPE_Q8_0")
+
+
+@pytest.mark.parametrize(
+    "words", [["--port"], ["--port", "many"], ["--fit", "maybe"], ["model.gguf"], ["--no-ui=1"]]
+)
+def test_the_embedded_server_refuses_what_it_cannot_use(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        llama_server.set_all(llama_server.embedded().CommonParams(), words)
+
+
 def test_memory_that_ran_out_is_not_hopeless() -> None:
     """R27: the same load may work when others have gone."""
     lines = [

@@ -36,14 +36,16 @@ def plain(name: str, read: Callable[[str], object] = str) -> Setter:
     return lambda params, text: setattr(params, name, read(text))
 
 
-def choice(name: str, enum: str, prefix: str) -> Setter:
-    """A flag whose values are the members of one of xllamacpp's enums, as `mean` for LLAMA_POOLING_TYPE_MEAN."""
+def choice(name: str, enum: str, prefix: str, **spellings: str) -> Setter:
+    """A flag whose values are the members of one of xllamacpp's enums, as `mean` for LLAMA_POOLING_TYPE_MEAN;
+    `spellings` are llama-server's own words for some of them."""
 
     def set_member(params: Params, text: str) -> None:
-        member = prefix + text.upper().replace("-", "_")
-        if not hasattr(getattr(embedded(), enum), member):
+        members = getattr(embedded(), enum)
+        member = prefix + spellings.get(text, text).upper()
+        if not hasattr(members, member):
             raise ValueError(f"{text!r} is not one of its values")
-        setattr(params, name, getattr(getattr(embedded(), enum), member))
+        setattr(params, name, getattr(members, member))
 
     return set_member
 
@@ -75,9 +77,11 @@ FLAGS: Mapping[str, Setter] = {
     "--threads": set_threads,
     "--threads-http": plain("n_threads_http", int),
     "--cache-ram": plain("cache_ram_mib", int),
-    "--load-mode": choice("load_mode", "llama_load_mode", "LLAMA_LOAD_MODE_"),
+    "--load-mode": choice("load_mode", "llama_load_mode", "LLAMA_LOAD_MODE_", dio="direct_io"),
     "--pooling": choice("pooling_type", "llama_pooling_type", "LLAMA_POOLING_TYPE_"),
-    "--flash-attn": choice("flash_attn_type", "llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "--flash-attn": choice(
+        "flash_attn_type", "llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_", on="enabled", off="disabled"
+    ),
     "--cache-type-k": choice("cache_type_k", "ggml_type", "GGML_TYPE_"),
     "--cache-type-v": choice("cache_type_v", "ggml_type", "GGML_TYPE_"),
     "--split-mode": choice("split_mode", "llama_split_mode", "LLAMA_SPLIT_MODE_"),
