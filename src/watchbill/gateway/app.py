@@ -56,6 +56,8 @@ class Gateway:
         self.upstream = upstream
         self.metrics = metrics
         self.access = AccessLog(access_log)
+        #: Reads the config again and says what changed; the daemon sets it.
+        self.reload: Callable[[], Awaitable[list[str]]] | None = None
         self.wishes = Wishes()
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
@@ -87,6 +89,7 @@ class Gateway:
             ("DELETE", "/wb/v1/requests/{id}", Access.ADMIN, own.cancel),
             ("POST", "/wb/v1/models/{name:.+}/load", Access.ADMIN, own.load),
             ("POST", "/wb/v1/models/{name:.+}/evict", Access.ADMIN, own.evict),
+            ("POST", "/wb/v1/config/reload", Access.ADMIN, own.reload),
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),

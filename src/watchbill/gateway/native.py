@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from watchbill.errors import LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
+from watchbill.errors import ConfigError, LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.relay import StreamOut
@@ -97,6 +97,18 @@ class NativeDoor:
         name = self._check_model(_match(visit, "name"))
         said = await self._gateway.driver.evict(name, force=force)
         return json_response({"message": said, "model": name}, visit.headers(_JSON))
+
+    async def reload(self, visit: Visit) -> web.Response:
+        """POST /wb/v1/config/reload: applied whole, or refused with every error."""
+        await self._read(visit)
+        if self._gateway.reload is None:
+            raise NotFound("this gateway was started without a config file")
+        try:
+            changes = await self._gateway.reload()
+        except ConfigError as error:
+            raise RequestError(f"the config was refused, the old one stays: {error}") from error
+        said = "; ".join(changes) or "nothing changed"
+        return json_response({"message": said, "changes": changes}, visit.headers(_JSON))
 
     async def events(self, visit: Visit) -> web.StreamResponse:
         """GET /wb/v1/events: the journal as it is written."""
