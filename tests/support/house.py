@@ -1,124 +1,94 @@
 """A whole gateway on a real socket, in front of an engine of raw sockets, for tests."""
 
 import asyncio
-import itertools
 import json
-from collections import deque
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from support.peer import EnginePeer, Talk, chat_events, peer_listening, sse, stream_of
-from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server, WorkClass
-from watchbill.core.messages import Ended, Event, Left, Request, Returned
+from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server
+from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
 from watchbill.engines.upstream import Deadlines, Upstream
-from watchbill.errors import LaneFull, ModelNotFound
-from watchbill.gateway.app import GATEWAY, Gateway, make_app
+from watchbill.gateway.app import make_app
 from watchbill.gateway.server import Serving, serve
-from watchbill.runtime.ticket import Start, Ticket, Wish
+from watchbill.journal import Journal
+from watchbill.probes import Reading
+from watchbill.probes.patient import PatientProbe
+from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.driver import Driver, Parts
+from watchbill.runtime.knowledge import Memories
+from watchbill.runtime.lookout import Lookout
+from watchbill.sizes import Sizes
+from watchbill.units import Bytes, Millis
 
-__all__ = ["House", "RawAnswer", "StandIn", "eventually", "house", "raw"]
+__all__ = ["CATALOG", "HELLO", "House", "PeerEngine", "RawAnswer", "eventually", "house", "raw"]
 
 HELLO = stream_of(sse(*chat_events("hello there")))
+MIB = {"ram": Bytes(2**20)}
 MODELS = {
-    "a": Model("a", "peer", aliases=("alias/of-a",), concurrency=8),
-    "b/with:slash": Model("b/with:slash", "peer"),
+    "a": Model("a", "peer", aliases=("alias/of-a",), concurrency=8, memory=MIB),
+    "b/with:slash": Model("b/with:slash", "peer", memory=MIB),
 }
+LANES = {
+    "default": Lane("default", queue_max=16),
+    "batch": Lane("batch", queue_max=16),
+    "brief": Lane("brief", timeout_ms=Millis(200)),
+}
+CATALOG = Catalog({"ram": Device("ram")}, {"peer": EngineRules("peer", "process")}, MODELS, LANES)
 
 
-class StandIn:
-    """A scheduler that grants at once while there is room, first come, first served."""
+class PeerEngine:
+    """An engine whose every model is the peer. A load waits while `gate` is closed."""
 
-    def __init__(self, peer: EnginePeer, server: Server) -> None:
+    capabilities = Capabilities(owned=True, measures_memory=False, stops_generation=True)
+
+    def __init__(self, peer: EnginePeer, on_death: DeathCallback) -> None:
         self._peer = peer
-        lanes = {name: Lane(name, queue_max=16) for name in ("default", "batch")}
-        self.catalog = Catalog(
-            {"ram": Device("ram")}, {"peer": EngineRules("peer", "process")}, MODELS, lanes
-        )
-        self.open: dict[str, Ticket] = {}
-        self.waiting: deque[Ticket] = deque()
-        self.running: set[str] = set()
-        self.slots = 8
-        self.attempt = 1
-        self.events: list[Event] = []
-        self.wishes: list[Wish] = []
-        self.ready = True
-        self.journal: asyncio.Queue[dict[str, object]] = asyncio.Queue()
-        self._ids = itertools.count(1)
+        self._on_death = on_death
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.attempts: dict[str, int] = {}
+        self.endpoint: Endpoint | None = None
 
-    def submit(self, wish: Wish) -> Ticket:
-        self.wishes.append(wish)
-        model = self.catalog.find_model(wish.model)
-        if model is None:
-            raise ModelNotFound(f"no model {wish.model!r}; GET /v1/models lists those there are")
-        lane = wish.lane or "default"
-        if len(self.waiting) >= self.catalog.lanes[lane].queue_max:
-            raise LaneFull(retry_after_ms=90_000)
-        request = Request(f"r{next(self._ids)}", model.name, lane, WorkClass.INTERACTIVE, 0, 1, 1)
-        ticket = Ticket(request, self._feed)
-        self.open[ticket.id] = ticket
-        self.waiting.append(ticket)
-        self._turn()
-        return ticket
+    async def load(self, model: Model, attempt: int) -> Warm:
+        await self.gate.wait()
+        self.attempts[model.name] = attempt
+        return Warm(self.endpoint or self._peer.endpoint, None, {})
 
-    def _feed(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Ended | Left):
-            ticket = self.open.pop(event.id)
-            self.running.discard(event.id)
-            if ticket in self.waiting:
-                self.waiting.remove(ticket)
-        elif isinstance(event, Returned):
-            self.running.discard(event.id)
-            self.waiting.appendleft(self.open[event.id])
-        self._turn()
+    async def stop(self, model: str, *, hard: bool = False) -> None:
+        self.attempts.pop(model, None)
 
-    def _turn(self) -> None:
-        while self.waiting and len(self.running) < self.slots:
-            ticket = self.waiting.popleft()
-            self.running.add(ticket.id)
-            ticket.start(Start(ticket.request.model, self._peer.endpoint, self.attempt, 3, 2))
+    def memory(self, model: str) -> dict[str, int]:
+        return {}
 
-    def resume(self, slots: int) -> None:
-        self.slots = slots
-        self._turn()
+    async def close(self) -> None:
+        self.attempts.clear()
 
-    def status(self) -> dict[str, object]:
-        return {"devices": {}, "models": {name: {"state": "ready"} for name in MODELS}, "lanes": {}}
+    def die(self, model: str) -> None:
+        """The engine of a model is gone without being asked."""
+        self._on_death(model, self.attempts.pop(model), "it was shot")
 
-    def requests(self) -> list[dict[str, object]]:
-        return [{"id": id} for id in self.open]
 
-    def request(self, id: str, /) -> dict[str, object] | None:
-        return {"id": id} if id in self.open else None
+class EmptyMachine:
+    """A machine on which nothing else runs."""
 
-    def cancel(self, id: str, /) -> bool:
-        return self.open.get(id) is not None
-
-    def explain(self, model: str, /) -> dict[str, object]:
-        return {"model": model}
-
-    async def load(self, model: str, /) -> str:
-        return f"{model} is warm"
-
-    async def evict(self, model: str, /, *, force: bool = False) -> str:
-        return f"{model} left"
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    async def subscribe(self) -> AsyncIterator[dict[str, object]]:
-        while True:
-            yield await self.journal.get()
+    def read(self) -> dict[str, Reading]:
+        return {"ram": Reading(Bytes(2**30), Bytes(2**30), Millis(time.monotonic_ns() // 1_000_000))}
 
 
 class House:
     """What a test holds in its hands."""
 
-    def __init__(self, serving: Serving, gateway: Gateway, driver: StandIn, peer: EnginePeer) -> None:
+    def __init__(self, serving: Serving, driver: Driver, peer: EnginePeer, engine: PeerEngine) -> None:
         self.serving = serving
-        self.gateway = gateway
+        self.gateway = serving.gateway
         self.driver = driver
         self.peer = peer
+        self.engine = engine
         self.log: list[str] = []
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -137,9 +107,26 @@ class House:
         return reader, writer
 
     async def until_idle(self) -> None:
-        """Waits until no grant is out and the engine works on nothing."""
+        """Waits until nobody waits, no grant is out and the engine works on nothing."""
         await self.peer.until(lambda peer: peer.working == 0)
-        await eventually(lambda: not self.driver.open)
+        await eventually(lambda: not self.driver.requests())
+
+    async def until_waiting(self, count: int = 1) -> None:
+        """Waits until so many requests wait for their turn."""
+        await eventually(lambda: self.count("waiting") == count)
+
+    def count(self, state: str) -> int:
+        """How many requests wait, or run."""
+        return sum(request["state"] == state for request in self.driver.requests())
+
+    def outcomes(self) -> dict[str, int]:
+        """How the requests ended, as /metrics counts them."""
+        found: dict[str, int] = {}
+        for line in self.driver.metrics.render().decode().splitlines():
+            if line.startswith("watchbill_requests_total{"):
+                outcome = line.split('outcome="')[1].split('"')[0]
+                found[outcome] = found.get(outcome, 0) + int(float(line.split(" ")[-1]))
+        return found
 
     async def send(self, request: bytes) -> "RawAnswer":
         """Sends raw bytes on a connection of their own and reads to the end of the first answer."""
@@ -216,20 +203,46 @@ async def raw(reader: asyncio.StreamReader) -> RawAnswer:
 async def house(
     talk: Talk = HELLO, *, server: Server | None = None, deadlines: Deadlines | None = None
 ) -> AsyncIterator[House]:
-    """Opens a house, and closes it without a trace."""
-    server = server or Server()
-    async with peer_listening(talk) as peer:
-        driver = StandIn(peer, server)
-        upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
-        log: list[str] = []
-        app = make_app(driver, server, upstream=upstream, access_log=log.append)
-        serving = await serve(app, "127.0.0.1", 0)
-        opened = House(serving, app[GATEWAY], driver, peer)
-        opened.log = log
-        try:
+    """Opens a house with the real driver in it, and closes it without a trace."""
+    with TemporaryDirectory() as folder:
+        async with (
+            peer_listening(talk) as peer,
+            _opened(Path(folder), peer, server or Server(), deadlines) as opened,
+        ):
             yield opened
-        finally:
-            for writer in opened.writers:
-                writer.transport.abort()
-            await serving.close(grace_ms=200)
-            await upstream.close()
+
+
+@asynccontextmanager
+async def _opened(
+    root: Path, peer: EnginePeer, server: Server, deadlines: Deadlines | None
+) -> AsyncIterator[House]:
+    engines: list[PeerEngine] = []
+
+    def make_engine(_rules: EngineRules, on_death: DeathCallback) -> PeerEngine:
+        engines.append(PeerEngine(peer, on_death))
+        return engines[-1]
+
+    journal = Journal(root, CATALOG.journal)
+    parts = Parts(
+        make_engine=make_engine,
+        memories=Memories(CATALOG, Sizes(root)),
+        journal=journal,
+        alerts=Alerts(CATALOG.alerts, journal.write),
+        make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
+    )
+    driver = Driver(CATALOG, parts)
+    upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
+    log: list[str] = []
+    await driver.start()
+    app = make_app(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
+    opened = House(await serve(app, "127.0.0.1", 0), driver, peer, engines[0])
+    opened.log = log
+    try:
+        yield opened
+    finally:
+        for writer in opened.writers:
+            writer.transport.abort()
+        await opened.serving.close(grace_ms=200)
+        await driver.close()
+        await upstream.close()
+        journal.close()

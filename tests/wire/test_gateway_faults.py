@@ -9,11 +9,11 @@ import pytest
 
 from support.house import HELLO, House, eventually, house
 from support.peer import Asked, Talk, chat_events, sse, stream_of
-from watchbill.core.messages import Ended, FirstByte, Left, Returned
+from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
-from watchbill.errors import WaitExceeded
 from watchbill.gateway import relay
 from watchbill.limits import EVENT_STREAMS_MAX
+from watchbill.runtime import driver
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -58,10 +58,6 @@ def hangs(after: bytes = b"") -> Talk:
     return talk
 
 
-def counts(opened: House, *kinds: type) -> list[int]:
-    return [sum(isinstance(event, kind) for event in opened.driver.events) for kind in kinds]
-
-
 # ------------------------------------------------------------------ engines
 
 
@@ -71,7 +67,7 @@ async def test_an_engine_that_dies_before_its_first_byte_is_asked_once_more(body
     async with house(first_dies(after=b"")) as opened:
         answer = await opened.ask("/v1/chat/completions", body)
         assert answer.status == 200 and b"three" in answer.body
-        assert counts(opened, Returned, Ended, Left) == [1, 1, 0]
+        assert len(opened.peer.asked) == 2 and opened.outcomes() == {"ok": 1}
 
 
 async def test_a_whole_answer_that_breaks_off_is_asked_for_once_more() -> None:
@@ -79,7 +75,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_for_once_more() -> None:
     async with house(first_dies(after=HEAD + chunk(EVENTS[:400]))) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert answer.json["choices"][0]["message"]["content"] == "one two three"
-        assert counts(opened, Returned, Ended) == [1, 1]
+        assert len(opened.peer.asked) == 2 and opened.outcomes() == {"ok": 1}
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
@@ -94,7 +90,7 @@ async def test_an_engine_that_dies_twice_is_an_error(body: object) -> None:
         assert (answer.status, answer.code) == (502, "engine_failed")
         assert answer.json["error"]["source"] == "engine"
         assert len(opened.peer.asked) == 2
-        assert counts(opened, Ended, Left) == [1, 0] and not opened.driver.open
+        assert opened.outcomes() == {"engine_failed": 1} and not opened.driver.requests()
 
 
 @pytest.mark.parametrize("at", range(0, len(EVENTS), 61))
@@ -141,7 +137,7 @@ async def test_an_engine_that_hangs_is_given_up(after: bytes) -> None:
             answer.status == (200 if after.endswith(b"\r\n\r\n") is False and after else 502) or after == HEAD
         )
         await opened.until_idle()
-        assert counts(opened, Ended) == [1]
+        assert opened.outcomes() == {"engine_failed": 1}
 
 
 async def test_an_engine_that_is_gone_is_an_error() -> None:
@@ -149,7 +145,7 @@ async def test_an_engine_that_is_gone_is_an_error() -> None:
     async with house() as opened:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            opened.peer.port = unused.getsockname()[1]
+            opened.engine.endpoint = Endpoint("127.0.0.1", unused.getsockname()[1])
             answer = await opened.ask("/v1/chat/completions", CHAT)
         assert (answer.status, answer.code) == (502, "engine_failed")
 
@@ -157,23 +153,33 @@ async def test_an_engine_that_is_gone_is_an_error() -> None:
 # ------------------------------------------------------------------ the scheduler's cuts
 
 
-@pytest.mark.parametrize(("how", "code"), [("preempted", "preempted"), ("run_timeout", "run_timeout")])
-async def test_a_cut_stream_says_why(how: str, code: str) -> None:
+async def test_a_stream_that_the_operator_cancels_says_so() -> None:
     """LANE-04: a cut is an error event, and the engine's work ends."""
     async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
-        next(iter(opened.driver.open.values())).cut_off(how)
-        rest = await reader.readuntil(b"0\r\n\r\n")
-        assert f'"code":"{code}"'.encode() in rest
+        request = opened.driver.requests()[0]["id"]
+        assert (await opened.ask(f"/wb/v1/requests/{request}", method="DELETE")).status == 200
+        assert b'"code":"preempted"' in await reader.readuntil(b"0\r\n\r\n")
         await opened.until_idle()
-        assert counts(opened, FirstByte, Ended) == [1, 1]
-        writer.close()
+        assert opened.peer.left == 1
+        assert (await opened.ask(f"/wb/v1/requests/{request}", method="DELETE")).status == 404
 
 
-async def test_a_request_that_is_taken_back_before_its_first_byte_starts_again() -> None:
-    """RES-12: `requeue` is invisible to the client."""
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_an_answer_beyond_its_lanes_time_is_cut(body: dict[str, object]) -> None:
+    """LANE-04: `timeout` bounds the time from start to end."""
+    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+        answer = await opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "brief"})
+        assert b'"code":"run_timeout"' in answer.body
+        assert answer.status == (200 if body.get("stream") else 504)
+        await opened.until_idle()
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(body: object) -> None:
+    """R30, race 7: the scheduler takes it back, loads anew, and the client notices nothing."""
     served = 0
 
     async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -184,11 +190,24 @@ async def test_a_request_that_is_taken_back_before_its_first_byte_starts_again()
         await HELLO(asked, writer)
 
     async with house(talk) as opened:
-        asking = asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT))
+        asking = asyncio.ensure_future(opened.ask("/v1/chat/completions", body))
         await opened.peer.until(lambda peer: peer.working == 1)
-        next(iter(opened.driver.open.values())).cut_off("requeue")
-        assert (await asking).status == 200
-        assert counts(opened, Returned, Ended) == [1, 1]
+        opened.engine.die("a")
+        answer = await asking
+        assert answer.status == 200 and b"there" in answer.body
+        assert opened.outcomes() == {"ok": 1}
+        assert opened.engine.attempts["a"] > 1
+
+
+async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:
+    """R30: after the first byte an error frame."""
+    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+        reader, writer = await opened.connect()
+        writer.write(post(STREAM))
+        await reader.readuntil(b"data: ")
+        opened.engine.die("a")
+        assert b'"code":"engine_failed"' in await reader.readuntil(b"0\r\n\r\n")
+        await opened.until_idle()
 
 
 # ------------------------------------------------------------------ clients who leave
@@ -212,20 +231,25 @@ async def test_a_client_that_leaves_stops_the_engine(body: object, after: bytes,
         async with asyncio.timeout(2):
             await opened.until_idle()
         assert opened.peer.left == 1
-        assert counts(opened, Left, Ended) == [1, 0]
+        assert opened.outcomes() == {"cancelled": 1}
         writer.close()
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_the_queue() -> None:
-    """LANE-07: nobody waits in its name, and it is never granted."""
+    """LANE-07: nobody waits in its name, it is never granted, and the load goes on for others (race 11)."""
     async with house() as opened:
-        opened.driver.slots = 0
+        opened.engine.gate.clear()
         _, writer = await opened.connect()
         writer.write(post(STREAM))
-        await eventually(lambda: opened.driver.waiting)
+        await opened.until_waiting()
+        other = asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT))
+        await opened.until_waiting(2)
         writer.close()
-        await eventually(lambda: not opened.driver.open)
-        assert not opened.peer.asked and counts(opened, Left) == [1]
+        await opened.until_waiting(1)
+        opened.engine.gate.set()
+        assert (await other).status == 200
+        assert len(opened.peer.asked) == 1
+        assert opened.outcomes() == {"cancelled": 1, "ok": 1}
 
 
 async def test_clients_that_leave_at_random_points_leave_nothing_behind() -> None:
@@ -251,9 +275,9 @@ async def test_clients_that_leave_at_random_points_leave_nothing_behind() -> Non
         for batch in range(10):
             await asyncio.gather(*(visit(opened, batch * 40 + at) for at in range(40)))
         await opened.until_idle()
-        asked = len([event for event in opened.driver.events if isinstance(event, Ended | Left)])
-        assert asked == len({event.id for event in opened.driver.events if isinstance(event, Ended | Left)})
-        assert not opened.driver.running and not opened.driver.waiting
+        outcomes = opened.outcomes()
+        assert set(outcomes) <= {"ok", "cancelled", "lane_full"} and outcomes["cancelled"] > 50
+        assert opened.driver.status()["models"]["a"]["in_flight"] == 0
 
 
 # ------------------------------------------------------------------ waiting
@@ -264,7 +288,7 @@ async def test_headers_are_held_back_then_signs_of_life_follow(monkeypatch: pyte
     monkeypatch.setattr(relay, "HEADERS_HELD_MS", 60)
     monkeypatch.setattr(relay, "KEEP_ALIVE_COMMENT_MS", 40)
     async with house() as opened:
-        opened.driver.slots = 0
+        opened.engine.gate.clear()
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -274,50 +298,43 @@ async def test_headers_are_held_back_then_signs_of_life_follow(monkeypatch: pyte
             comment = await reader.readexactly(size)
             assert comment.startswith(b": queued") and comment.endswith(b"\n") and comment.count(b"\n") == 1
             await reader.readline()
-        opened.driver.resume(8)
-        rest = await reader.readuntil(b"0\r\n\r\n")
-        assert b"[DONE]" in rest
-        assert counts(opened, FirstByte, Ended) == [1, 1]
-        writer.close()
+        opened.engine.gate.set()
+        assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
 
 
 async def test_a_refusal_after_the_headers_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """api.md: after the first byte an error can only be in-stream."""
     monkeypatch.setattr(relay, "HEADERS_HELD_MS", 20)
     async with house() as opened:
-        opened.driver.slots = 0
-        reader, writer = await opened.connect()
-        writer.write(post(STREAM))
-        await reader.readuntil(b": queued")
-        opened.driver.waiting.popleft().refuse(WaitExceeded())
-        rest = await reader.readuntil(b"0\r\n\r\n")
-        assert b'"code":"wait_exceeded"' in rest
-        writer.close()
+        opened.engine.gate.clear()
+        patience = {"X-Watchbill-Deadline-Ms": "1500"}
+        answer = await opened.ask("/v1/chat/completions", STREAM, headers=patience)
+        assert answer.status == 200 and answer.body.startswith(b": queued")
+        assert b'"code":"wait_exceeded"' in answer.body
 
 
 async def test_a_refusal_of_a_whole_answer_has_retry_after_and_loading() -> None:
     """api.md: 503 with Retry-After and, beside error, loading{}."""
     async with house() as opened:
-        opened.driver.slots = 0
-        asking = asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT))
-        await eventually(lambda: opened.driver.waiting)
-        opened.driver.waiting.popleft().refuse(WaitExceeded(retry_after_ms=400_000))
-        answer = await asking
+        opened.engine.gate.clear()
+        patience = {"X-Watchbill-Deadline-Ms": "1500"}
+        answer = await opened.ask("/v1/chat/completions", CHAT, headers=patience)
         assert (answer.status, answer.code) == (503, "wait_exceeded")
-        assert answer.headers["retry-after"] == "60"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json["loading"]["state"] == "loading"
         assert set(answer.json["loading"]) == {"state", "progress", "eta_seconds"}
 
 
 async def test_a_full_lane_answers_429_at_once() -> None:
     """LANE-08"""
     async with house() as opened:
-        opened.driver.slots = 0
+        opened.engine.gate.clear()
         waiting = [asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT)) for _ in range(16)]
-        await eventually(lambda: len(opened.driver.waiting) == 16)
+        await opened.until_waiting(16)
         answer = await opened.ask("/v1/chat/completions", STREAM)
         assert (answer.status, answer.code) == (429, "lane_full")
-        assert answer.headers["retry-after"] == "60"
-        opened.driver.resume(8)
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        opened.engine.gate.set()
         assert {(await one).status for one in waiting} == {200}
 
 
@@ -334,12 +351,12 @@ async def test_closing_sends_away_who_waits_and_lets_finish_who_is_served() -> N
         writer.write(chunk(EVENTS[300:]) + b"0\r\n\r\n")
 
     async with house(talk) as opened:
-        opened.driver.slots = 1
+        single = {"model": "b/with:slash"}
         reader, writer = await opened.connect()
-        writer.write(post(STREAM))
+        writer.write(post({**STREAM, **single}))
         await reader.readuntil(b"data: ")
-        waiting = asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT))
-        await eventually(lambda: opened.driver.waiting)
+        waiting = asyncio.ensure_future(opened.ask("/v1/chat/completions", {**CHAT, **single}))
+        await opened.until_waiting()
         closing = asyncio.ensure_future(opened.serving.close(grace_ms=10_000))
         answer = await waiting
         assert (answer.status, answer.code) == (503, "shutting_down")
@@ -360,8 +377,7 @@ async def test_closing_cuts_who_is_still_there_with_an_error_event() -> None:
         await reader.readuntil(b"data: ")
         await opened.serving.close(grace_ms=50)
         assert b'"code":"shutting_down"' in await reader.read()
-        assert not opened.driver.open
-        writer.close()
+        assert not opened.driver.requests()
 
 
 async def test_events_are_streamed_until_the_house_closes() -> None:
@@ -370,8 +386,8 @@ async def test_events_are_streamed_until_the_house_closes() -> None:
         reader, writer = await opened.connect()
         writer.write(b"GET /wb/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        opened.driver.journal.put_nowait({"event": "load", "model": "a"})
-        assert b'data: {"event":"load","model":"a"}\n\n' in await reader.readuntil(b"\n\n\r\n")
+        await opened.ask("/v1/chat/completions", CHAT)
+        assert b'"model":"a"' in await reader.readuntil(b"\n\n\r\n")
         await opened.serving.close(grace_ms=5_000)
         assert (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
@@ -391,11 +407,11 @@ async def test_a_closed_stream_of_events_frees_its_place() -> None:
             await eventually(lambda: not opened.gateway.listeners)
 
 
-async def test_ready_is_about_the_scheduler_not_the_socket() -> None:
+async def test_ready_is_about_the_scheduler_not_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """api.md: /ready tests the scheduler."""
     async with house() as opened:
         assert (await opened.ask("/ready")).status == 200
-        opened.driver.ready = False
+        monkeypatch.setattr(driver, "READY_TURN_MS", -1)  # it has not turned since before now
         assert (await opened.ask("/ready")).status == 503
         assert (await opened.ask("/health")).status == 200
 
@@ -411,4 +427,25 @@ async def test_the_access_log_tells_who_left() -> None:
         await opened.ask("/v1/models")
         opened.gateway.access.flush()
         lines = "\n".join(opened.log)
-        assert " r1 " in lines and " 499 " in lines and "SECRET" not in lines
+        assert " wb-" in lines and " 499 " in lines and "SECRET" not in lines
+
+
+async def test_the_operators_door() -> None:
+    """/wb/v1: status, requests, explain, load, evict, metrics, reload."""
+    async with house() as opened:
+        assert (await opened.ask("/wb/v1/models/b%2Fwith:slash/load", {})).json["model"] == "b/with:slash"
+        assert (await opened.ask("/wb/v1/status")).json["models"]["b/with:slash"]["state"] == "ready"
+        assert (await opened.ask("/wb/v1/models/b%2Fwith:slash/evict", {"force": True})).status == 200
+        assert (await opened.ask("/wb/v1/status")).json["models"]["b/with:slash"]["state"] == "absent"
+        assert (await opened.ask("/wb/v1/models/none/load", {})).code == "model_not_found"
+        assert (await opened.ask("/wb/v1/explain?model=a")).status == 200
+        assert (await opened.ask("/wb/v1/explain?model=none")).status == 404
+        assert (await opened.ask("/wb/v1/requests")).json == {"requests": []}
+        assert b"watchbill_" in (await opened.ask("/metrics")).body
+        assert (await opened.ask("/wb/v1/config/reload", {})).status == 404
+
+        async def reload() -> list[str]:
+            return ["model x is new"]
+
+        opened.gateway.reload = reload
+        assert (await opened.ask("/wb/v1/config/reload", {})).json["changes"] == ["model x is new"]

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import HELLO, house, raw
+from support.house import CATALOG, HELLO, house, raw
 from support.peer import Asked, chat_events, sse, stream_of
+from watchbill.catalog import ApiKey
+from watchbill.engines.base import Endpoint
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.wishes import Wishes
+from watchbill.limits import DURATION_MS_MAX
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -41,7 +45,7 @@ async def test_the_answer_names_request_model_lane_and_times() -> None:
     """LANE-01"""
     async with house() as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-Lane": "batch"})
-        assert answer.headers["x-watchbill-request-id"] == "r1"
+        assert answer.headers["x-watchbill-request-id"].startswith("wb-")
         assert answer.headers["x-watchbill-model"] == "a"
         assert answer.headers["x-watchbill-lane"] == "batch"
         assert answer.headers["x-watchbill-wait-ms"].isdecimal()
@@ -150,23 +154,41 @@ async def test_our_own_fields_are_honoured_and_taken_out() -> None:
         "tools": [{"a": {"b": 1.5}}],
     }
     async with house() as opened:
-        await opened.ask("/v1/chat/completions", fields, headers={"X-Watchbill-Deadline-Ms": "1500"})
+        await opened.ask("/v1/chat/completions", fields)
         sent = opened.peer.asked[0].json
         assert not {"priority", "ttl", "keep_alive"} & set(sent)
         assert sent["grammar"] == "x" and sent["tools"] == [{"a": {"b": 1.5}}]
-        wish = opened.driver.wishes[0]
-        assert (wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (2, 1500, 600_000)
+    wish = Wishes().read({"X-Watchbill-Deadline-Ms": "1500"}, dict(fields), CATALOG, None)
+    assert (wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (2, 1500, 600_000)
 
 
-async def test_unknown_wishes_degrade_and_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [(0, 0), (60, 60_000), (0.5, 500), ("1h30m", 5_400_000), (-1, DURATION_MS_MAX), ("-1m", DURATION_MS_MAX)],
+)
+def test_keep_alive_is_seconds_or_a_duration(asked: object, meant: int) -> None:
+    """api.md: number of seconds, duration string, negative = long, 0 = leave now."""
+    assert Wishes().read({}, {"model": "a", "keep_alive": asked}, CATALOG, None).keep_alive_ms == meant
+    assert Wishes().read({}, {"model": "a", "ttl": asked}, CATALOG, None).keep_alive_ms == meant
+
+
+def test_unknown_wishes_degrade_and_are_counted() -> None:
     """api.md: an unknown value degrades to the default and is counted."""
     headers = {"X-Watchbill-Lane": "nowhere", "X-Watchbill-Priority": "11", "X-Watchbill-Deadline-Ms": "soon"}
-    async with house() as opened:
-        answer = await opened.ask("/v1/chat/completions", {**CHAT, "keep_alive": "later"}, headers=headers)
-        assert answer.status == 200
-        wish = opened.driver.wishes[0]
-        assert (wish.lane, wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (None, None, None, None)
-        assert opened.gateway.wishes.degraded == 4
+    wishes = Wishes()
+    wish = wishes.read(headers, {"model": "a", "keep_alive": "later"}, CATALOG, None)
+    assert (wish.lane, wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (None, None, None, None)
+    assert wishes.degraded == 4
+
+
+def test_a_key_has_its_lane_and_an_admin_goes_first() -> None:
+    """api.md: callers who cannot send headers get their lane by API key; LANE-06: operators go first."""
+    user, admin = ApiKey("user", "k", lane="batch"), ApiKey("root", "k", admin=True)
+    read = Wishes().read
+    assert read({}, {"model": "a"}, CATALOG, user).lane == "batch"
+    assert read({"X-Watchbill-Lane": "brief"}, {"model": "a"}, CATALOG, user).lane == "brief"
+    assert not read({}, {"model": "a"}, CATALOG, user).operator
+    assert read({}, {"model": "a"}, CATALOG, admin).operator
 
 
 async def test_an_engines_refusal_keeps_its_words() -> None:
@@ -183,7 +205,7 @@ async def test_an_engines_refusal_keeps_its_words() -> None:
                 "exceed_context_size_error",
                 "engine",
             )
-            assert opened.driver.open == {}
+            assert opened.driver.requests() == []
 
 
 @pytest.mark.parametrize(
@@ -219,13 +241,8 @@ async def test_an_error_event_becomes_a_status_for_who_wants_a_whole_answer() ->
 async def test_the_engines_own_name_for_a_model_is_used() -> None:
     """Endpoint.upstream_model"""
     async with house() as opened:
-        endpoint = opened.peer.endpoint
-        named = type(endpoint)(endpoint.host, endpoint.port, upstream_model="own:7b")
-        type(opened.peer).endpoint = property(lambda _peer: named)  # type: ignore[assignment]
-        try:
-            await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
-        finally:
-            type(opened.peer).endpoint = property(lambda peer: type(endpoint)("127.0.0.1", peer.port))  # type: ignore[assignment]
+        opened.engine.endpoint = Endpoint("127.0.0.1", opened.peer.port, upstream_model="own:7b")
+        await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert opened.peer.asked[0].json["model"] == "own:7b"
 
 
@@ -252,6 +269,7 @@ def assemble(*events: object, chat: bool = True) -> dict[str, object]:
 
 def test_tool_calls_are_joined_by_index() -> None:
     """pitfalls.md: tool_calls by index, whatever order they come in."""
+
     def call(index: int, arguments: str, **more: object) -> dict[str, object]:
         name = more.pop("name", None)
         function = {"arguments": arguments, **({"name": name} if name else {})}
