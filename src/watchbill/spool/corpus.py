@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from watchbill.spool.atomic import FILE_MODE, fsync_folder, make_folder, pwrite_all, write_file_durable
 from watchbill.spool.events import decode, event_id, id_digest
@@ -65,9 +66,16 @@ class Corpus:
         return Appended(len(fresh), len(events) - len(fresh))
 
     def close(self) -> None:
+        """Close the file; the next append opens it again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _fresh(self, events: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
         batch: dict[bytes, bytes] = {}

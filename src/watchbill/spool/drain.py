@@ -254,6 +254,8 @@ class Drain:
         return True
 
     def _let_go(self) -> None:
+        for corpus in self._corpora.values():
+            corpus.close()
         if self._order_fd >= 0:
             os.close(self._order_fd)
             self._order_fd = -1

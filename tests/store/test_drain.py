@@ -1,0 +1,327 @@
+"""The drain: from the queue into the corpus, each event once, whatever dies or fills up on the way."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchbill.errors import ConfigError
+from watchbill.spool import (
+    AnyObject,
+    Corpus,
+    Drain,
+    DrainReport,
+    JsonSchema,
+    PoisonEvent,
+    Spool,
+    drain_all,
+    reader,
+)
+from watchbill.spool import drain as drain_module
+from watchbill.spool.inspect import State, entries, stats
+
+Say = Callable[[object], None]
+
+
+def event(number: int | str, **rest: object) -> dict[str, object]:
+    return {"id": str(number), "kind": "note", "ts": 1, **rest}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return tmp_path / "corpus.jsonl"
+
+
+def ids(corpus: Path) -> list[str]:
+    return [line.id for line in reader.read(corpus, unique=False)]
+
+
+def test_events_reach_the_corpus_unchanged_and_in_order(path: Path, corpus: Path) -> None:
+    """SPOOL-04, SPOOL-07: single events, batches, bundles and foreign bytes, in order of arrival."""
+    odd = b'{"ts": 1.50,  "kind":"note","id":"odd", "text":"\\u00e4"}'
+    with Spool(path) as spool:
+        spool.enqueue(event(0))
+        spool.enqueue(odd)
+        spool.enqueue_many([event(number) for number in range(1, 60)])
+        spool.enqueue_many([event(number) for number in range(60, 70)], bundle=True)
+        seen: list[int] = []
+        drain = Drain(spool, Corpus(corpus), progress=lambda report: seen.append(report.appended))
+        report = drain.run_once()
+        assert (report.appended, report.poisoned) == (71, 0)
+        assert ids(corpus) == ["0", "odd", *(str(number) for number in range(1, 70))]
+        assert corpus.read_bytes().split(b"\n")[1] == odd
+        assert stats(spool).done == 71
+        assert seen[-1] == 71
+
+
+def test_invalid_events_go_to_poison_and_never_block(path: Path, corpus: Path) -> None:
+    """SPOOL-06: the built-in schema wants id, kind and ts; a bundle loses only its bad line."""
+    with Spool(path) as spool:
+        bad = [
+            {"kind": "k", "ts": 1},
+            {"id": "1", "ts": 1},
+            {"id": "1", "kind": "k"},
+            {"id": True, "kind": "k", "ts": 1},
+        ]
+        for each in bad:
+            spool.enqueue(each)
+        spool.enqueue(event("good"))
+        spool.enqueue_many([event("a"), {"id": "b"}, event("c")], bundle=True)
+        report = Drain(spool, Corpus(corpus)).run_once()
+        assert (report.appended, report.poisoned) == (3, 5)
+        assert ids(corpus) == ["good", "a", "c"]
+        reasons = sorted(entry.reason["reason"] for entry in entries(spool, State.POISON))
+        assert reasons == [
+            "schema: `id` is missing", "schema: `id` must be a text or an integer", "schema: `kind` is missing",
+            "schema: `kind` is missing", "schema: `ts` is missing",
+        ]  # fmt: skip
+
+
+def test_a_json_schema_file_judges_events(path: Path, corpus: Path, tmp_path: Path) -> None:
+    """SPOOL-04, SPOOL-06: with the path of what is wrong in the reason; a bad schema file is a config error."""
+    pytest.importorskip("jsonschema_rs", reason="needs the extra watchbill[schema]")
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    )
+    with Spool(path) as spool:
+        spool.enqueue({"n": 1})
+        spool.enqueue({"n": "one"})
+        report = Drain(spool, Corpus(corpus), schema=JsonSchema(schema)).run_once()
+        assert (report.appended, report.poisoned) == (1, 1)
+        (bad,) = entries(spool, State.POISON)
+        assert bad.reason["reason"].startswith("schema: n: ")
+    schema.write_text("{")
+    with pytest.raises(ConfigError):
+        JsonSchema(schema)
+
+
+def test_events_without_an_id_are_known_by_their_bytes(path: Path, corpus: Path) -> None:
+    """SPOOL-07: the same bytes are the same event; the key of the id can be another one."""
+    with Spool(path) as spool:
+        for each in ({"n": 1}, {"n": 2}, {"n": 1}):
+            spool.enqueue(each)
+        report = Drain(spool, Corpus(corpus), schema=AnyObject()).run_once()
+        assert (report.appended, report.duplicates) == (2, 1)
+        for each in ({"key": "x", "n": 3}, {"key": "x", "n": 4}):
+            spool.enqueue(each)
+        report = Drain(spool, Corpus(corpus, id_key="key"), schema=AnyObject()).run_once()
+        assert (report.appended, report.duplicates) == (1, 1)
+
+
+def test_kinds_may_have_a_corpus_of_their_own(path: Path, tmp_path: Path) -> None:
+    """SPOOL-04: one spool, several corpora."""
+    notes, rest = tmp_path / "notes.jsonl", tmp_path / "rest.jsonl"
+    with Spool(path) as spool:
+        spool.enqueue(event(1))
+        spool.enqueue(event(2) | {"kind": "other"})
+        Drain(spool, {"note": Corpus(notes), "*": Corpus(rest)}).run_once()
+        spool.enqueue(event(3) | {"kind": "other"})
+        Drain(spool, {"note": Corpus(notes)}).run_once()
+        assert (ids(notes), ids(rest)) == (["1"], ["2"])
+        assert "no corpus for kind 'other'" in next(entries(spool, State.POISON)).reason["reason"]
+
+
+@pytest.mark.parametrize("point", ["rename", "renameat", "fdatasync", "pwrite64"])
+def test_a_drain_killed_at_any_call_appends_everything_once(
+    path: Path, corpus: Path, traced: Callable[..., Any], point: str
+) -> None:
+    """SPOOL-04, SPOOL-05, SPOOL-07, R2: killed between append and done the next drain knows the ids."""
+    with Spool(path) as spool:
+        for number in range(12):
+            spool.enqueue(event(number))
+    for number in (1, 2, 5, 9, 14):
+        options = [
+            "-o",
+            os.devnull,
+            "-e",
+            f"trace={point}",
+            "-e",
+            f"inject={point}:signal=KILL:when={number}",
+        ]
+        traced("drain.py", str(path), str(corpus), options=options)
+    with Spool(path) as spool:
+        Drain(spool, Corpus(corpus)).run_once()
+        assert sorted(ids(corpus), key=int) == [str(number) for number in range(12)]
+        assert (stats(spool).done, stats(spool).poison) == (12, 0)
+
+
+def test_a_power_cut_during_a_drain_loses_nothing(path: Path, disk: Any, child: Callable[..., Any]) -> None:
+    """SPOOL-04, R1: acknowledged events are in the corpus or in the queue; the corpus has whole lines, and
+    after the next drain it has each id once."""
+    for trial in range(4):
+        home = disk.path / str(trial)
+
+        def work(say: Say, home: Path = home) -> None:
+            with Spool(home / "spool") as spool:
+                drain = Drain(spool, Corpus(home / "corpus.jsonl"), batch=16)
+                for number in range(100_000):
+                    spool.enqueue(event(number))
+                    say(number)
+                    if number % 10 == 9:
+                        drain.step()
+
+        process = child(work)
+        process.first()
+        time.sleep(0.01 * (trial + 1))  # the moment of the cut is the experiment
+        disk.shut_down()
+        acknowledged = [number for number in process.kill() if isinstance(number, int)]
+        disk.mount_again()
+        with Spool(home / "spool") as spool:
+            Drain(spool, Corpus(home / "corpus.jsonl")).run_once()
+            found = ids(home / "corpus.jsonl")
+            assert {str(number) for number in acknowledged} <= set(found)
+            assert len(found) == len(set(found))
+            assert reader.check(home / "corpus.jsonl").is_clean
+            assert stats(spool).poison == 0
+
+
+def test_a_full_corpus_disk_uses_up_no_attempts(
+    path: Path, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-06, R4: the drain holds its batch and tries again; with room everything arrives on attempt one."""
+    monkeypatch.setattr(drain_module, "BACKOFF_FIRST_S", 0.01)
+    home = small_disk("size=128k")
+    ballast = home / "ballast"
+    ballast.write_bytes(b"x" * 120_000)
+    failing = threading.Event()
+    with Spool(path) as spool:
+        for number in range(5):
+            spool.enqueue(event(number, text="x" * 9000))
+
+        def progress(report: DrainReport) -> None:
+            if report.corpus_failures >= 3:
+                failing.set()
+
+        drain = Drain(spool, Corpus(home / "corpus.jsonl"), progress=progress)
+        thread = threading.Thread(target=drain.run_once)
+        thread.start()
+        assert failing.wait(20)
+        assert "No space left" in drain.last_error
+        ballast.unlink()
+        thread.join(20)
+        assert ids(home / "corpus.jsonl") == ["0", "1", "2", "3", "4"]
+        assert {entry.attempt for entry in entries(spool, State.DONE)} == {1}
+
+
+def test_a_stopped_drain_gives_its_batch_back(path: Path, tmp_path: Path) -> None:
+    """SPOOL-09: told to stop while the corpus cannot be written, it leaves nothing in flight."""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    with Spool(path) as spool:
+        spool.enqueue(event(1))
+        drain = Drain(spool, Corpus(blocked / "corpus.jsonl"))
+        thread = threading.Thread(target=drain.run)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not drain.report.corpus_failures:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        drain.stop()
+        thread.join(20)
+        assert (stats(spool).queue, stats(spool).in_flight, spool.in_flight_here) == (1, 0, 0)
+
+
+def test_a_handler_fails_with_back_off_and_poisons_after_three(
+    path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-06, R9: retries rest; others pass meanwhile; after the last attempt the reason is the error."""
+    monkeypatch.setattr(drain_module, "BACKOFF_FIRST_S", 0.01)
+    calls: list[str] = []
+
+    def handle(each: dict[str, Any]) -> None:
+        calls.append(each["id"])
+        if each["id"] == "bad":
+            raise RuntimeError("tier asleep")
+        if each["id"] == "worse":
+            raise PoisonEvent("cannot ever")
+
+    with Spool(path) as spool:
+        for name in ("bad", "worse", "good"):
+            spool.enqueue(event(name))
+        drain = Drain(spool, Corpus(corpus), handle=handle)
+        deadline = time.monotonic() + 20
+        while drain.report.settled < 3:
+            assert time.monotonic() < deadline
+            drain.step()
+        assert calls.count("bad") == 3
+        assert ids(corpus) == ["good"]
+        reasons = {entry.reason["reason"] for entry in entries(spool, State.POISON)}
+        assert reasons == {"retries exhausted: RuntimeError: tier asleep", "cannot ever"}
+
+
+def test_a_worker_killer_does_not_drag_its_batch_into_poison(
+    path: Path, corpus: Path, child: Callable[..., Any]
+) -> None:
+    """SPOOL-06, R9: one event kills its drain three times; the nineteen leased with it all arrive."""
+    with Spool(path) as spool:
+        for number in range(20):
+            spool.enqueue(event(number))
+
+        def work(say: Say) -> None:
+            def handle(each: dict[str, Any]) -> None:
+                if each["id"] == "7":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            with Spool(path) as mine:
+                Drain(mine, Corpus(corpus), handle=handle).run_once()
+
+        for _ in range(4):
+            child(work).join()
+        assert sorted(ids(corpus), key=int) == [str(number) for number in range(20) if number != 7]
+        (bad,) = entries(spool, State.POISON)
+        assert "worker died" in bad.reason["reason"]
+
+
+def test_several_drains_share_the_work(path: Path, corpus: Path) -> None:
+    """SPOOL-04: four at once on one spool and one corpus: each id once."""
+    spools = [Spool(path, durability="none") for _ in range(4)]
+    for first in range(0, 400, 50):
+        spools[0].enqueue_many([event(number) for number in range(first, first + 50)])
+    report = drain_all([Drain(spool, Corpus(corpus), batch=16) for spool in spools], once=True)
+    assert report.appended == 400
+    assert sorted(ids(corpus), key=int) == [str(number) for number in range(400)]
+    for spool in spools:
+        spool.close()
+
+
+def test_ordered_drains_keep_the_order_of_arrival(path: Path, corpus: Path) -> None:
+    """SPOOL-04: with `ordered` two drains take turns under a spool-wide lock."""
+    spools = [Spool(path, durability="none") for _ in range(2)]
+    for number in range(300):
+        spools[0].enqueue(event(number))
+    drain_all(
+        [Drain(spool, Corpus(corpus), batch=7, ordered=True, poll_s=0.01) for spool in spools], once=True
+    )
+    assert ids(corpus) == [str(number) for number in range(300)]
+    for spool in spools:
+        spool.close()
+
+
+def test_a_running_drain_wakes_on_arrival(path: Path, corpus: Path) -> None:
+    """SPOOL-04: far sooner than its poll interval; `stop` ends it at once."""
+    arrived = threading.Event()
+    with Spool(path) as spool, Spool(path) as producer:
+        drain = Drain(spool, Corpus(corpus), poll_s=30.0, progress=lambda _: arrived.set())
+        thread = threading.Thread(target=drain.run)
+        thread.start()
+        for number in range(3):
+            arrived.clear()
+            producer.enqueue(event(number))
+            assert arrived.wait(10)
+        assert drain.idle_s < 10
+        drain.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert ids(corpus) == ["0", "1", "2"]

@@ -1,0 +1,156 @@
+"""The log: replay shows what is missing, never what is there, and keeps what it cannot read."""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchbill.spool import Spool
+from watchbill.spool.host import boot_id, mount_id
+from watchbill.spool.inspect import stats
+from watchbill.spool.log import Log, Record, parse_log, record_bytes
+from watchbill.spool.replay import replay_dead
+
+WRITER = "0123456789abcdef"
+MUTATIONS = int(os.environ.get("WATCHBILL_MUTATIONS", "300"))
+
+
+def record(number: int) -> Record:
+    return Record(f"{number:019d}-{WRITER}~0.jsonl", b'{"id":"%d"}' % number)
+
+
+def write_log(
+    path: Path, records: list[Record], marks: Sequence[tuple[str, str]] = (), *, boot: str | None = None
+) -> Path:
+    """Leave a log as a writer does that was killed."""
+    fd = os.open(path, os.O_RDONLY)
+    log = Log(
+        path / "queue-wal", f"{WRITER}-{1:019d}.jsonl", boot_id() if boot is None else boot, mount_id(fd)
+    )
+    os.close(fd)
+    log.append(records, marks)
+    log.close()
+    return log.path
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path, durability="none")
+
+
+def test_only_what_is_missing_is_shown(spool: Spool) -> None:
+    """SPOOL-02: three logged, one of them in done already, one in the queue: one appears."""
+    records = [record(number) for number in range(1, 4)]
+    write_log(spool.path, records)
+    (spool.path / "queue" / records[0].name).write_bytes(records[0].content + b"\n")
+    (spool.path / "queue-done" / "2026-01-01").mkdir()
+    (spool.path / "queue-done" / "2026-01-01" / records[1].name.replace("~0", "~2")).write_bytes(b"{}\n")
+    assert replay_dead(spool.layout) == 1
+    assert stats(spool).queue == 2
+    assert not list((spool.path / "queue-wal").glob("*.jsonl"))
+    spool.close()
+
+
+def test_marks_are_believed_on_the_same_boot_only(spool: Spool) -> None:
+    """SPOOL-02: a visible event that was consumed and removed is not delivered again after a mere crash; after
+    a restart of the machine it is, because then nobody knows."""
+    records = [record(number) for number in range(1, 4)]
+    marks = [(records[0].name, records[1].name)]
+    write_log(spool.path, records, marks)
+    assert replay_dead(spool.layout) == 1
+    write_log(spool.path, records[:2], marks, boot="another boot")
+    assert replay_dead(spool.layout) == 2
+    spool.close()
+
+
+def test_after_a_restart_a_file_without_its_content_is_restored_where_it_lies(spool: Spool) -> None:
+    """SPOOL-02, R1: the name survived the power cut, the content did not."""
+    records = [record(1), record(2)]
+    write_log(spool.path, records, boot="another boot")
+    (spool.path / "queue" / records[0].name).write_bytes(b"")
+    poisoned = spool.path / "queue-poison" / records[1].name.replace("~0", "~1")
+    poisoned.write_bytes(b"\0" * 11)
+    assert replay_dead(spool.layout) == 0
+    assert (spool.path / "queue" / records[0].name).read_bytes() == b'{"id":"1"}\n'
+    assert poisoned.read_bytes() == b'{"id":"2"}\n'
+    spool.close()
+
+
+def test_a_living_writers_log_is_left_alone(spool: Spool) -> None:
+    """SPOOL-05: replay does not touch what its owner holds."""
+    with Spool(spool.path) as writer:
+        writer.enqueue({"id": 1})
+        (log,) = (spool.path / "queue-wal").glob("*.jsonl")
+        before = log.read_bytes()
+        assert replay_dead(spool.layout) == 0
+        assert log.read_bytes() == before
+    spool.close()
+
+
+def test_a_full_disk_after_the_acknowledgement_is_retried_from_the_log(spool: Spool) -> None:
+    """SPOOL-02, R4: `stats` says how many events only a log holds while they cannot be shown."""
+    write_log(spool.path, [record(1), record(2)])
+    temporary = spool.path / "queue" / ".tmp"
+    os.rename(temporary, spool.path / "aside")
+    temporary.touch()  # no folder, no temporary file: as good as a full disk
+    with pytest.raises(OSError, match=r"queue/.tmp"):
+        replay_dead(spool.layout)
+    temporary.unlink()
+    os.rename(spool.path / "aside", temporary)
+    assert stats(spool).queue == 2
+    spool.close()
+
+
+def test_damage_costs_only_what_it_hits_and_is_kept(tmp_path: Path) -> None:
+    """R8: random bytes over a log: every record that was not hit is shown, every bad piece is in poison with
+    its offset, nothing is made up."""
+    chance = random.Random(20)
+    for trial in range(MUTATIONS // 10):
+        spool = Spool(tmp_path / str(trial), durability="none")
+        records = [record(number) for number in range(1, 30)]
+        log = write_log(spool.path, records)
+        data = bytearray(log.read_bytes())
+        used = len(bytes(data).rstrip(b"\n"))
+        first = bytes(data).index(b"\n") + 1
+        start = chance.randrange(first, used)
+        length = chance.randrange(1, 80)
+        hit = {
+            rec.name
+            for rec in records
+            if (at := bytes(data).find(record_bytes(rec))) < start + length
+            and at + len(record_bytes(rec)) > start
+        }
+        data[start : start + length] = chance.randbytes(length)
+        log.write_bytes(data)
+        replay_dead(spool.layout)
+        shown = {path.name for path in (spool.path / "queue").rglob("*.jsonl")}
+        assert {rec.name for rec in records} - hit <= shown <= {rec.name for rec in records}
+        assert list((spool.path / "queue-poison").glob("*.torn.reason.json"))
+        spool.close()
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=MUTATIONS, deadline=None)
+def test_any_bytes_are_a_log_or_pieces_of_one(data: bytes) -> None:
+    """R8: parsing never fails, and a piece that is kept is really in the file at its offset."""
+    for torn in parse_log(data).torn:
+        assert data[torn.offset :].startswith(torn.data)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=60), max_size=8))
+@settings(max_examples=MUTATIONS, deadline=None)
+def test_what_is_logged_is_read_back(contents: list[bytes]) -> None:
+    """SPOOL-02: single lines and bundles of lines, whatever is in them."""
+    records = [
+        Record(f"{n:019d}-{WRITER}~0.jsonl", c) for n, c in enumerate(contents) if not c.startswith(b"=")
+    ]
+    records = [r for r in records if b"\0" not in r.content]
+    parsed = parse_log(
+        b"# watchbill log 1\tboot\tmount\n" + b"".join(map(record_bytes, records)) + b"\n" * 50
+    )
+    assert parsed.records == records
+    assert (parsed.boot, parsed.mount, parsed.torn) == ("boot", "mount", [])

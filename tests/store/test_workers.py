@@ -1,0 +1,230 @@
+"""Many workers, dead workers, stopped workers: one owner each, nothing skipped, nobody robbed."""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchbill.spool import Spool
+from watchbill.spool.inspect import State, entries, stats
+
+Say = Callable[[object], None]
+CLAIMS = int(os.environ.get("WATCHBILL_CLAIMS", "3000"))
+
+
+@pytest.mark.timeout(600)
+def test_eight_claimers_own_every_event_exactly_once(tmp_path: Path, child: Callable[..., Any]) -> None:
+    """SPOOL-03, R10: eight processes claim from one queue; each event has one owner and none is skipped."""
+    path = tmp_path / "spool"
+    with Spool(path, durability="none") as spool:
+        for first in range(0, CLAIMS, 500):
+            spool.enqueue_many([{"id": number} for number in range(first, min(first + 500, CLAIMS))])
+
+    def work(say: Say) -> None:
+        with Spool(path) as mine:
+            say("ready")
+            while (item := mine.lease()) is not None:
+                mine.done(item)
+                say(item.event["id"])
+
+    claimers = [child(work) for _ in range(8)]
+    owned = Counter(said for claimer in claimers for said in claimer.join() if isinstance(said, int))
+    assert len(owned) == CLAIMS
+    assert set(owned.values()) == {1}
+    with Spool(path) as spool:
+        assert stats(spool).as_dict() | {"oldest_ms": None} == {
+            "queue": 0, "in_flight": 0, "done": CLAIMS, "poison": 0, "oldest_ms": None, "unreplayed": 0,
+        }  # fmt: skip
+
+
+def test_claimers_and_producers_at_once_lose_nothing(tmp_path: Path, child: Callable[..., Any]) -> None:
+    """SPOOL-03, R10, R12: claims while events arrive, in all three modes at once."""
+    path = tmp_path / "spool"
+
+    def produce(mode: Any) -> Callable[[Say], None]:
+        def work(say: Say) -> None:
+            with Spool(path, durability=mode) as mine:
+                for number in range(150):
+                    mine.enqueue({"id": f"{mode}-{number}"})
+
+        return work
+
+    def consume(say: Say) -> None:
+        with Spool(path) as mine:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                item = mine.lease()
+                if item is None:
+                    if (path / "over").exists():
+                        return
+                    mine.wait(0.05)
+                    continue
+                mine.done(item)
+                say(item.event["id"])
+
+    consumers = [child(consume) for _ in range(3)]
+    for producer in [child(produce(mode)) for mode in ("wal", "event", "none")]:
+        producer.join()
+    (path / "over").touch()
+    owned = Counter(said for consumer in consumers for said in consumer.join())
+    assert len(owned) == 450
+    assert set(owned.values()) == {1}
+
+
+def test_a_killed_workers_events_come_back_and_a_living_ones_do_not(
+    tmp_path: Path, child: Callable[..., Any]
+) -> None:
+    """SPOOL-05, R13: recovery takes from the dead; a worker that is alive, even stopped, is not robbed."""
+    path = tmp_path / "spool"
+    with Spool(path) as spool:
+        for number in range(4):
+            spool.enqueue({"id": number})
+
+        def hold(say: Say) -> None:
+            mine = Spool(path)
+            item = mine.lease()
+            assert item is not None
+            say(item.event["id"])
+            signal.pause()
+
+        dead, living, stopped = child(hold), None, None
+        dead_id = dead.first()
+        living = child(hold)
+        living.first()
+        stopped = child(hold)
+        stopped.first()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        assert spool.recover().returned == 0
+        dead.kill()
+        assert spool.recover().returned == 1
+        item = spool.lease()
+        assert item is not None
+        assert (item.event["id"], item.attempt) == (dead_id, 2)
+        assert stats(spool).in_flight == 3
+        os.kill(stopped.pid, signal.SIGCONT)
+
+
+def test_an_event_that_kills_its_workers_is_poisoned_after_three(
+    tmp_path: Path, child: Callable[..., Any]
+) -> None:
+    """SPOOL-06, R9: three dead workers, then poison with a reason; the queue moves on."""
+    path = tmp_path / "spool"
+    with Spool(path) as spool:
+        spool.enqueue({"id": "deadly"})
+        spool.enqueue({"id": "harmless"})
+
+        def work(say: Say) -> None:
+            with Spool(path) as mine, mine.dequeue() as item:
+                assert item is not None
+                say(item.event["id"])
+                if item.event["id"] == "deadly":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        met = [child(work).join()[0] for _ in range(4)]
+        assert met == ["deadly", "deadly", "deadly", "harmless"]
+        (bad,) = entries(spool, State.POISON)
+        assert "worker died" in bad.reason["reason"]
+
+
+def test_files_that_a_foreign_worker_leased_flat_are_recovered(
+    tmp_path: Path, child: Callable[..., Any]
+) -> None:
+    """SPOOL-03, SPOOL-05: flat in queue-in-flight/, in a folder of its own, under a foreign name; but not
+    while their worker holds a lock on the file, and between two starts only when they are old."""
+    path = tmp_path / "spool"
+    with Spool(path, durability="none") as spool:
+        name = spool.enqueue({"id": "flat"})
+        in_flight = path / "queue-in-flight"
+        os.rename(path / "queue" / name, in_flight / name)
+        (in_flight / "theirs").mkdir()
+        (in_flight / "theirs" / "foreign.jsonl").write_text('{"id": "foreign"}')
+        (in_flight / "locked.jsonl").write_text('{"id": "locked"}')
+
+        def hold(say: Say) -> None:
+            import fcntl
+
+            with open(in_flight / "locked.jsonl") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                say("locked")
+                signal.pause()
+
+        holder = child(hold)
+        holder.first()
+        assert spool.recover(start=False).returned == 0
+        assert spool.recover().returned == 2
+        assert {item.event["id"] for item in iter(spool.lease, None)} == {"flat", "foreign"}
+        holder.kill()
+        assert spool.recover().returned == 1
+
+
+def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> None:
+    """SPOOL-03: an operator who cleans up too much does not stop the queue."""
+    with Spool(tmp_path, durability="none") as spool:
+        spool.enqueue({"id": 1})
+        item = spool.lease()
+        assert item is not None
+        spool.done(item)
+        (item.path.parent / ".lock").unlink()
+        item.path.parent.rmdir()
+        spool.enqueue({"id": 2})
+        again = spool.lease()
+        assert again is not None
+        assert again.event["id"] == 2
+
+
+def test_a_writer_whose_temporary_folder_was_removed_loses_nothing(tmp_path: Path) -> None:
+    """SPOOL-02: what was acknowledged meanwhile is shown from the log; the next enqueue works."""
+    import shutil
+
+    with Spool(tmp_path) as spool:
+        spool.enqueue({"id": 1})
+        for folder in (tmp_path / "queue" / ".tmp").iterdir():
+            shutil.rmtree(folder)
+        spool.enqueue({"id": 2})
+        spool.enqueue({"id": 3})
+        assert stats(spool).queue == 3
+
+
+@pytest.mark.parametrize("durability", ["wal", "event", "none"])
+def test_a_killed_writer_leaves_nothing_behind(
+    tmp_path: Path, child: Callable[..., Any], durability: Any
+) -> None:
+    """SPOOL-02, SPOOL-05, R2: killed at any moment; its events are there once, its rubbish is swept away."""
+    path = tmp_path / "spool"
+
+    def work(say: Say) -> None:
+        mine = Spool(path, durability=durability)
+        for number in range(100_000):
+            say(mine.enqueue({"id": number}))
+
+    for trial in range(5):
+        writer = child(work)
+        writer.first()
+        time.sleep(0.003 * trial)  # the moment of death is the experiment
+        names = [name for name in writer.kill() if isinstance(name, str)]
+        with Spool(path) as spool:
+            found = stats(spool)
+            assert found.queue in (len(names), len(names) + 1)
+            assert not list((path / "queue-wal").glob("*.jsonl"))
+            assert not list((path / "queue" / ".tmp").glob("[!.]*"))
+            while (item := spool.lease()) is not None:
+                spool.done(item)
+        for file in (path / "queue-done").rglob("*.jsonl"):
+            file.unlink()
+
+
+def test_the_lock_file_says_who_it_is(tmp_path: Path) -> None:
+    """SPOOL-01: a person who looks into a worker's folder learns host and pid."""
+    with Spool(tmp_path, durability="none") as spool:
+        spool.enqueue({"id": 1})
+        item = spool.lease()
+        assert item is not None
+        who = json.loads((item.path.parent / ".lock").read_text())
+        assert who["pid"] == os.getpid()
+        assert set(who) == {"host", "pid", "boot"}
