@@ -1,10 +1,13 @@
 """Findings: what is right in the file and still will not work on this machine."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import watchbill
 from watchbill.config import Finding, MachineFacts, ModelFacts, examine, read_text
+from watchbill.config.planned import NOT_ACTED_ON
 from watchbill.units import Bytes
 
 GB = 10**9
@@ -112,3 +115,29 @@ def test_what_is_worth_a_look_is_said_without_failing(text: str, line: str) -> N
 
 def test_a_key_from_the_environment_is_safe_in_a_public_file() -> None:
     assert findings(model("a") + '[server.keys.me]\nkey = "env:MY_KEY"', is_public=True) == []
+
+
+def test_a_key_that_nothing_acts_on_yet_is_named() -> None:
+    """Accepted without a word it would be a promise that is not kept."""
+    found = findings(model("a") + '[devices.ram]\nprotect = ["routx"]\n[lanes.x]\nfallback = "sorry"\n')
+    assert said(found, grave=False) == [
+        "5: devices.ram.protect: has no effect: this version of Watchbill does not watch processes yet",
+        "7: lanes.x.fallback: has no effect: this version of Watchbill does not answer with fallbacks yet",
+    ]
+
+
+def test_what_is_said_to_have_no_effect_has_none() -> None:
+    """Goes red when somebody builds the feature and forgets to take its line out of `planned`."""
+    package = Path(watchbill.__file__).parent
+    read = [
+        path for path in package.rglob("*.py") if "config" not in path.parts and path.name != "catalog.py"
+    ]
+    code = "\n".join(path.read_text() for path in read)
+    assert [place for place in NOT_ACTED_ON if re.search(rf"\b{USED_AS[place]}\b", code)] == []
+
+
+USED_AS = {
+    ("devices", "*", "protect"): r"\w+\.protect",
+    ("lanes", "*", "fallback"): r"\w+\.fallback",
+    ("lanes", "*", "policy"): r"lane\.policy",
+}

@@ -210,12 +210,11 @@ def _check_names(draft: Draft) -> Iterator[Wrong]:
         first = owners.setdefault(name.removesuffix(":latest"), name)
         if first != name:
             yield ("models", name), f"is the same name as {first}", "rename one"
+    models = frozenset(owners)
     for name, table in draft.document.models.items():
         for place, alias in enumerate(table.aliases):
             plain, path = alias.removesuffix(":latest"), ("models", name, "aliases", place)
-            if plain in owners and plain in (
-                model.removesuffix(":latest") for model in draft.names("models")
-            ):
+            if plain in models:
                 yield path, f"{alias} is already the name of a model", "choose another alias"
             elif plain in owners:
                 yield path, f"{alias} is already an alias of {owners[plain]}", "remove one of them"

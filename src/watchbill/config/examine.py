@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.config.load import Loaded
+from watchbill.config.planned import NOT_ACTED_ON
+from watchbill.config.spelling import find_key, place_of
 from watchbill.errors import Problem
 from watchbill.units import Bytes, format_bytes, spell_bytes
 
@@ -103,6 +105,7 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
     for name, model in catalog.models.items():
         yield from _declared_too_low(loaded, name, model, facts.models.get(name, ModelFacts()).predicted)
     yield from _lonely_groups(loaded, catalog)
+    yield from _without_effect(loaded)
     for key in catalog.server.keys:
         path = ("server", "keys", key.name, "key")
         if len(key.key) < _KEY_CHARS_MIN:
@@ -131,6 +134,13 @@ def _lonely_groups(loaded: Loaded, catalog: Catalog) -> Iterator[Problem]:
     for name, model in catalog.models.items():
         if model.group and members[model.group] == 1:
             yield loaded.problem(("models", name, "group"), f"is the only model of the group {model.group}")
+
+
+def _without_effect(loaded: Loaded) -> Iterator[Problem]:
+    for path in loaded.lines:
+        text = NOT_ACTED_ON.get(place_of(path))
+        if text is not None and find_key(path) is not None:
+            yield loaded.problem(path, f"has no effect: this version of Watchbill {text}")
 
 
 def _room(device: Device, facts: MachineFacts) -> int:

@@ -4,7 +4,7 @@ Design and docs of later versions name these keys. Accepting them without a word
 would believe in a protection or a schedule that is not there. Whoever builds a feature removes its line.
 """
 
-__all__ = ["planned_feature", "planned_value"]
+__all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]
 
 #: Place in the file -> what it would configure. "*" is any name.
 _KEYS: dict[tuple[str, ...], str] = {
@@ -32,6 +32,13 @@ _KEYS: dict[tuple[str, ...], str] = {
 _VALUES: dict[tuple[tuple[str, ...], str], str] = {
     (("lanes", "*", "policy"), "latest-wins"): "latest-wins lanes",
     (("lanes", "*", "class"), "leased"): "leases for other machines",
+}
+
+#: Keys that are read into the catalog and that nothing acts on yet: `config check` says so.
+NOT_ACTED_ON: dict[tuple[str, ...], str] = {
+    ("devices", "*", "protect"): "does not watch processes yet",
+    ("lanes", "*", "fallback"): "does not answer with fallbacks yet",
+    ("lanes", "*", "policy"): "orders every lane by priority and arrival",
 }
 
 

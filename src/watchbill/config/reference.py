@@ -6,6 +6,7 @@ from typing import Annotated, Union, cast, get_args, get_origin
 
 from watchbill.config.document import TABLES, Document, Table
 from watchbill.config.fields import Written
+from watchbill.config.planned import NOT_ACTED_ON
 from watchbill.config.spelling import Key, choices_of, keys_of
 from watchbill.units import spell_bytes
 
@@ -39,7 +40,9 @@ def _section(place: tuple[str, ...], table: type[Table]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for key in keys_of(table).values():
         if not _is_table(place, key):
-            yield f"| `{key.name}` | {_kind(key)} | {_default(key)} | {key.meaning} |"
+            yet = NOT_ACTED_ON.get((*place, key.name))
+            meaning = f"{key.meaning} *No effect: this version {yet}.*" if yet else key.meaning
+            yield f"| `{key.name}` | {_kind(key)} | {_default(key)} | {meaning} |"
     yield ""
 
 
