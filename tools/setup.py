@@ -113,7 +113,7 @@ def build(level: str) -> None:
         announce(number, len(steps), title, act)
     levels = ["runtime", "dev"] if level == "dev" else ["runtime"]
     write_stamp({name: digest(name) for name in levels})
-    print(f"ready in {time.monotonic() - started:.0f} s: .venv/bin/watchbill")
+    print(f"set up in {time.monotonic() - started:.0f} s: .venv/bin/watchbill")
 
 
 def announce(number: int, total: int, title: str, act: Callable[[], None]) -> None:
