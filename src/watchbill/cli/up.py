@@ -4,8 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +13,9 @@ from cyclopts import Parameter
 
 from watchbill.cli.client import Client
 from watchbill.cli.options import Where
-from watchbill.cli.progress import Report, byte_bar, waiting_bar
+from watchbill.cli.progress import waiting_bar
+from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.cli.welcome import next_steps
 from watchbill.errors import NotReachable, TheirsError, WatchbillError
 from watchbill.limits import (
     CLI_DOWN_NOW_TIMEOUT_S,
@@ -27,7 +26,7 @@ from watchbill.limits import (
 )
 from watchbill.root import DaemonRecord, Root, find_root
 
-__all__ = ["UpOptions", "UpScreen", "down", "up"]
+__all__ = ["UpOptions", "down", "up"]
 
 _DEFAULTS = Where()
 
@@ -41,33 +40,6 @@ class UpOptions:
     host: str | None
     port: int | None
     quiet: bool
-
-
-class UpScreen:
-    """How the daemon speaks to whoever started it. Without a terminal: plain lines, and no bars."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    @contextmanager
-    def pulling(self, text: str) -> Generator[Report]:
-        """A bar for a download."""
-        if not self._terminal.is_live:
-            self._terminal.note(text)
-        with byte_bar(self._terminal, text) as report:
-            yield report
-
-    def warn(self, text: str) -> None:
-        """Something is wrong, and Watchbill goes on."""
-        self._terminal.note(f"watchbill: {plain(text)}")
-
-    def ready(self, url: str, model: str, *, newcomer: bool) -> None:
-        """The last words of the start: what to try, for those who may not know yet, and the ready line."""
-        if newcomer or self._terminal.is_reader_a_person:
-            self._terminal.note("try:")
-            for command in next_steps(url, model):
-                self._terminal.note(f"  {command}")
-        self._terminal.show(f"ready {url}")
 
 
 def up(
