@@ -45,10 +45,16 @@ if [ -x "$before" ]; then "$before" "$@"; fi
 commit=$(git rev-parse --verify HEAD) || exit 0
 : > "$state/pending/$commit" || exit 0
 (
+  # Only one job takes a note; what a killed job took is given back after ten minutes.
+  find "$state/taken" -type f -mmin +10 -exec mv {{}} "$state/pending/" ';'
   for note in "$state"/pending/*; do
     commit=${{note##*/}}
-    git log -1 -z --root --no-renames --name-status --format='{format}' "$commit" -- |
-      {python} -I -m watchbill.spool.githook "$state" && rm -f "$note"
+    mv "$note" "$state/taken/$commit" && touch "$state/taken/$commit" || continue
+    if git log -1 -z --root --no-renames --name-status --format='{format}' "$commit" -- |
+      {python} -I -m watchbill.spool.githook "$state"
+    then rm -f "$state/taken/$commit"
+    else mv "$state/taken/$commit" "$note"
+    fi
   done
 ) </dev/null >/dev/null 2>&1 &
 exit 0
@@ -90,7 +96,8 @@ def install(
             raise ConfigError(f"{hook} and {before} are both foreign hooks; remove one of them first")
         hook.rename(before)
     state = folder / "watchbill"
-    (state / "pending").mkdir(parents=True, exist_ok=True)
+    for name in ("pending", "taken"):
+        (state / name).mkdir(parents=True, exist_ok=True)
     settings = {"spool": os.fspath(spool.absolute()), "table": [list(row) for row in table]}
     write_file_durable(state / "hook.json", json.dumps(settings, indent=1).encode() + b"\n")
     script = _SCRIPT.format(marker=_MARKER, before=_BEFORE, format=_FORMAT, python=shlex.quote(python))
@@ -113,7 +120,7 @@ def remove(repository: Path, *, hooks: Path | None = None) -> bool:
         hook.unlink()
     state = folder / "watchbill"
     (state / "hook.json").unlink(missing_ok=True)
-    for leftover in (state / "pending", state):
+    for leftover in (state / "pending", state / "taken", state):
         with contextlib.suppress(OSError):  # commits still noted stay for a later install
             leftover.rmdir()
     return True
