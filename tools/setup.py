@@ -7,6 +7,7 @@ Exit codes: 0 ready, 1 a step failed (its output is shown), 2 something is missi
 """
 
 import argparse
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -77,7 +78,17 @@ def missing_from_system() -> list[str]:
         missing.append("Python's venv module is missing: apt install python3-venv")
     if shutil.which("git") is None:
         missing.append("git is missing: apt install git")
+    if sys.platform == "linux" and not can_load("libgomp.so.1"):
+        missing.append("libgomp, which llama.cpp computes with, is missing: apt install libgomp1")
     return missing
+
+
+def can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:  # the loader's only way to say so; it sets no errno
+        return False
+    return True
 
 
 def is_ready(level: str) -> bool:

@@ -77,9 +77,11 @@ def test_a_python_that_is_too_old_is_named_with_its_apt_line(poor_path: Path, tm
 
 
 def test_missing_parts_of_the_system_are_all_named_at_once(poor_path: Path, tmp_path: Path) -> None:
-    """Python without venv, and no git."""
+    """Python without venv, no git, and not the library that llama.cpp is linked with."""
     program = (
-        "import importlib.util as u, runpy, sys\n"
+        "import ctypes, importlib.util as u, runpy, sys\n"
+        "def refuse(name): raise OSError(f'{name}: cannot open shared object file')\n"
+        "ctypes.CDLL = refuse\n"
         "find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'ensurepip' else find(name, *rest)\n"
         f"sys.argv = ['setup.py']\nrunpy.run_path({str(ROOT / 'tools' / 'setup.py')!r}, run_name='__main__')\n"
@@ -92,7 +94,8 @@ def test_missing_parts_of_the_system_are_all_named_at_once(poor_path: Path, tmp_
         check=False,
     )
     assert done.returncode == 2
-    assert "apt install python3-venv" in done.stderr and "apt install git" in done.stderr
+    for package in ("python3-venv", "git", "libgomp1"):
+        assert f"apt install {package}" in done.stderr
 
 
 def fake_venv(folder: Path, *, command_for: Path, version: str) -> Path:
