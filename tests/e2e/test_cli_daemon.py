@@ -161,6 +161,20 @@ def test_ctrl_c_ends_the_daemon_and_its_engines(house):
         assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_changed_config_is_taken_over_or_refused_whole(house):
+    """pitfalls: `config reload`; validated whole, then applied or refused with the errors."""
+    house.up()
+    config = house.folder / "watchbill.toml"
+    config.write_text(CONFIG.replace("models.beta", "models.gamma"))
+    assert house.run("config", "reload").returncode == 0
+    assert set(json.loads(house.run("status", "--json").stdout)["models"]) == {"alpha", "gamma"}
+    config.write_text(CONFIG + "[modles.x]\n")
+    refused = house.run("config", "reload")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "modles" in refused.stderr
+    assert set(json.loads(house.run("status", "--json").stdout)["models"]) == {"alpha", "gamma"}
+
+
 def test_events_follow_a_load(house):
     """RES-26: every load and eviction with its reason."""
     house.up()

@@ -1,4 +1,4 @@
-"""Commands that change what the daemon does: `load`, `evict`, `cancel`."""
+"""Commands that change what the daemon does: `load`, `evict`, `cancel`, and `config reload`."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from watchbill.cli.session import Session
 from watchbill.cli.status import fields
 from watchbill.limits import CLI_LOAD_TIMEOUT_S
 
-__all__ = ["cancel", "evict", "load"]
+__all__ = ["cancel", "evict", "load", "reload"]
 
 _DEFAULTS = Common()
 _Model = Annotated[str, Parameter(name="MODEL", help="The model's name, as `watchbill models` lists it.")]
@@ -80,6 +80,17 @@ def cancel(
             raise DaemonRefused(text, answered=404, reason=refused.reason) from refused
         raise
     _tell(session, content, f"{request} is cancelled", json=json)
+
+
+def reload(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Let the daemon read its config again.
+
+    It is taken over whole or refused with every error, and then the old one stays. Models that did not change notice
+    nothing; a new address or root needs a restart, and the answer says so.
+    """
+    session = common.session()
+    content = session.client.post("/wb/v1/config/reload")
+    _tell(session, content, "the config was read again", json=json)
 
 
 def _tell(session: Session, content: bytes, otherwise: str, *, json: bool) -> None:

@@ -1,7 +1,7 @@
 """Commands that write, check and show the config: `config init|check|show|schema|reference`.
 
-None of them needs a daemon. `check` looks at what `up` would meet: the file itself, the model files it names, and
-the memory of this machine.
+None of them needs a daemon, but `config reload`, which lives with the other commands to a daemon. `check` looks at
+what `up` would meet: the file itself, the model files it names, and the memory of this machine.
 """
 
 import json as jsonlib
@@ -31,6 +31,7 @@ __all__ = ["app"]
 WRONG = 2
 
 app = App(name="config", help="Write, check and show the config file.")
+app.command("watchbill.cli.actions:reload", name="reload", help="Let the daemon read its config again.")
 
 _DEFAULTS = Where()
 _Config = Annotated[
