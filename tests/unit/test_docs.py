@@ -1,7 +1,7 @@
 """The documents tell the truth: configs load, commands run, links lead somewhere, every module is listed.
 
-A `console` or `bash` block is run in a fresh folder with a fresh root, and what it prints is compared with what it says
-it prints: figures match any figures, `...` matches anything. The line above a block may hold a marker:
+A `console`, `bash` or `python` block is run in a fresh folder with a fresh root. What a console block prints is compared
+with what it says it prints: figures match any figures, `...` matches anything. The line above a block may hold a marker:
 
     <!-- not-run: REASON -->    it is not run; the reasons are listed here, so that nobody adds one in passing
     <!-- with-daemon -->        it is run beside a daemon whose model `smollm2` is scripted
@@ -168,6 +168,37 @@ def test_a_command_beside_a_daemon_does_what_the_documents_say(
     for command in commands_of(block):
         here = command.line.replace("http://127.0.0.1:8470", daemon_url)
         run(command._replace(line=here), tmp_path, fresh)
+
+
+PYTHON_BLOCKS = [block for block in BLOCKS if block.language == "python"]
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON_BLOCKS if not b.marker], ids=lambda block: block.place)
+def test_a_program_of_the_documents_runs(block: Block, tmp_path: Path, fresh: dict[str, str]) -> None:
+    run_program(block.text, tmp_path, fresh)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in PYTHON_BLOCKS if b.marker == "with-daemon"], ids=lambda block: block.place
+)
+def test_a_program_beside_a_daemon_runs(
+    block: Block, tmp_path: Path, fresh: dict[str, str], daemon_url: str
+) -> None:
+    assert run_program(block.text.replace("http://127.0.0.1:8470", daemon_url), tmp_path, fresh)
+
+
+def run_program(text: str, folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_block_that_is_not_run_has_a_known_reason() -> None:
