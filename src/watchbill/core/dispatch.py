@@ -8,6 +8,7 @@ from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, Grant, Request, Returned
 from watchbill.core.state import State
 from watchbill.core.station import Running, Stage, Station
+from watchbill.core.tipping import Policy
 
 __all__ = ["CUT_LIMIT_MS", "Dispatch"]
 
@@ -18,8 +19,9 @@ CUT_LIMIT_MS = 10_000
 class Dispatch:
     """Everything that runs."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
+        self._policy = policy
 
     # ------------------------------------------------------------------ starts
 
@@ -45,13 +47,19 @@ class Dispatch:
         self._state.out.append(Grant(request.id, station.name, station.attempt))
         return True
 
-    @staticmethod
-    def _next(station: Station, now: int) -> Request | None:
+    def _next(self, station: Station, now: int) -> Request | None:
         """The first of the line; but who is within one service time of the due goes before all."""
+        if self._policy.in_order:
+            return self._next_in_order(station)
         urgent = station.line.earliest_due()
         if urgent is not None and now >= urgent[0] - station.service.ms:
             return urgent[1]
         return station.line.first()
+
+    def _next_in_order(self, station: Station) -> Request | None:
+        oldest = [s.line.oldest() for s in self._state.stations.values() if s.line]
+        first = min(oldest, key=lambda r: (r.arrived_at, r.id), default=None)
+        return first if first is not None and first.id in station.line else None
 
     # ------------------------------------------------------------------ ends
 

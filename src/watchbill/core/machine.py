@@ -27,6 +27,8 @@ __all__ = ["Machine"]
 
 #: While anything waits the core looks again at the latest after this.
 WAKE_MAX_MS = 60_000
+#: Events that only concern one request.
+REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.Ended})
 
 
 class Machine:
@@ -38,7 +40,7 @@ class Machine:
         self.state = State(catalog, known)
         self.policy = policy or POLICIES[catalog.policy.name]()
         self._lanes = Lanes(self.state, self.policy)
-        self._dispatch = Dispatch(self.state)
+        self._dispatch = Dispatch(self.state, self.policy)
         self._residency = Residency(self.state)
         self._reconfigure = Reconfigure(self.state)
         self._armed: int | None = None
@@ -66,6 +68,12 @@ class Machine:
         if type(event) is m.Tick:
             self._armed = None
         self.routes[type(event)](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
+        if type(event) is m.FirstByte:
+            return state.out  # a flag was set; nothing can follow from it
+        if type(event) in REQUEST_EVENTS and self._armed is not None:
+            self._dispatch.grant(now)
+            if state.is_calm() and not any(at < self._armed for at in self._dispatch.deadlines()):
+                return state.out  # the common case: a ready model, nobody in the way
         self._lanes.expire(now)
         self._dispatch.expire(now)
         self._residency.enforce_deadlines(now)

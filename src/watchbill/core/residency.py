@@ -61,7 +61,7 @@ class Residency:
         station.load.learn(now - station.since)
         taken = now - station.since
         station.failures, station.failure, station.hopeless = 0, None, False
-        self._enter(station, Stage.READY, now)
+        self._state.enter(station, Stage.READY, now)
         station.ready_at = station.last_used = now
         station.loads += 1
         self._measure(station, event.measured)
@@ -75,7 +75,7 @@ class Residency:
         station = self._current(event.model, event.attempt, Stage.LOADING)
         if station is None:
             return
-        self._enter(station, Stage.ABSENT, now)
+        self._state.enter(station, Stage.ABSENT, now)
         self._failed(station, event.reason, hopeless=event.hopeless, now=now)
 
     def stopped(self, event: Stopped, now: int) -> None:
@@ -85,7 +85,7 @@ class Residency:
             return
         station.halt.learn(now - station.since)
         self._state.note("stopped", station.leaving_why, station, ms=now - station.since)
-        self._enter(station, Stage.ABSENT, now)
+        self._state.enter(station, Stage.ABSENT, now)
         for command in self._commands.pop(station.name, []):
             self._state.out.append(Reply(command, True, f"{station.name} is out of memory"))
 
@@ -182,6 +182,8 @@ class Residency:
         """Makes room where the budget shrank, or a model grew: plans are dropped first, then models leave."""
         for name in self._state.ledger.books:
             over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
+            if over <= 0:
+                continue
             planned = self._state.in_stage(Stage.PLANNED)
             for station in sorted(planned, key=lambda s: -s.plan_order):
                 if over > 0 and station.needs.get(name):
@@ -282,7 +284,7 @@ class Residency:
             return
         text = f"{station.name} does not go away; what it holds is counted as foreign use from now on"
         self._state.out.append(Alert("stuck", text, station.name))
-        self._enter(station, Stage.ABSENT, now)
+        self._state.enter(station, Stage.ABSENT, now)
         self._failed(station, "its engine could not be stopped", hopeless=True, now=now)
 
     # ------------------------------------------------------------------ transitions
@@ -292,7 +294,7 @@ class Residency:
         self._state.plans_made += 1
         target = plan.target
         target.plan_order, target.plan_class = self._state.plans_made, target.top_class()
-        self._enter(target, Stage.PLANNED, now)
+        self._state.enter(target, Stage.PLANNED, now)
         for victim in plan.victims:
             self.close(victim, target.name, f"{plan.why} of {target.name}: {plan.reason}", now)
         names = ", ".join(v.name for v in plan.victims)
@@ -309,7 +311,7 @@ class Residency:
             station.leaving_for = target
             self._halt(station, why, now, hard=True)
         elif station.stage is Stage.READY:
-            self._enter(station, Stage.DRAINING, now)
+            self._state.enter(station, Stage.DRAINING, now)
             station.leaving_for, station.leaving_why = target, why
             self._state.note("evict", why, station, size=sum(station.sizes().values()))
             for running in station.running.values():
@@ -320,7 +322,7 @@ class Residency:
 
     def unplan(self, station: Station, now: int) -> None:
         """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
-        self._enter(station, Stage.ABSENT, now)
+        self._state.enter(station, Stage.ABSENT, now)
         self._state.note("unplan", "nobody waits for it any more, or the room is gone", station)
         mine = [s for s in self._state.managed if s.leaving_for == station.name]
         reopens = station.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
@@ -328,7 +330,7 @@ class Residency:
         for victim in mine:
             victim.leaving_for = ""
             if reopens and victim.stage is Stage.DRAINING and not self._lacks_room(victim):
-                self._enter(victim, Stage.READY, now)
+                self._state.enter(victim, Stage.READY, now)
                 self._state.note("reopen", f"the plan for {station.name} was dropped", victim)
 
     def _lacks_room(self, station: Station) -> bool:
@@ -368,7 +370,7 @@ class Residency:
 
     def _load(self, station: Station, now: int) -> None:
         station.attempt += 1
-        self._enter(station, Stage.LOADING, now)
+        self._state.enter(station, Stage.LOADING, now)
         self._state.out.append(Load(station.name, station.attempt, self._load_limit(station)))
         self._state.note("load", "its memory is there", station, size=sum(station.sizes().values()))
 
@@ -377,11 +379,5 @@ class Residency:
             station.evictions += 1
         station.attempt += 1
         station.leaving_why = why
-        self._enter(station, Stage.STOPPING, now)
+        self._state.enter(station, Stage.STOPPING, now)
         self._state.out.append(Stop(station.name, station.attempt, hard, why))
-
-    @staticmethod
-    def _enter(station: Station, stage: Stage, now: int) -> None:
-        station.stage, station.since = stage, now
-        if stage is Stage.ABSENT:
-            station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of
 from watchbill.core.messages import Action, Cut, Footprint, Knowledge, Note, Refuse, Request
-from watchbill.core.station import HOLDING, STAYING, Running, Stage, Station
+from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
 __all__ = ["State"]
 
@@ -28,6 +28,8 @@ class State:
             self.add(catalog.models[name], known.get(name, _EMPTY))
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
+        self.waiting = 0  # requests in all lines
+        self.moving = 0  # stations on their way in or out of memory
         self.plans_made = 0
         self.is_closing = False
         self.late_answers = 0
@@ -143,13 +145,28 @@ class State:
         """Puts a request into a model's line."""
         station.line.join(request, due)
         self.home[request.id] = station
+        self.waiting += 1
         self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
 
     def withdraw(self, station: Station, request_id: str) -> Request:
         """Takes a request out of its line and its lane."""
         request = station.line.leave(request_id)
+        self.waiting -= 1
         self.lane_waiting[request.lane] -= 1
         return request
+
+    def enter(self, station: Station, stage: Stage, now: int) -> None:
+        """Brings a station to its next stage."""
+        self.moving += (stage in MOVING) - (station.stage in MOVING)
+        station.stage, station.since = stage, now
+        if stage is Stage.ABSENT:
+            station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
+
+    def is_calm(self) -> bool:
+        """Nobody waits and nothing changes: there is nothing to decide."""
+        if self.waiting or self.moving:
+            return False
+        return not any(s.ghost or (s.model.permanent and s.stage is Stage.ABSENT) for s in self.managed)
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""

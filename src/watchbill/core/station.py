@@ -20,7 +20,7 @@ from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Request
 from watchbill.core.waiting import Line
 
-__all__ = ["HOLDING", "STAYING", "Ghost", "Running", "Stage", "Station"]
+__all__ = ["HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
 
 #: First guesses, shown as guesses until something was measured.
 LOAD_GUESS_BYTES_PER_MS = 200_000
@@ -54,6 +54,7 @@ class Stage(Enum):
 
 HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
 STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
+MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ class Policy(Protocol):
     """Which change comes next. One object, chosen in the config, without state of its own."""
 
     refuses_late: bool
+    in_order: bool  # nobody starts before who came earlier, whichever model they want
 
     def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
         """Milliseconds until a request would start on this model, by means and without margins."""
@@ -103,6 +104,7 @@ class _InArrivalOrder:
 
     name = ""
     refuses_late = False
+    in_order = False
 
     def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
         return expected_start_ms(state, station, request, now, turns=())
@@ -129,9 +131,10 @@ class _InArrivalOrder:
 
 
 class Fifo(_InArrivalOrder):
-    """Arrival order, whatever it costs. For comparison, and for those who want nothing else."""
+    """Strict arrival order, whatever it costs. For comparison, and for those who want nothing else."""
 
     name = "fifo"
+    in_order = True
 
     def may_leave(self, station: Station, now: int) -> bool:
         # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
@@ -155,6 +158,7 @@ class Rate:
 
     name = "rate"
     refuses_late = True
+    in_order = False
 
     def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
         return expected_start_ms(state, station, request, now, turns=self._turns(state, now))

@@ -93,6 +93,10 @@ class Line:
         first = self.first()
         return None if first is None else first.arrived_at
 
+    def oldest(self) -> Request:
+        """Who has waited longest, of whatever class. Looks at everybody."""
+        return min((entry[0] for entry in self._waiting.values()), key=lambda r: (r.arrived_at, r.id))
+
     def ids(self) -> list[str]:
         """Everybody, in order."""
         return [key[3] for key in self._keys]
