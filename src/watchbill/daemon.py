@@ -241,6 +241,8 @@ class _Reloading:
         self._seen = self._stamp()
         self._asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
+        if self._file is not None:
+            serving.gateway.reload = self.reload
         self._task = asyncio.create_task(self._watch(), name="config")
 
     def _stamp(self) -> tuple[int, int, int] | None:

@@ -91,12 +91,8 @@ def returning(state: State, now: int) -> Plan | None:
 
 def arrival_order(station: Station) -> tuple[bool, float, str]:
     """Rotation last, then the oldest waiter."""
-    oldest = station.line.oldest_arrival()
-    return (
-        station.top_class() is WorkClass.ROTATION,
-        float("inf") if oldest is None else oldest,
-        station.name,
-    )
+    oldest = station.line.oldest().arrived_at if station.line else float("inf")
+    return (station.top_class() is WorkClass.ROTATION, oldest, station.name)
 
 
 class _InArrivalOrder:
@@ -115,7 +111,7 @@ class _InArrivalOrder:
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
             return plan
-        for target in sorted(waiting(state, now), key=arrival_order)[:1]:
+        for target in self._heads(state, now):
             order = {
                 s.name: 2.0**i
                 for i, s in enumerate(sorted(movable(state), key=lambda s: (s.last_used, s.name)))
@@ -129,12 +125,20 @@ class _InArrivalOrder:
                 )
         return None
 
+    def _heads(self, state: State, now: int) -> list[Station]:
+        return sorted(waiting(state, now), key=arrival_order)[:1]
+
 
 class Fifo(_InArrivalOrder):
     """Strict arrival order, whatever it costs. For comparison, and for those who want nothing else."""
 
     name = "fifo"
     in_order = True
+
+    def _heads(self, state: State, now: int) -> list[Station]:
+        """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
+        lined = sorted((s for s in state.managed if s.line), key=arrival_order)[:1]
+        return [s for s in lined if s in waiting(state, now)]
 
     def may_leave(self, station: Station, now: int) -> bool:
         # What was just granted would only be cut: two models would evict each other for ever, answering nobody.

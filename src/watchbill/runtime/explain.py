@@ -57,9 +57,11 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
 
 
 def _copy(core: Machine) -> Machine:
-    """The core's state without the catalog, which is frozen and shared."""
+    """The core's state without what the operator declared, which is frozen and shared."""
     catalog = core.state.catalog
-    return copy.deepcopy(core, {id(catalog): catalog})
+    declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
+    declared += [s.model for s in core.state.stations.values()]
+    return copy.deepcopy(core, {id(record): record for record in declared})
 
 
 def _as_probe(request: Request) -> Request:
