@@ -70,7 +70,7 @@ class Driver:
         self._numbers = itertools.count(1)
         self._prefix = f"wb-{os.urandom(3).hex()}"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
-        self._lookout = parts.make_lookout(catalog=catalog, memory=self._room.memory, feed=self.feed)
+        self._lookout = parts.make_lookout(catalog=catalog, memory=self._room.memory, feed=self._observed)
         self._saver: asyncio.Task[None] | None = None
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
@@ -130,6 +130,12 @@ class Driver:
     def stop_admitting(self) -> None:
         """The beginning of the end: what waits is refused, what runs may finish."""
         self.feed(m.Closing())
+
+    def _observed(self, event: m.Observed) -> None:
+        for name, reading in event.models.items():
+            if name in self._room.warm:
+                self._parts.memories.measured(name, reading.memory)
+        self.feed(event)
 
     async def _look(self) -> None:
         await self._lookout.look()

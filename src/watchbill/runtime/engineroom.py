@@ -1,8 +1,9 @@
 """The engine room: carries out loads and stops, and tells the core how they ended.
 
 One task per attempt. A load that is still under way when its stop comes is cancelled first, and the engine promises
-that nothing of it is left; so a stop never races a start. Every task ends in exactly one event for the core, and
-the machine is looked at before that event, so that the core decides on fresh figures.
+that nothing of it is left; so a stop never races a start. Every task ends in exactly one event for the core. Before
+memory is reported as back the machine is looked at, so that the core decides on fresh figures; a load that became
+warm is reported at once, because its process may die in the very next moment and that must come after it.
 """
 
 import asyncio
@@ -68,7 +69,6 @@ class EngineRoom:
             await self._failed(action, f"{type(error).__name__}: {error}", hopeless=False)
         else:
             self.warm[model.name] = warm
-            await self._look()
             self._feed(Loaded(model.name, action.attempt, dict(warm.memory)))
 
     async def _failed(self, action: Load, reason: str, *, hopeless: bool) -> None:

@@ -1,8 +1,9 @@
 """What is known about a model before it is loaded: from its declaration, its file, and earlier runs.
 
-Size: what was measured under exactly these circumstances, else what the operator declared, else the prediction from
-the file's header. The floor is what must be counted once it is loaded even when the machine shows less: the
-declared size, or weights and cache, whose pages may not all be touched yet.
+Size: what the operator declared, else what was measured under exactly these circumstances, else the prediction from
+the file's header. The floor is what must be counted once it is loaded even when the machine shows less: the declared
+size, or weights and cache, whose pages may not all be touched yet. A model still grows after it is warm, because its
+compute buffers are touched by the first long prompt: until it was seen larger, a measured size counts with them.
 """
 
 import logging
@@ -115,4 +116,7 @@ def _footprint(model: Model, learned: Learned | None, predicted: Prediction | No
     parts = len(model.devices)  # layers are split evenly over the devices of one model
     floor = dict.fromkeys(model.devices, -(-(predicted.weights + predicted.kv_cache) // parts))
     whole = -(-predicted.total // parts)
-    return Footprint({d: max(measured.get(d, whole), floor[d]) for d in model.devices}, floor)
+    room_to_grow = -(-predicted.compute // parts)
+    grown = {d: min(whole, size + room_to_grow) if size < whole else size for d, size in measured.items()}
+    floor = {d: max(floor[d], grown.get(d, whole)) for d in model.devices}
+    return Footprint(dict(floor), floor)
