@@ -26,11 +26,12 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(clone: Path, *before: str) -> subprocess.CompletedProcess[str]:
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     stray = {"PYTHONPATH": "/nonexistent", "PIP_TARGET": "/nonexistent", "VIRTUAL_ENV": "/nonexistent"}
     return subprocess.run(
         [*before, "make", "setup"],
         cwd=clone,
-        env=os.environ | stray,
+        env=outer | stray,
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,8 @@
 """The documents tell the truth: configs load, commands run, links lead somewhere, every module is listed.
 
-A `console`, `bash` or `python` block is run in a fresh folder with a fresh root. What a console block prints is compared
-with what it says it prints: figures match any figures, `...` matches anything. The line above a block may hold a marker:
+A `console`, `bash` or `python` block is run in a fresh folder with a fresh root. What a console block prints is
+compared with what it says it prints: figures match any figures, `...` matches anything. The line above a block may
+hold a marker:
 
     <!-- not-run: REASON -->    it is not run; the reasons are listed here, so that nobody adds one in passing
     <!-- with-daemon -->        it is run beside a daemon whose model `smollm2` is scripted
