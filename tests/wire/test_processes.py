@@ -80,7 +80,9 @@ async def test_an_engine_begins_with_ordinary_signals_and_few_descriptors(yard: 
     """What the guard ignores or holds must not leak into the engine: a leaked pipe would keep the tree alive."""
     show = "grep -E 'SigIgn|SigBlk' /proc/self/status; ls /proc/self/fd | wc -l; ls -l /proc/self/fd/0"
     finished = await within(10, yard.keeper.run("x", ("sh", "-c", show)))
-    assert finished.output.count("0000000000000000") == 2
+    masks = [int(line.split()[1], 16) for line in finished.output.split("\n")[:2]]
+    # 32 and 33 are the C library's own: under `make`, which uses posix_spawn, they arrive ignored. They are not ours.
+    assert [mask & ~(0b11 << 31) for mask in masks] == [0, 0]
     assert int(finished.output.split("\n")[2]) <= 4  # 0, 1, 2 and the one that lists
     assert "/dev/null" in finished.output
 
