@@ -42,6 +42,7 @@ LAYERS = (
             "sizes",
             "pull",
             "listeners",
+            "reactor",
         ),
     ),
     Layer("L4 runtime: events to the core, actions to the world", ("runtime", "plans", "fleet")),
