@@ -26,6 +26,8 @@
         ├── Preempted                503  preempted
         ├── ShuttingDown             503  shutting_down
         ├── TooLarge                 413  too_large
+        ├── NotOffered               501  not_offered
+        ├── Stale                    200  stale: a fallback answers in its place
         ├── PullFailed               a model file cannot be fetched (command line only, exit 1)
         └── NotReachable             the daemon does not answer (command line only, exit 3)
 
@@ -39,9 +41,9 @@ from typing import ClassVar, NamedTuple
 __all__ = [
     "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NotFound", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
-    "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "TheirsError", "TooLarge", "UnitError",
-    "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
+    "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "TooLarge",
+    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -230,6 +232,20 @@ class TooLarge(TheirsError):
 
     code = "too_large"
     status = 413
+
+
+class NotOffered(TheirsError):
+    """Neither Watchbill nor an engine behind it does this."""
+
+    code = "not_offered"
+    status = 501
+
+
+class Stale(TheirsError):
+    """A newer request of the same lane or supersede key took this one's place before it started."""
+
+    code = "stale"
+    status = 200
 
 
 class PullFailed(TheirsError):

@@ -37,6 +37,7 @@ class Wish:
     deadline_ms: int | None = None  # shortens the lane's max_wait, never lengthens it
     operator: bool = False
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
+    supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
 
 
 @dataclass(frozen=True, slots=True)
