@@ -1,0 +1,191 @@
+"""What the gateway adds to a request: latency, requests a second, time to the first token, memory.
+
+    make bench BENCH=gateway           or: python bench/gateway.py [--seconds 4] [--json]
+
+The fake engine, the load generator and the daemon are processes of their own. The engine is measured first,
+directly; everything else is given as a ratio against it in the same run, because machines differ and are shared.
+Below 20,000 requests/s of the bare engine at 64 connections the machine was busy with something else: the run is
+void and ends with 1. Through Watchbill a whole answer is put together from a stream, as with a real engine.
+"""
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TOKENS = 16
+#: Targets; the first three decide the exit code.
+DIRECT_PER_S_MIN = 20_000
+ADDED_P50_MS_MAX = 0.35
+SHARE_AT_64_MIN = 0.27
+RSS_MB_MAX = 80
+START_S_MAX = 60
+
+CONFIG = """
+[server]
+port = 0
+[devices.ram]
+reserve = "64MiB"
+[models.bench]
+engine = "process"
+command = "{python} {engine} ${{PORT}}"
+health = "/health"
+probe = "http"
+memory = "64MiB"
+concurrency = 256
+"""
+
+Figures = dict[str, float]
+
+
+@contextmanager
+def process(*words: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process that ends with the block."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.send_signal(signal.SIGTERM)
+            started.wait(START_S_MAX)
+
+
+def first_match(started: "subprocess.Popen[str]", pattern: str) -> str:
+    """What the first line that matches says."""
+    assert started.stdout is not None
+    for line in started.stdout:
+        if found := re.search(pattern, line):
+            return found[1]
+    raise SystemExit(f"{started.args!r} ended before it was ready")
+
+
+def load(port: int, connections: int, seconds: float, tokens: int = 0) -> Figures:
+    """One run of the load generator."""
+    words = [
+        sys.executable,
+        str(HERE / "load_generator.py"),
+        str(port),
+        str(connections),
+        str(seconds),
+        str(tokens),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the load generator failed: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout)
+
+
+def measure(port: int, seconds: float) -> Figures:
+    """Everything about one port."""
+    load(port, 16, 0.5)  # warm
+    one = load(port, 1, seconds)
+    sixteen = load(port, 16, seconds)
+    many = load(port, 64, seconds)
+    single = load(port, 1, seconds, TOKENS)
+    streams = load(port, 64, seconds, TOKENS)
+    return {
+        "p50_ms": one["p50_ms"],
+        "p99_ms": one["p99_ms"],
+        "per_s_16": sixteen["requests"] / sixteen["seconds"],
+        "per_s_64": many["requests"] / many["seconds"],
+        "ttft_p50_ms": single["ttft_p50_ms"],
+        "ttft_p99_ms": single["ttft_p99_ms"],
+        "ttft_64_p50_ms": streams["ttft_p50_ms"],
+        "chunks_per_s_64": streams["events"] / streams["seconds"],
+        "streams_per_s_64": streams["requests"] / streams["seconds"],
+    }
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of one process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(found[1]) / 1000 if found else 0.0
+
+
+def measure_direct(seconds: float) -> Figures:
+    """The bare engine."""
+    with process(sys.executable, str(HERE / "fake_upstream.py"), "0") as engine:
+        return measure(int(first_match(engine, r"(\d+)")), seconds)
+
+
+def measure_watchbill(seconds: float) -> Figures:
+    """The real daemon, which starts an engine of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "watchbill.toml"
+        config.write_text(CONFIG.format(python=sys.executable, engine=HERE / "fake_upstream.py"))
+        command = str(Path(sys.executable).with_name("watchbill"))
+        words = (command, "up", "--config", str(config), "--root", folder, "--port", "0")
+        with process(*words) as daemon:
+            port = int(first_match(daemon, r"ready http://[^:]+:(\d+)"))
+            figures = measure(port, seconds)
+            figures["rss_mb"] = memory_mb(daemon.pid)
+    return figures
+
+
+ROWS = [
+    ("whole answer, 1 connection: p50 ms", "p50_ms"),
+    ("whole answer, 1 connection: p99 ms", "p99_ms"),
+    ("requests/s at 16 connections", "per_s_16"),
+    ("requests/s at 64 connections", "per_s_64"),
+    ("first token, 1 stream: p50 ms", "ttft_p50_ms"),
+    ("first token, 1 stream: p99 ms", "ttft_p99_ms"),
+    ("first token, 64 streams: p50 ms", "ttft_64_p50_ms"),
+    ("chunks/s at 64 streams", "chunks_per_s_64"),
+    (f"streams of {TOKENS} chunks/s at 64 streams", "streams_per_s_64"),
+]
+
+
+def show(direct: Figures, through: Figures) -> None:
+    """The table."""
+    print(f"{'':42}{'direct':>12}{'watchbill':>12}{'added':>10}{'share':>8}")
+    for text, name in ROWS:
+        bare, ours = direct[name], through[name]
+        difference = f"{ours - bare:10.3f}{'':8}" if name.endswith("ms") else f"{'':10}{ours / bare:8.2f}"
+        digits = 3 if name.endswith("ms") else 0
+        print(f"{text:42}{bare:12.{digits}f}{ours:12.{digits}f}{difference}")
+    print(f"{'resident memory of the daemon, MB':42}{'':12}{through['rss_mb']:12.1f}")
+
+
+def judge(direct: Figures, through: Figures) -> list[tuple[str, bool]]:
+    """Each target, and whether it was met."""
+    added = through["p50_ms"] - direct["p50_ms"]
+    share = through["per_s_64"] / direct["per_s_64"]
+    return [
+        (f"added p50 {added:.3f} ms, at most {ADDED_P50_MS_MAX}", added <= ADDED_P50_MS_MAX),
+        (f"share of requests/s at 64 {share:.2f}, at least {SHARE_AT_64_MIN}", share >= SHARE_AT_64_MIN),
+        (f"memory {through['rss_mb']:.1f} MB, below {RSS_MB_MAX}", through["rss_mb"] < RSS_MB_MAX),
+    ]
+
+
+def main() -> int:
+    """Measures, prints, and says whether the targets were met."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, too")
+    options = parser.parse_args()
+    direct = measure_direct(options.seconds)
+    print(f"direct upstream: {direct['per_s_64']:.0f} requests/s at 64 connections", flush=True)
+    is_void = direct["per_s_64"] < DIRECT_PER_S_MIN
+    through = measure_watchbill(options.seconds)
+    show(direct, through)
+    if options.json:
+        print(json.dumps({"direct": direct, "watchbill": through}))
+    if is_void:
+        print(f"VOID  the bare engine made fewer than {DIRECT_PER_S_MIN} requests/s: the machine is busy")
+    verdicts = judge(direct, through)
+    for text, met in verdicts:
+        print(f"{'pass' if met else 'FAIL'}  {text}")
+    return 0 if not is_void and all(met for _, met in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
