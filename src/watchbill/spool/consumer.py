@@ -5,6 +5,7 @@ name rises with every lease. Leases are not synced: one lost in a power cut is o
 
     lease    queue/X~0        ─▶ queue-in-flight/WORKER/X~1
     done     WORKER/X~1       ─▶ queue-done/DATE/X~1
+             WORKER/BATCH/    ─▶ queue-done/DATE/BATCH/    a whole batch with one rename
     release  WORKER/X~1       ─▶ queue/X~1
     poison   WORKER/X~1       ─▶ queue-poison/X~1, its reason written beside it before the move
 
@@ -18,7 +19,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
 from watchbill.spool.limits import RESTING_MAX
-from watchbill.spool.names import attempt_of, is_own, next_attempt, safe_stem, stem_of, with_attempt
+from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, with_attempt
 from watchbill.spool.owner import Owner
 from watchbill.spool.scan import Candidates
 
@@ -48,7 +49,14 @@ class Lease:
 
     name: str
     attempt: int
+    own: bool  # the name was made by a Watchbill writer, so it is unique
+    batch: str = ""  # the folder inside the worker's own, with its slash
     settled: bool = field(default=False, compare=False)
+
+    @property
+    def path(self) -> str:
+        """Where the file lies in its worker's folder."""
+        return self.batch + self.name
 
 
 class Consumer:
@@ -66,6 +74,9 @@ class Consumer:
         self._done_day = -1
         self._done_fd = -1
         self._done_folder = ""
+        self._batch = ""
+        self._batch_fd = -1
+        self._batch_leases = 0
         self.in_flight = 0
 
     @property
@@ -81,20 +92,20 @@ class Consumer:
         """Folders below queue/ in which an event may arrive."""
         return self._candidates.folders
 
-    def lease(self, *, rescan: bool = True, retries: bool = True) -> Lease | None:
+    def lease(self, *, rescan: bool = True, retries: bool = True, batch: bool = False) -> Lease | None:
         """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
 
         Without `rescan` only what the last listing showed is leased; without `retries` an event that was
-        leased before is left for the next call.
+        leased before is left for the next call. With `batch` it goes into the folder of the open batch.
         """
         self._return_orphans()
         try:
             with self._lock:
                 while (path := self._candidates.pop(rescan=rescan)) is not None:
-                    if not retries and attempt_of(path) > 0:
+                    if not retries and not path.endswith("~0.jsonl") and attempt_of(path) > 0:
                         self._candidates.push_back(path)
                         return None
-                    lease = self._claim(path)
+                    lease = self._claim(path, batch)
                     if lease is not None:
                         self.in_flight += 1
                         return lease
@@ -107,14 +118,37 @@ class Consumer:
         day = int(time.time()) // 86_400
         if day != self._done_day:
             self._open_done(day)
-        try:
-            os.rename(lease.name, lease.name, src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
-        except FileNotFoundError:
+        if not lease.own or not self._finish(lease):
             self._open_done(day)  # gc may have removed the day's folder
             self._move(lease, self._done_folder, lease.name)
-        except OSError as error:
-            raise disk_fault(error, f"finish {lease.name}") from error
         self._settle(lease)
+
+    def done_batch(self, leases: Sequence[Lease]) -> None:
+        """Finish what is left of a batch, with one rename if `leases` is really all of it."""
+        self._open_done(int(time.time()) // 86_400)
+        try:
+            moved = self._move_batch(leases)
+        except OSError as error:
+            raise disk_fault(error, "finish a batch") from error
+        for lease in leases:
+            if moved:
+                self._settle(lease)
+            else:
+                self.done(lease)
+
+    def _move_batch(self, leases: Sequence[Lease]) -> bool:
+        """Move the open batch's folder. Under the lock: another thread may be leasing into the same batch."""
+        with self._lock:
+            batch = self._batch
+            if not batch or len(leases) != self._batch_leases or any(each.batch != batch for each in leases):
+                return False
+            try:
+                os.rename(batch[:-1], batch[:-1], src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
+            except FileNotFoundError:
+                return False
+            os.close(self._batch_fd)
+            self._batch, self._batch_fd = "", -1
+            return True
 
     def release(self, lease: Lease, rest_s: float = 0.0) -> None:
         """Put an event back. This process leaves it alone for `rest_s`; others may take it at once."""
@@ -135,7 +169,7 @@ class Consumer:
     def poison(self, lease: Lease, reason: Mapping[str, object]) -> None:
         """Give an event up, with its reason beside it."""
         folder, root = State.POISON.value, self._layout.root_fd
-        name = lease.name if is_own(lease.name) else _free_name(lease.name, self._layout.folder(State.POISON))
+        name = lease.name if lease.own else _free_name(lease.name, self._layout.folder(State.POISON))
         temporary = f".{os.urandom(4).hex()}.reason"
         try:
             write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
@@ -155,6 +189,7 @@ class Consumer:
             self._candidates.forget()
 
     def close(self) -> None:
+        self._close_batch()
         if self._done_fd >= 0:
             os.close(self._done_fd)
             self._done_fd = self._done_day = -1
@@ -168,16 +203,18 @@ class Consumer:
     def is_ours(self) -> bool:
         return self._owner.is_ours
 
-    def _claim(self, path: str) -> Lease | None:
+    def _claim(self, path: str, batch: bool) -> Lease | None:
         name = path.rpartition("/")[2]
         if self._resting and not self._is_rested(stem_of(name)):
             return None
+        target, folder = self._open_batch() if batch else (self._owner.fd, "")
         try:
             own = next_attempt(name)
             if own is None:
-                return self._claim_foreign(path, name)
-            os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=self._owner.fd)
-            return Lease(*own)
+                lease = self._claim_foreign(path, name, target, folder)
+            else:
+                os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
+                lease = Lease(own[0], own[1], True, folder)
         except FileNotFoundError:
             return None  # somebody else was faster
         except OSError as error:
@@ -185,22 +222,43 @@ class Consumer:
                 raise
             self._resting[stem_of(name)] = time.monotonic() + _UNMOVABLE_REST_S
             return None
+        self._batch_leases += batch
+        return lease
 
-    def _claim_foreign(self, path: str, name: str) -> Lease:
+    def _claim_foreign(self, path: str, name: str, target: int, folder: str) -> Lease:
         queue = self._layout.queue_fd
         mtime_ns = os.stat(path, dir_fd=queue, follow_symlinks=False).st_mtime_ns
         attempt = attempt_of(name) + 1
         leased = with_attempt(safe_stem(name, mtime_ns), attempt)
-        return Lease(move_unique(path, leased, src_dir_fd=queue, dst_dir_fd=self._owner.fd), attempt)
+        moved = move_unique(path, leased, src_dir_fd=queue, dst_dir_fd=target)
+        return Lease(moved, attempt, False, folder)
+
+    def _open_batch(self) -> tuple[int, str]:
+        """Return the open batch's folder; a new one is made when the last one was finished or came apart."""
+        if self._batch and self._batch_leases == 0 and os.fstat(self._batch_fd).st_nlink == 0:
+            self._close_batch()
+        if not self._batch:
+            name = f"{time.time_ns():019d}-batch-{os.urandom(4).hex()}"
+            os.mkdir(name, FOLDER_MODE, dir_fd=self._owner.fd)
+            self._batch_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
+            self._batch = name + "/"
+        return self._batch_fd, self._batch
+
+    def _close_batch(self) -> None:
+        if self._batch:
+            with contextlib.suppress(OSError):  # not empty: its events stay in flight for recovery
+                os.rmdir(self._batch[:-1], dir_fd=self._owner.fd)
+            os.close(self._batch_fd)
+            self._batch, self._batch_fd = "", -1
 
     def _move(self, lease: Lease, folder: str, name: str) -> None:
         """Move a leased file; a foreign one finds another name rather than replace a file."""
         source, root = self._owner.fd, self._layout.root_fd
         try:
-            if is_own(name):
-                os.rename(lease.name, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
+            if lease.own:
+                os.rename(lease.path, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
             else:
-                move_unique(lease.name, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
+                move_unique(lease.path, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
         except FileNotFoundError as error:
             raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
         except OSError as error:
@@ -216,6 +274,16 @@ class Consumer:
         lease.settled = True
         with self._lock:
             self.in_flight -= 1
+            self._batch_leases -= bool(lease.batch)
+
+    def _finish(self, lease: Lease) -> bool:
+        try:
+            os.rename(lease.path, lease.name, src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise disk_fault(error, f"finish {lease.name}") from error
+        return True
 
     def _open_done(self, day: int) -> None:
         """Open today's folder of finished events; days are UTC."""

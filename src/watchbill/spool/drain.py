@@ -201,8 +201,12 @@ class Drain:
                     self._settle(item, self.spool.release)
                     self.report.released += len(item.events)
                 return
-        for item in items:
-            self._settle(item, self.spool.done)
+        try:
+            self.spool.done_many(items)
+        except LeaseLost:
+            for item in items:  # one of them was moved away by hand
+                if not item.lease.settled:
+                    self._settle(item, self.spool.done)
 
     def _append(self, corpus: Corpus, events: list[tuple[str, bytes]]) -> bool:
         """Append until it succeeds; return False if told to stop before."""
@@ -231,7 +235,7 @@ class Drain:
             return  # moved away by hand; the corpus has the event, and knows its id when it comes again
 
     def _unroutable(self, event: Event) -> str | None:
-        if self._route(event) in self._corpora:
+        if ANY_KIND in self._corpora or self._route(event) in self._corpora:
             return None
         return f"no corpus for kind {event.get('kind')!r}"
 

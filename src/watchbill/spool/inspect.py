@@ -18,7 +18,7 @@ from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
 from watchbill.spool.names import attempt_of, is_event, lines_of, ns_of, stem_of, with_attempt
-from watchbill.spool.owner import take_dead
+from watchbill.spool.owner import LOCK_NAME, take_dead
 from watchbill.spool.queue import Spool
 from watchbill.spool.replay import replay_dead, unreplayed
 
@@ -134,7 +134,7 @@ def requeue(spool: Spool, name: str) -> str:
 def release_named(spool: Spool, name: str, *, force: bool = False) -> str:
     """Put an event in flight back. Refused while its worker is alive, unless forced."""
     entry = find(spool, name, State.IN_FLIGHT)
-    _refuse_living(entry, force)
+    _refuse_living(spool.layout, entry, force)
     return _move(spool.layout, entry, State.QUEUE, entry.name)
 
 
@@ -142,22 +142,23 @@ def poison_named(spool: Spool, name: str, reason: str, *, force: bool = False) -
     """Give up an event that waits or is in flight, with a reason."""
     entry = find(spool, name, State.QUEUE, State.IN_FLIGHT)
     if entry.state is State.IN_FLIGHT:
-        _refuse_living(entry, force)
+        _refuse_living(spool.layout, entry, force)
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
     path.write_bytes(reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"}))
     return _move(spool.layout, entry, State.POISON, entry.name)
 
 
-def _refuse_living(entry: Entry, force: bool) -> None:
+def _refuse_living(layout: Layout, entry: Entry, force: bool) -> None:
     if force or not entry.folder:
         return
-    lock = take_dead(entry.path.parent, make_lock=False)
-    if lock is None and (entry.path.parent / ".lock").exists():
-        raise SpoolLayout(
-            f"{entry.name} is leased by {entry.folder}, which is alive; use --force to take it away"
-        )
+    worker = layout.folder(State.IN_FLIGHT) / entry.folder.split("/")[0]
+    lock = take_dead(worker, make_lock=False)
     if lock is not None:
         os.close(lock)
+    elif (worker / LOCK_NAME).exists():
+        raise SpoolLayout(
+            f"{entry.name} is leased by {worker.name}, which is alive; use --force to take it away"
+        )
 
 
 def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:

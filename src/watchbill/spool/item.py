@@ -12,7 +12,7 @@ from watchbill.spool.consumer import Lease
 from watchbill.spool.events import Event, decode
 from watchbill.spool.faults import EventRefused
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX
-from watchbill.spool.names import is_bundle, is_own
+from watchbill.spool.names import is_bundle
 
 __all__ = ["BadLine", "Item", "read_item"]
 
@@ -32,7 +32,7 @@ class Item:
 
     name: str
     attempt: int
-    path: Path
+    folder: Path
     lines: list[bytes]
     events: list[Event]
     lease: Lease = field(repr=False)
@@ -47,6 +47,11 @@ class Item:
         return self.events[0]
 
     @property
+    def path(self) -> Path:
+        """Where the file lies while it is leased."""
+        return self.folder / self.lease.path
+
+    @property
     def is_bundle(self) -> bool:
         return is_bundle(self.name)
 
@@ -56,11 +61,11 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
     bundle = is_bundle(lease.name)
     bytes_max = BUNDLE_BYTES_MAX if bundle else event_bytes_max + 1
     try:
-        data = read_regular(lease.name, dir_fd=folder_fd, bytes_max=bytes_max, foreign=not is_own(lease.name))
+        data = read_regular(lease.path, dir_fd=folder_fd, bytes_max=bytes_max, foreign=not lease.own)
     except NotAFile as error:
         raise EventRefused(str(error)) from error
     data = data.removesuffix(b"\n")
-    item = Item(lease.name, lease.attempt, folder / lease.name, [], [], lease, data)
+    item = Item(lease.name, lease.attempt, folder, [], [], lease, data)
     if bundle:
         _read_lines(item)
     else:

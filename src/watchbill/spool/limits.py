@@ -12,9 +12,9 @@ DEPTH_MAX = 256
 ATTEMPTS = 3
 
 #: Files that wait flat in queue/ before a writer begins to put its own into buckets.
-FLAT_FILES_MAX = 8_192
+FLAT_FILES_MAX = 4_096
 #: Own files between two looks at how many wait.
-FLAT_LOOK_EVERY = 512
+FLAT_LOOK_EVERY = 256
 #: Files in one bucket.
 BUCKET_FILES_MAX = 4_096
 #: Folders below queue/ are searched this deep; deeper ones are not ours.

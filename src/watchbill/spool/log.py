@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all
 from watchbill.spool.limits import LOG_FILL_BYTES
@@ -29,8 +30,7 @@ _MARK = b"@visible"
 _BUNDLE = b"="
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One visible file to be: its name, and its content without the last newline."""
 
     name: str

@@ -5,6 +5,7 @@ Takes only what it can lock, so it never robs a worker that is alive. An event t
 lock are taken back at a start, as that program's own rules say, and later once they are old.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from watchbill.spool.atomic import write_file
 from watchbill.spool.consumer import move_unique, reason_bytes
-from watchbill.spool.layout import Layout, State
+from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
 from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
@@ -64,16 +65,22 @@ def _recover_folder(layout: Layout, folder: Path, attempts: int, result: Recover
             _take_back(layout, path, attempts, result, attempt_of(path.name))
         for rest in folder.glob(".*.reason"):
             rest.unlink(missing_ok=True)
+        _remove_batches(folder)
         remove_folder(folder)
     finally:
         os.close(lock)
 
 
 def _files(folder: Path) -> list[Path]:
-    try:
-        return [folder / name for name in sorted(os.listdir(folder)) if is_event(name)]
-    except FileNotFoundError:
-        return []
+    """Return a worker's events, also those in the folders of its batches, oldest first."""
+    return sorted((Path(entry.path) for entry in walk_events(folder)), key=lambda path: path.name)
+
+
+def _remove_batches(folder: Path) -> None:
+    for name in os.listdir(folder):
+        if _is_folder(folder / name):
+            with contextlib.suppress(OSError):  # something else lies in it; the folder then stays visible
+                (folder / name).rmdir()
 
 
 def _take_back(layout: Layout, path: Path, attempts: int, result: Recovered, attempt: int) -> None:

@@ -4,6 +4,7 @@ Only whole UTC days before today are touched. A file whose event some log still 
 power cut would otherwise not find it and deliver it again. Poison is never touched; that is for people.
 """
 
+import contextlib
 import datetime
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from watchbill.spool.atomic import NotAFile, fsync_folder, make_folder, read_regular, write_all
 from watchbill.spool.faults import disk_fault
-from watchbill.spool.layout import Layout, State
+from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, KEEP_DONE_S
 from watchbill.spool.names import is_event, lines_of, stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
@@ -81,9 +82,8 @@ def _age_s(path: Path) -> float:
 def _collect_folder(
     layout: Layout, folder: Path, held: set[str], result: Collected, *, over: bool, archive: Path | None
 ) -> None:
-    names = [name for name in sorted(os.listdir(folder)) if is_event(name) and stem_of(name) not in held]
-    if not names and os.listdir(folder):
-        return
+    found = sorted((entry.name, os.path.relpath(entry.path, folder)) for entry in walk_events(folder))
+    names = [path for name, path in found if stem_of(name) not in held]
     if over and archive is None:
         removed = sum(map(lines_of, names))
         _unlink(layout, folder, names)
@@ -94,8 +94,9 @@ def _collect_folder(
         _unlink(layout, folder, names)
         if over:
             _put_away(bundle, archive, result)
-    if not os.listdir(folder):
-        folder.rmdir()
+    for path in [*(folder / name for name in os.listdir(folder)), folder]:
+        with contextlib.suppress(OSError):  # a batch's folder goes when it is empty, and so does the day's
+            path.rmdir()
 
 
 def _compact(folder: Path, names: list[str]) -> Path:
@@ -136,7 +137,8 @@ def _free(folder: Path, lines: int) -> Path:
 def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
     for name in names:
         (folder / name).unlink(missing_ok=True)
-        (layout.signatures / f"{stem_of(name)}{SIGNATURE_SUFFIX}").unlink(missing_ok=True)
+        stem = stem_of(os.path.basename(name))
+        (layout.signatures / f"{stem}{SIGNATURE_SUFFIX}").unlink(missing_ok=True)
 
 
 def _put_away(path: Path, archive: Path | None, result: Collected) -> None:

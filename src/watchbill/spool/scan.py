@@ -61,11 +61,19 @@ class Candidates:
 
     def _read(self) -> None:
         self._read_at_s = time.monotonic()
-        names = os.listdir(self._layout.queue_fd)
-        found, folders = self._judge("", names)
-        self.folders = folders
-        found.sort(reverse=True)
-        self._next = found
+        self.folders = []
+        self._next = []
+        self._add("", os.listdir(self._layout.queue_fd))
+
+    def _add(self, folder: str, names: Sequence[str]) -> None:
+        """Merge a folder's names into the order. Names are sorted as plain text first, which is cheap."""
+        own = sorted((name for name in names if _is_plain(name)), reverse=True)
+        found = [(name, folder + name) for name in own]
+        if len(own) < len(names):
+            self._judge(folder, [name for name in names if not _is_plain(name) and name[0] != "."], found)
+        self._next = sorted(found + self._next, key=itemgetter(0), reverse=True) if self._next else found
+        if len(found) > len(own) and self._next is found:
+            found.sort(key=itemgetter(0), reverse=True)
 
     def _expand(self, folder: str) -> None:
         """Replace a folder by its files, each at its own place in the order."""
@@ -86,33 +94,24 @@ class Candidates:
         if not names:
             self._remove(folder[:-1])
         elif folder.count("/") <= FOLDER_DEPTH_MAX:
-            found, folders = self._judge(folder, names)
-            self.folders += folders
-            self._next = sorted(found + self._next, key=itemgetter(0), reverse=True)
+            self._add(folder, names)
 
-    def _judge(self, folder: str, names: Sequence[str]) -> tuple[list[_Candidate], list[str]]:
-        """Tell events from folders and from what is neither, mostly by name alone."""
-        found: list[_Candidate] = []
-        folders: list[str] = []
+    def _judge(self, folder: str, names: Sequence[str], found: list[_Candidate]) -> None:
+        """Tell buckets and foreign events from what is neither."""
         for name in names:
-            if name[19:20] == "-" and name[:19].isdigit() and name.endswith(".jsonl"):
-                found.append((name, folder + name))
-            elif name.startswith("."):
-                continue
-            elif is_bucket(name):
-                folders.append(folder + name + "/")
+            if is_bucket(name):
+                self.folders.append(folder + name + "/")
                 found.append((name, folder + name + "/"))
             else:
-                self._judge_foreign(folder, name, found, folders)
-        return found, folders
+                self._judge_foreign(folder, name, found)
 
-    def _judge_foreign(self, folder: str, name: str, found: list[_Candidate], folders: list[str]) -> None:
+    def _judge_foreign(self, folder: str, name: str, found: list[_Candidate]) -> None:
         try:
             status = os.stat(folder + name, dir_fd=self._layout.queue_fd, follow_symlinks=False)
         except FileNotFoundError:
             return
         if stat.S_ISDIR(status.st_mode):
-            folders.append(folder + name + "/")
+            self.folders.append(folder + name + "/")
             found.append((f"{0:019d}", folder + name + "/"))  # its files have their own times: look at once
         elif name.endswith(".jsonl"):
             arrived = ns_of(name)
@@ -137,3 +136,8 @@ class Candidates:
             f > bucket + "/" and writer_of(f[:-1]) == writer and not is_sealed(f[:-1]) for f in self.folders
         )
         return newer or not (self._layout.temporary / writer).is_dir()
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name sorts by itself and is an event's, as our writers make them."""
+    return name[19:20] == "-" and name.endswith(".jsonl") and name[:19].isdigit()
