@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from watchbill.catalog import WorkClass
-from watchbill.simulate.world import Caller, World
+from watchbill.simulate.callers import Caller
+from watchbill.simulate.world import World
 
 __all__ = ["ClassFigures", "Report"]
 

@@ -32,8 +32,9 @@ from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyR
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
 from watchbill.errors import ConfigError
+from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import TrueModel
-from watchbill.simulate.world import Caller, Faults, World
+from watchbill.simulate.world import World
 from watchbill.units import Millis, parse_bytes, parse_millis
 
 __all__ = ["Scenario", "Traffic"]

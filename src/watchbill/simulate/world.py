@@ -6,7 +6,6 @@ the core's actions as the real driver does, and feeds it the same events; what i
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from watchbill.catalog import Catalog, WorkClass
@@ -14,64 +13,17 @@ from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
+from watchbill.simulate.callers import Caller, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
 
-__all__ = ["Caller", "Faults", "World"]
+__all__ = ["World"]
 
 #: How often the simulated driver looks at its machine.
 LOOK_EVERY_MS = 2_000
 #: The first token comes after this part of an answer's work, at the latest after this time.
 FIRST_BYTE_SHARE = 0.1
 FIRST_BYTE_MAX_MS = 200.0
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """How often, from 0 to 1, each kind of thing goes wrong, and until when."""
-
-    load_fails: float = 0.0
-    load_hangs: float = 0.0
-    dies: float = 0.0  # some time after it became warm
-    answer_fails: float = 0.0
-    caller_leaves: float = 0.0
-    memory_late: float = 0.0  # the process is gone, its memory is not
-    answer_lost: float = 0.0  # of a stop: only the deadline helps
-    answer_twice: float = 0.0
-    probe_stuck: float = 0.0
-    foreign_use: float = 0.0  # somebody takes memory for a while
-    jitter: tuple[float, float] = (1.0, 1.0)  # of load times
-    until_ms: float = float("inf")
-
-
-@dataclass(slots=True)
-class Caller:
-    """One request, as its caller sees it."""
-
-    request: m.Request
-    work_ms: float
-    then: "Callable[[Caller], None] | None" = None
-    state: str = "new"  # waiting, running, ended
-    outcome: str = ""  # answered, failed, left, or the code of the refusal
-    served_by: str = ""
-    forecast_ms: int = 0
-    due: float = 0.0
-    started_at: float | None = None  # the first start
-    granted_at: float = 0.0
-    ended_at: float | None = None
-    begun: bool = False
-    retry_after_ms: float = 0.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """What is counted while the world runs."""
-
-    loads: int = 0
-    load_ms: float = 0.0
-    evictions: int = 0
-    peak: dict[str, int] = field(default_factory=dict[str, int])
-    loads_by_model: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class World:
