@@ -107,7 +107,12 @@ class Gateway:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
-        ticket = self.driver.submit(wish)
+        try:
+            ticket = self.driver.submit(wish)
+        except TheirsError:
+            asked = self.driver.catalog.find_model(wish.model)
+            visit.model = asked.name if asked else ""  # the answer says what this model is doing
+            raise
         visit.took(ticket)
         relay = Relay(
             self.upstream, ticket, visit, send=send, on_close=self._relays.discard, streamed=streamed
