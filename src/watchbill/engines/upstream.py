@@ -228,7 +228,10 @@ class NearCall:
     def header(self, name: bytes) -> bytes:
         """The first header of this lower-case name; empty when there is none."""
         assert self._connection is not None
-        return next((value for key, value in self._connection.headers if key == name), b"")
+        for key, value in self._connection.headers:
+            if key == name:
+                return value
+        return b""
 
     async def head(self) -> int:
         if self._connection is None:

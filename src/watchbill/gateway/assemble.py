@@ -17,7 +17,7 @@ __all__ = ["Assembly", "engine_error"]
 
 Fields = dict[str, object]
 
-_decode = msgspec.json.Decoder().decode
+_decode = msgspec.json.Decoder(Fields).decode
 
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
@@ -57,16 +57,15 @@ class Assembly:
         try:
             event = _decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's stream is not JSON: {error}") from None
-        if not isinstance(event, dict):
-            raise EngineFailed("the engine's stream holds something that is no event")
-        fields = cast("Fields", event)
-        if "error" in fields:
-            raise engine_error(502, fields)
-        choices = fields.pop("choices", None)
-        for name, value in fields.items():
-            if value is not None or name not in self._top:
-                self._top[name] = value
+            raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+        if "error" in event:
+            raise engine_error(502, event)
+        choices = event.pop("choices", None)
+        if None in event.values():  # "usage": null in every event but the last must not hide the last one's
+            event = {
+                name: value for name, value in event.items() if value is not None or name not in self._top
+            }
+        self._top.update(event)
         if isinstance(choices, list):
             for choice in cast("list[object]", choices):
                 if isinstance(choice, dict):

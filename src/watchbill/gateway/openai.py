@@ -60,7 +60,7 @@ class OpenAiDoor:
         """POST /v1/embeddings: a short answer, passed on whole."""
         body, wish = await self._read(visit)
         pieces: list[bytes] = []
-        send = _sender(encode(body), "/v1/embeddings")
+        send = _sender(body, "/v1/embeddings")
         with self._gateway.relay(visit, wish, send, streamed=False) as relay:
             await relay.whole(pieces.append, pieces.clear)
             answer = b"".join(pieces)
@@ -69,12 +69,12 @@ class OpenAiDoor:
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
         body, wish = await self._read(visit)
         if body.get("stream") is True:
-            return await self._stream(visit, wish, _sender(encode(body), path))
+            return await self._stream(visit, wish, _sender(body, path))
         body["stream"] = True
         options = body.get("stream_options")
         known = cast("dict[str, object]", options) if isinstance(options, dict) else {}
         body["stream_options"] = {**known, "include_usage": True}
-        return await self._collect(visit, wish, _sender(encode(body), path), chat=chat)
+        return await self._collect(visit, wish, _sender(body, path), chat=chat)
 
     async def _collect(self, visit: Visit, wish: Wish, send: Sender, *, chat: bool) -> web.StreamResponse:
         """Puts a whole answer together from the engine's stream."""
@@ -82,7 +82,7 @@ class OpenAiDoor:
         plain: list[bytes] = []
 
         def take(piece: bytes) -> None:
-            if relay.status == 200 and relay.content_type == "text/event-stream":
+            if relay.is_stream:
                 assembly.feed(piece)
             else:
                 plain.append(piece)
@@ -106,7 +106,7 @@ class OpenAiDoor:
         with self._gateway.relay(visit, wish, send, streamed=True) as relay:
             try:
                 piece = await relay.first(out)
-                if relay.status != 200 or relay.content_type != "text/event-stream":
+                if not relay.is_stream:
                     return await self._not_a_stream(visit, relay, out, piece)
                 await out.open()
                 await relay.stream(out, piece)
@@ -183,11 +183,10 @@ class OpenAiDoor:
         }
 
 
-def _sender(body: bytes, path: str) -> Sender:
+def _sender(body: dict[str, object], path: str) -> Sender:
     def send(start: Start) -> Outgoing:
-        content = body
         if start.endpoint.upstream_model:
-            content = encode({**parse_object(body), "model": start.endpoint.upstream_model})
-        return Outgoing(start.endpoint, "POST", path, content)
+            body["model"] = start.endpoint.upstream_model
+        return Outgoing(start.endpoint, "POST", path, encode(body))
 
     return send

@@ -134,10 +134,19 @@ class Relay:
         """The answer's media type."""
         return self._call.content_type if self._call is not None else ""
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether the engine answers with a stream of events."""
+        return self.status == 200 and self.content_type == "text/event-stream"
+
     async def first(self, out: StreamOut | None = None) -> bytes:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
 
         Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
+        if out is None and not self._ticket.is_waiting:
+            return (
+                await self._advance()
+            )  # its turn has come and nobody wants signs of life: no timer is needed
         held_ms = HEADERS_HELD_MS
         while True:
             try:
