@@ -24,7 +24,7 @@ from watchbill.spool.atomic import write_file_durable
 from watchbill.spool.limits import HOOK_FILES_MAX
 from watchbill.spool.queue import Spool
 
-__all__ = ["Commit", "commit_event", "hooks_folder", "install", "parse_commit", "remove"]
+__all__ = ["Commit", "commit_event", "hooks_folder", "hooks_path_in", "install", "parse_commit", "remove"]
 
 _NAME = "post-commit"
 _BEFORE = "post-commit.before-watchbill"
@@ -81,9 +81,11 @@ def install(
     *,
     table: Sequence[tuple[str, str]] = (),
     hooks: Path | None = None,
+    sign: Path | None = None,
     python: str = sys.executable,
 ) -> Path:
-    """Put the hook in place and return its path. `table` maps path patterns to kinds, first match wins.
+    """Put the hook in place and return its path. `table` maps path patterns to kinds, first match wins; `sign`
+    is the private key that events are signed with.
 
     An existing hook is renamed and chained. A second install only renews ours. Raises ConfigError if there
     is no repository or two hooks would have to be kept.
@@ -98,7 +100,12 @@ def install(
     state = folder / "watchbill"
     for name in ("pending", "taken"):
         (state / name).mkdir(parents=True, exist_ok=True)
-    settings = {"spool": os.fspath(spool.absolute()), "table": [list(row) for row in table]}
+    settings: dict[str, object] = {
+        "spool": os.fspath(spool.absolute()),
+        "table": [list(row) for row in table],
+    }
+    if sign is not None:
+        settings["sign"] = os.fspath(sign.absolute())
     write_file_durable(state / "hook.json", json.dumps(settings, indent=1).encode() + b"\n")
     script = _SCRIPT.format(marker=_MARKER, before=_BEFORE, format=_FORMAT, python=shlex.quote(python))
     temporary = folder / ".post-commit.watchbill"
@@ -141,7 +148,7 @@ def hooks_folder(repository: Path) -> Path:
     common = git / "commondir"
     if common.is_file():
         git = git / common.read_text(encoding="utf-8").strip()
-    configured = _hooks_path(git / "config")
+    configured = hooks_path_in(git / "config")
     return (repository / configured if configured else git / "hooks").absolute()
 
 
@@ -192,7 +199,7 @@ def _is_ours(hook: Path) -> bool:
         return False
 
 
-def _hooks_path(config: Path) -> str:
+def hooks_path_in(config: Path) -> str:
     """Return core.hooksPath of one git config file, or ""."""
     section = ""
     found = ""
@@ -210,8 +217,13 @@ def main(arguments: Sequence[str]) -> int:
     """Enqueue the commit on stdin, with the settings of this state folder. For the hook's script."""
     settings = json.loads((Path(arguments[0]) / "hook.json").read_bytes())
     commit = parse_commit(sys.stdin.buffer.read())
+    signer = None
+    if "sign" in settings:
+        from watchbill.spool.signing import KeySigner
+
+        signer = KeySigner(Path(settings["sign"]))
     # `event`: two syncs and no log, the cheapest way for a process that lives for one event.
-    with Spool(settings["spool"], durability="event") as spool:
+    with Spool(settings["spool"], durability="event", signer=signer) as spool:
         spool.enqueue(commit_event(commit, settings["table"]))
     return 0
 

@@ -111,9 +111,9 @@ def find(spool: Spool, name: str, *states: State) -> Entry:
     raise SpoolLayout(f"no event {name!r} in {where}")
 
 
-def show(spool: Spool, name: str) -> tuple[Entry, bytes]:
+def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:
     """Return an event's entry and its bytes. Raises SpoolLayout where it is no readable file."""
-    entry = find(spool, name)
+    entry = what if isinstance(what, Entry) else find(spool, what)
     folder = os.open(entry.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return entry, read_regular(entry.name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
@@ -123,24 +123,24 @@ def show(spool: Spool, name: str) -> tuple[Entry, bytes]:
         os.close(folder)
 
 
-def requeue(spool: Spool, name: str) -> str:
+def requeue(spool: Spool, what: str | Entry) -> str:
     """Put a poisoned (or finished) event back with all its attempts, and return its new name."""
-    entry = find(spool, name, State.POISON, State.DONE)
+    entry = what if isinstance(what, Entry) else find(spool, what, State.POISON, State.DONE)
     new = _move(spool.layout, entry, State.QUEUE, with_attempt(entry.name, 0))
     entry.path.with_name(entry.name + ".reason.json").unlink(missing_ok=True)
     return new
 
 
-def release_named(spool: Spool, name: str, *, force: bool = False) -> str:
+def release_named(spool: Spool, what: str | Entry, *, force: bool = False) -> str:
     """Put an event in flight back. Refused while its worker is alive, unless forced."""
-    entry = find(spool, name, State.IN_FLIGHT)
+    entry = what if isinstance(what, Entry) else find(spool, what, State.IN_FLIGHT)
     _refuse_living(spool.layout, entry, force)
     return _move(spool.layout, entry, State.QUEUE, entry.name)
 
 
-def poison_named(spool: Spool, name: str, reason: str, *, force: bool = False) -> str:
+def poison_named(spool: Spool, what: str | Entry, reason: str, *, force: bool = False) -> str:
     """Give up an event that waits or is in flight, with a reason."""
-    entry = find(spool, name, State.QUEUE, State.IN_FLIGHT)
+    entry = what if isinstance(what, Entry) else find(spool, what, State.QUEUE, State.IN_FLIGHT)
     if entry.state is State.IN_FLIGHT:
         _refuse_living(spool.layout, entry, force)
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
