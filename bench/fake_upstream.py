@@ -92,13 +92,15 @@ class Engine(asyncio.Protocol):
         assert self._transport is not None
         if not url.startswith(b"/v1/"):
             self._transport.write(HEALTHY)
-        elif b'"stream":true' not in body:
+            return
+        asked = json.loads(body)
+        if not asked.get("stream"):
             self._transport.write(WHOLE)
-        elif b'"max_tokens":1,' in body or b'"max_tokens":1}' in body:
+        elif asked["max_tokens"] == 1:
             self._transport.write(SHORT)
         else:
             self._transport.write(HEAD)
-            self._stream(json.loads(body)["max_tokens"])
+            self._stream(asked["max_tokens"])
 
     def _stream(self, left: int) -> None:
         if self._transport is None:
