@@ -97,6 +97,9 @@ class Model:
     arguments: tuple[str, ...] = ()  # passed to llama-server as they are
     script: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # scripted engine only
 
+    url: str | None = None  # systemd: where its unit answers
+    unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
+    image: str | None = None  # systemd: the container to run, for units that Watchbill writes
 
 @dataclass(frozen=True, slots=True)
 class Lane:

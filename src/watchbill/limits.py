@@ -258,3 +258,55 @@ LEARNED_SAVE_MS = 5_000
 OPERATOR_MS_MAX = 900_000
 #: How often the daemon looks whether its config file changed.
 CONFIG_LOOK_MS = 2_000
+
+# ------------------------------------------------------------------ engines that are not our processes
+
+#: One short question to Ollama: what is loaded. It answers in a millisecond unless it is stuck.
+OLLAMA_ASK_MS = 5_000
+#: Ollama is asked this often whether what we hold is still there.
+OLLAMA_LOOK_MS = 3_000
+#: Looks that may stay without an answer before Ollama counts as gone; a refused connection counts at once.
+FOREIGN_MISSES_MAX = 3
+#: Ollama unloads in 0.1 s, but waits for its running answers, and up to 5 s for a card to give its memory back.
+OLLAMA_UNLOAD_MS = 12_000
+OLLAMA_UNLOAD_POLL_MS = 50
+#: While a model does not go it is told again this often.
+OLLAMA_UNLOAD_AGAIN_MS = 1_000
+#: A model that would leave within a day is not held for ever: another client gave it another time.
+OLLAMA_HELD_MS_MIN = 86_400_000
+#: The list of a few hundred models with their details.
+OLLAMA_ANSWER_BYTES_MAX = 8 * 2**20
+#: The names of the models we hold, for the start after a crash.
+OLLAMA_RECORD_BYTES_MAX = 256 * 2**10
+#: A unit's health is asked this often while it is warm.
+UNIT_LOOK_MS = 3_000
+
+# ------------------------------------------------------------------ the host reactor
+
+#: An intent or an answer is a few hundred bytes.
+INTENT_BYTES_MAX = 4 * 2**10
+#: How long an intent may live between its writing and its expiry, and how wrong two clocks may be.
+INTENT_LIFE_MS_MAX = 600_000
+INTENT_SKEW_MS_MAX = 5_000
+#: The daemon waits this long for a reactor; one that runs answers a start within REACTOR_START_LOOK_MS.
+REACTOR_ANSWER_MS = 20_000
+REACTOR_ANSWER_POLL_MS = 25
+#: How long a unit may be "activating" before the daemon is told to look for itself.
+REACTOR_START_LOOK_MS = 5_000
+REACTOR_STATE_POLL_MS = 100
+#: systemctl itself; a stop lasts as long as the unit's TimeoutStopSec, 90 s by default.
+SYSTEMCTL_MS_MAX = 120_000
+SYSTEMCTL_OUTPUT_BYTES_MAX = 4 * 2**10
+#: Commands at the same time: one per unit.
+REACTOR_WORKERS_MAX = 16
+#: Intents taken in one look at the folder, and those that may wait for one unit; more are refused.
+REACTOR_INTENTS_MAX = 256
+REACTOR_UNIT_INTENTS_MAX = 16
+#: Without inotify, and to clean up, the folder is looked at this often.
+REACTOR_LOOK_MS = 1_000
+#: Answers, and whatever else lies around, are removed when they are older than this.
+REACTOR_KEEP_MS = 3_600_000
+REACTOR_CLEAN_MS = 60_000
+#: What systemctl said, in an answer.
+REACTOR_TEXT_CHARS_MAX = 1_000
+REACTOR_LOG_BYTES_MAX = 16 * 2**20

@@ -18,6 +18,7 @@ __all__ = [
     "check_model_name",
     "check_plain_name",
     "check_request_id",
+    "check_unit_name",
     "file_stem",
     "header_text",
     "inside",
@@ -26,6 +27,8 @@ __all__ = [
 
 _MODEL = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9._:/@+-]*")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: No globs, no escapes, no leading dash: systemctl expands the first two and takes the last for an option.
+_UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*\.service")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 #: What is safe as a file name, as the stem of a systemd unit and in a URL, without quoting.
 _STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -56,6 +59,12 @@ def check_request_id(text: str) -> str:
     """Returns the text when a caller may use it as the id of a request."""
     allowed = "letters, digits and . _ : -"
     return _check_shape(text, "a request id", _REQUEST_ID, allowed, limits.REQUEST_ID_CHARS_MAX)
+
+
+def check_unit_name(text: str) -> str:
+    """Returns the text when it names one service of systemd, and nothing else that systemctl understands."""
+    allowed = "letters, digits and . _ : @ -, end with .service"
+    return _check_shape(text, "the name of a unit", _UNIT, allowed, limits.PATH_PART_BYTES_MAX)
 
 
 def file_stem(name: str) -> str:

@@ -72,6 +72,10 @@ reservation = { model = "small", memory = "2GiB" }
 [engines.own]
 driver = "llamacpp"
 binary = "bin/llama-server"
+[engines.theirs]
+driver = "ollama"
+url = "http://box:11434"
+shared = true
 [models.big]
 engine = "own"
 source = "big.gguf"
@@ -101,6 +105,12 @@ engine = "process"
 command = "serve --port ${PORT}"
 stop = "SIGINT"
 source = "/abs/x.bin"
+[models.unit]
+engine = "systemd"
+memory = "1GiB"
+url = "http://127.0.0.1:9101"
+unit = "x.service"
+image = "i"
 [models.small]
 engine = "scripted"
 script = { load = "3s", service = 0.5, memory = "1GiB", fail = "ignore-term", touch = false }
@@ -161,8 +171,6 @@ webhook = "http://127.0.0.1:9999/"
 NOT_SET_BY_A_KEY = {
     ("Model", "shared"): "copied from its engine",
     ("EngineRules", "options"): "no driver reads any",
-    ("EngineRules", "shared"): "no driver of this version can be shared",
-    ("EngineRules", "url"): "no driver of this version has an address",
 }
 
 

@@ -26,14 +26,9 @@ MATRIX = [
     # engines and drivers
     ('[models.a]\nengine = "lamacpp"\nsource = "x"',
      "2: models.a.engine: there is no engine lamacpp; did you mean llamacpp?"),
-    ('[models.a]\nengine = "ollama"\nsource = "x"',
-     "2: models.a.engine: this version of Watchbill does not have the driver ollama; "
-     "use llamacpp, process or scripted"),
-    ('[engines.lab]\ndriver = "systemd"',
-     "2: engines.lab.driver: this version of Watchbill does not have the driver systemd; "
-     "use llamacpp, process or scripted"),
-    ('[engines.lab]\ndriver = "vllm"',
-     "2: engines.lab.driver: 'vllm' is not a driver; known are llamacpp, process, scripted"),
+    ('[engines.lab]\ndriver = "tgi"',
+     "2: engines.lab.driver: 'tgi' is not a driver; known are llamacpp, process, scripted, ollama, "
+     "remote, systemd"),
     ('[engines.process]\ndriver = "llamacpp"',
      "1: engines.process: is the name of another driver than llamacpp; choose another name"),
     ('[engines.lab]\ndriver = "scripted"\nbinary = "x"',
@@ -136,7 +131,7 @@ engine = "lab"
 permanent = true
 memory = "2GB"
 """
-    assert complaints(text)[1:] == [
+    assert complaints(text) == [
         "7: models.a.permanent: the engine lab is shared, so Watchbill does not manage it; remove it",
         "8: models.a.memory: the engine lab is shared, so Watchbill does not manage it; remove it",
     ]

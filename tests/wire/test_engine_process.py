@@ -154,7 +154,7 @@ def test_signals_are_told_from_commands() -> None:
 
 
 def test_an_unknown_driver_is_a_config_error_that_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'magic'.*llamacpp, process, scripted"):
+    with pytest.raises(ConfigError, match=r"'magic'.*llamacpp, ollama, process, remote, scripted"):
         make_engine(EngineRules("e", "magic"), root=tmp_path, on_death=lambda *_: None)
 
 

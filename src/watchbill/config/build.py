@@ -75,7 +75,8 @@ def _engine(name: str, table: EngineTable, base: Path) -> catalog.EngineRules:
     binary = table.binary
     if binary is not None and ("/" in binary or binary.startswith("~")):
         binary = str(names.operator_path(base, binary))
-    return catalog.EngineRules(name, table.driver, url=table.url, shared=table.shared, binary=binary)
+    shared = table.shared or DRIVERS[table.driver].is_shared
+    return catalog.EngineRules(name, table.driver, url=table.url, shared=shared, binary=binary)
 
 
 def _model(
@@ -116,6 +117,9 @@ def _model(
         script=MappingProxyType(_script(table.script)),
     )
 
+        url=table.url,
+        unit=table.unit,
+        image=table.image,
 
 def _script(table: ScriptTable | None) -> dict[str, object]:
     """The script, spelled as the scripted engine reads it."""

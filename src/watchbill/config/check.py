@@ -5,6 +5,7 @@ and never stops at its first find: the operator gets the whole list.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Set
+from urllib.parse import urlsplit
 
 from watchbill import names
 from watchbill.catalog import RAM
@@ -130,10 +131,20 @@ def _check_engine(draft: Draft, name: str, table: EngineTable) -> Iterator[Wrong
     for key in sorted((_ENGINE_KEYS - driver.engine_reads) & draft.keys_at("engines", name)):
         hint = "it starts its models itself" if key in ("shared", "url") else "remove it"
         yield ("engines", name, key), f"the driver {table.driver} does not read it", hint
-    if table.shared and table.url is None and "url" in driver.engine_reads:
+    if table.url is None and (driver.needs_url or (table.shared and "url" in driver.engine_reads)):
         yield ("engines", name), "a shared engine needs its address", 'add url = "http://127.0.0.1:9000"'
 
 
+    if driver.is_shared and "shared" in draft.keys_at("engines", name) and not table.shared:
+        yield ("engines", name, "shared"), f"an engine of the driver {table.driver} always is", "remove it"
+    yield from _check_address(("engines", name, "url"), table.url)
+
+
+def _check_address(path: KeyPath, url: str | None) -> Iterator[Wrong]:
+    """An address that requests are sent to has scheme, host, port and path; a key in it would end in logs."""
+    parts = urlsplit(url or "")
+    if parts.query or parts.fragment or parts.username is not None:
+        yield path, "holds more than an address", "write for example http://127.0.0.1:9000"
 def _no_driver(driver: str) -> tuple[str, str]:
     if driver in DRIVERS:
         return (
@@ -158,7 +169,11 @@ def _check_model(draft: Draft, name: str, table: ModelTable) -> Iterator[Wrong]:
             yield (*path, "engine"), *_no_driver(table.engine)
     if driver_name in DRIVERS:
         yield from _check_driver_keys(path, draft.keys_at(*path), driver_name)
-    if engine is not None and engine.shared:
+        elif DRIVERS[table.engine].needs_url:
+            example = f'add [engines.{table.engine}] with driver = "{table.engine}" and url = ...'
+            yield (*path, "engine"), "needs an address", example
+    yield from _check_address((*path, "url"), table.url)
+    if engine is not None and (engine.shared or (driver_name in DRIVERS and DRIVERS[driver_name].is_shared)):
         for key in sorted(_MANAGED & draft.keys_at(*path)):
             yield (
                 (*path, key),
@@ -176,7 +191,7 @@ def _check_model(draft: Draft, name: str, table: ModelTable) -> Iterator[Wrong]:
 
 def _check_driver_keys(path: KeyPath, said: Set[str], name: str) -> Iterator[Wrong]:
     driver = DRIVERS[name]
-    for key in sorted(driver.needs - said):
+    for key in sorted((driver.needs | driver.declares) - said):
         yield (*path, key), f"is missing; the driver {name} needs it", f"add {key} = ..."
     for key in sorted((_DRIVER_KEYS - driver.needs - driver.reads) & said):
         yield (*path, key), f"the driver {name} does not read it", "remove it"

@@ -29,6 +29,7 @@ from watchbill.config.fields import (
     Rate,
     Share,
     Size,
+    UnitName,
     Url,
 )
 from watchbill.units import Bytes, Millis
@@ -122,15 +123,17 @@ class DeviceTable(Table):
 class EngineTable(Table):
     """A program that hosts models. A driver's name serves as an engine without a table of its own."""
 
-    driver: str = Field(description="llamacpp, process or scripted.", examples=["llamacpp"])
+    driver: str = Field(
+        description="llamacpp, process, scripted, ollama, remote or systemd.", examples=["llamacpp"]
+    )
     url: Url | None = Field(
         default=None,
-        description="Where a foreign server answers; no driver of this version reads it.",
+        description="Where the server answers that somebody else runs; ollama has http://127.0.0.1:11434.",
         examples=["http://127.0.0.1:9000"],
     )
     shared: bool = Field(
         default=False,
-        description="Routed to, never loaded, unloaded or stopped; no driver of this version reads it.",
+        description="Routed to, never loaded, unloaded or stopped; a remote engine always is.",
     )
     binary: Line | None = Field(
         default=None,
@@ -161,7 +164,7 @@ class ModelTable(Table):
     engine: PlainName = Field(description="An engine's name, or a driver's.", examples=["llamacpp"])
     source: Line | None = Field(
         default=None,
-        description="The model's file, relative to the config file.",
+        description="The model's file, relative to the config file; for ollama and remote its name there.",
         examples=["models/big.gguf"],
     )
     memory: Memory | None = Field(
@@ -222,6 +225,19 @@ class ModelTable(Table):
     )
     env: dict[EnvName, str] = Field(default={}, description="Environment variables of its process.")
     arguments: tuple[Line, ...] = Field(
+    url: Url | None = Field(
+        default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
+    )
+    unit: UnitName | None = Field(
+        default=None,
+        description="Its systemd unit; watchbill-MODEL.service otherwise.",
+        examples=["vllm-70b.service"],
+    )
+    image: Line | None = Field(
+        default=None,
+        description="The container that `watchbill systemd units` runs it in.",
+        examples=["ghcr.io/ggml-org/llama.cpp:server"],
+    )
         default=(), strict=False, description="Further arguments for llama-server, as they are."
     )
     script: ScriptTable | None = Field(default=None, description="How the scripted engine behaves.")

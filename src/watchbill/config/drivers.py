@@ -18,6 +18,9 @@ class Driver:
     reads: frozenset[str] = frozenset()  # keys a model may have beside those every model has
     engine_reads: frozenset[str] = frozenset()  # keys of its [engines.NAME] table beside `driver`
     source_is_path: bool = True
+    declares: frozenset[str] = frozenset()  # keys of every model that this driver cannot do without
+    needs_url: bool = False  # its engine has no address by itself
+    is_shared: bool = False  # its engines are always somebody else's
 
 
 #: Everything that runs as a process of ours.
@@ -32,18 +35,23 @@ DRIVERS: dict[str, Driver] = {
     "process": Driver(needs=frozenset({"command"}), reads=_OWNED | {"source", "stop"}),
     "scripted": Driver(reads=_OWNED | {"script"}),
     "ollama": Driver(
-        is_available=False,
         needs=frozenset({"source"}),
+        reads=frozenset({"probe", "embedding"}),
         engine_reads=frozenset({"url", "shared"}),
         source_is_path=False,
     ),
     "remote": Driver(
-        is_available=False,
         reads=frozenset({"source"}),
         engine_reads=frozenset({"url", "shared"}),
         source_is_path=False,
+        needs_url=True,
+        is_shared=True,
     ),
-    "systemd": Driver(is_available=False, engine_reads=frozenset({"url"}), source_is_path=False),
+    "systemd": Driver(
+        needs=frozenset({"url"}),
+        reads=_OWNED | {"source", "command", "unit", "image"},
+        declares=frozenset({"memory"}),
+    ),
 }
 
 

@@ -20,8 +20,8 @@ from watchbill.units import Bytes, Millis
 
 __all__ = [
     "FAILURES", "REFUSED", "Count", "DeviceNames", "Duration", "EnvName", "Failures", "Hostname", "HttpPath", "KeyText",
-    "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size", "Url",
-    "Written", "is_device_name", "is_loopback", "refused",
+    "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size",
+    "UnitName", "Url", "Written", "is_device_name", "is_loopback", "refused",
 ]  # fmt: skip
 
 #: The type of our own errors inside pydantic's.
@@ -219,6 +219,7 @@ Failures = Annotated[
 ]
 ModelName = Annotated[str, AfterValidator(_through(names.check_model_name))]
 PlainName = Annotated[str, AfterValidator(_through(names.check_plain_name))]
+UnitName = Annotated[str, AfterValidator(_through(names.check_unit_name))]
 DeviceNames = Annotated[
     tuple[Annotated[str, AfterValidator(_check_device)], ...],
     Field(strict=False),

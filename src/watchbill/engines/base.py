@@ -14,12 +14,12 @@ A driver proves itself by inheriting the contract suite in `tests/wire/engine_co
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from watchbill.catalog import Model
 from watchbill.errors import ModelFailed
 
-__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Warm"]
+__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Router", "Warm"]
 
 #: (model name, attempt, reason) of an engine that died without being asked.
 DeathCallback = Callable[[str, int, str], None]
@@ -82,4 +82,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stops everything this engine owns. The engine cannot be used afterwards."""
+        ...
+
+
+@runtime_checkable
+class Router(Protocol):
+    """What a shared engine has beside the rest: it can be routed to without being asked to load anything."""
+
+    def route(self, model: Model) -> Warm:
+        """Where the model answers, as the config says; whether anybody is there shows with the first request."""
         ...

@@ -5,30 +5,44 @@ from pathlib import Path
 
 from watchbill.catalog import EngineRules
 from watchbill.engines.base import DeathCallback, Engine
+from watchbill.engines.foreign import ForeignEngine
 from watchbill.engines.llamacpp import LlamaRecipe
-from watchbill.engines.owned import OwnedEngine, Recipe
+from watchbill.engines.ollama import DEFAULT_URL, OllamaHost
+from watchbill.engines.owned import OwnedEngine
 from watchbill.engines.process import ProcessRecipe
+from watchbill.engines.remote import SharedEngine
 from watchbill.engines.scripted import ScriptedRecipe
+from watchbill.engines.systemd import SystemdHost
 from watchbill.errors import ConfigError
 
 __all__ = ["DRIVERS", "make_engine"]
 
-#: Driver name -> how to make its recipe from the engine's table.
-DRIVERS: Mapping[str, Callable[[EngineRules], Recipe]] = {
-    "llamacpp": lambda rules: LlamaRecipe(rules.binary),
-    "process": lambda _: ProcessRecipe(),
-    "scripted": lambda _: ScriptedRecipe(),
+Make = Callable[[EngineRules, Path, DeathCallback], Engine]
+
+#: Driver name -> how to make its engine from the engine's table.
+DRIVERS: Mapping[str, Make] = {
+    "llamacpp": lambda rules, root, died: OwnedEngine(LlamaRecipe(rules.binary), root, died),
+    "process": lambda _, root, died: OwnedEngine(ProcessRecipe(), root, died),
+    "scripted": lambda _, root, died: OwnedEngine(ScriptedRecipe(), root, died),
+    "ollama": lambda rules, root, died: ForeignEngine(OllamaHost(rules, root), died),
+    "remote": lambda rules, _, __: SharedEngine(rules),
+    "systemd": lambda _, root, died: ForeignEngine(SystemdHost(root), died),
 }
+
+#: The drivers whose engine may be somebody else's, and where it is when its table does not say.
+SHARED: Mapping[str, str | None] = {"ollama": DEFAULT_URL, "remote": None}
 
 
 def make_engine(rules: EngineRules, *, root: Path, on_death: DeathCallback) -> Engine:
     """The engine that a table of the config describes. Raises ConfigError for a driver we do not have."""
-    recipe = DRIVERS.get(rules.driver)
-    if recipe is None:
+    make = DRIVERS.get(rules.driver)
+    if make is None:
         known = ", ".join(sorted(DRIVERS))
         raise ConfigError(f"engine {rules.name!r}: unknown driver {rules.driver!r}; known are {known}")
-    if rules.shared:
+    if not rules.shared:
+        return make(rules, root, on_death)
+    if rules.driver not in SHARED:
         raise ConfigError(
             f"engine {rules.name!r}: driver {rules.driver!r} starts processes and cannot be shared"
         )
-    return OwnedEngine(recipe(rules), root, on_death)
+    return SharedEngine(rules, SHARED[rules.driver])

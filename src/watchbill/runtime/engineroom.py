@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
-from watchbill.engines.base import DeathCallback, Engine, LoadError, Warm
+from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Warm
 from watchbill.errors import ConfigError
 
 __all__ = ["EngineRoom"]
@@ -30,19 +30,41 @@ class EngineRoom:
     ) -> None:
         self._make, self._feed, self._look = make, feed, look
         self._engines: dict[str, Engine] = {}
+        self._rules: dict[str, EngineRules] = {}  # what each engine was made from
+        self._retired: list[Engine] = []  # replaced by a config change, with models that are still up
         self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self.warm: dict[str, Warm] = {}
+        self._routed: set[str] = set()  # the shared ones among them
         self.attempts: dict[str, int] = {}  # of the process that is up or coming up
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
-        """Makes the engines that are new. Old ones stay until their models are gone."""
+        """Makes the engines that are new or changed. Old ones stay until their models are gone."""
         self._catalog = catalog
         for name in sorted({model.engine for model in catalog.models.values()}):
-            if name not in self._engines:
-                self._engines[name] = self._make(catalog.engines[name], self._on_death)
+            if self._rules.get(name) != catalog.engines[name]:
+                self._replace(catalog.engines[name])
+        self._route(catalog)
+
+    def _replace(self, rules: EngineRules) -> None:
+        engine = self._make(rules, self._on_death)
+        if rules.name in self._engines:
+            self._retired.append(self._engines[rules.name])
+        self._engines[rules.name], self._rules[rules.name] = engine, rules
+
+    def _route(self, catalog: Catalog) -> None:
+        """Shared models are where the config says, from now on; nobody loads them, and nobody is asked."""
+        routed = {model.name for model in catalog.models.values() if model.shared}
+        for name in self._routed - routed:
+            self.warm.pop(name, None)
+        self._routed = routed
+        for name in self._routed:
+            engine = self._engines[catalog.models[name].engine]
+            if not isinstance(engine, Router):
+                raise ConfigError(f"{name}: the engine {catalog.models[name].engine} cannot be shared")
+            self.warm[name] = engine.route(catalog.models[name])
 
     # ------------------------------------------------------------------ up
 
@@ -77,14 +99,14 @@ class EngineRoom:
         self._feed(LoadFailed(action.model, action.attempt, reason, hopeless))
 
     def _on_death(self, model: str, attempt: int, reason: str) -> None:
-        self.warm.pop(model, None)
+        self._cool(model)
         self._feed(Died(model, attempt, reason))
 
     # ------------------------------------------------------------------ down
 
     def stop(self, action: Stop) -> None:
         """Begins to take a model down."""
-        self.warm.pop(action.model, None)
+        self._cool(action.model)
         task = asyncio.create_task(self._stop(action), name=f"stop {action.model}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -105,12 +127,17 @@ class EngineRoom:
         await self._look()
         self._feed(Stopped(action.model, action.attempt))
 
+    def _cool(self, model: str) -> None:
+        if model not in self._routed:  # one that became shared answers at its new place already
+            self.warm.pop(model, None)
+
     async def close(self) -> None:
         """Stops everything that is ours, whatever it is doing."""
         for task in [*self._loads.values(), *self._stops]:
             task.cancel()
         await asyncio.gather(*self._loads.values(), *self._stops, return_exceptions=True)
-        await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True)
+        engines = [*self._engines.values(), *self._retired]
+        await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True)
 
     # ------------------------------------------------------------------ looks
 

@@ -1,0 +1,146 @@
+"""The systemd engine: models that the host's init system runs, one unit each.
+
+We have no right to start or stop a unit, and need none: an intent file says what we want, the host's reactor
+(`watchbill reactor`) checks it against its own list and does it. Warm means what it means everywhere: the unit is up,
+its health address answers, and its probe, too. A unit whose address does not answer any more is dead.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.catalog import Model
+from watchbill.engines.address import endpoint_of
+from watchbill.engines.base import Capabilities, Endpoint, LoadError, Warm
+from watchbill.engines.foreign import Hold
+from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
+from watchbill.engines.warmup import PROBE_HEADERS, warm_up
+from watchbill.errors import ConfigError, EngineFailed
+from watchbill.reactor.intents import Answer, Intent, Mailbox, Verb, unit_of
+from watchbill.units import format_millis
+
+__all__ = ["SystemdHost"]
+
+_LOG = logging.getLogger("watchbill.engines")
+
+
+class SystemdHost:
+    """The host's units, as far as its reactor lets us touch them."""
+
+    # A unit's memory is the host's affair: models of this driver declare theirs.
+    capabilities = Capabilities(owned=True, measures_memory=False, stops_generation=False)
+    leaves_remains = True  # a unit that hangs does not answer, and still has its memory
+
+    def __init__(self, root: Path) -> None:
+        self._mailbox = Mailbox(root)
+        self._upstream = Upstream()
+        self._touched: set[Hold] = set()  # units that the reactor was asked to start, and may have started
+        self._misses: dict[Hold, int] = {}
+
+    @property
+    def look_ms(self) -> int:
+        """The time between two looks at what is warm."""
+        return limits.UNIT_LOOK_MS
+
+    async def bring_up(self, hold: Hold) -> Warm:
+        """Has the unit started and waits until it is warm. Raises LoadError; ConfigError without an address."""
+        model, unit = hold.model, unit_of(hold.model)
+        endpoint = _endpoint(model)
+        hold.progress.text = "the reactor had not answered"
+        answer = await self._ask("start", hold, "the scheduler wants it in memory")
+        if not answer.ok:
+            tried = "was refused by the reactor" if answer.refused else f"is {answer.state or 'not up'}"
+            raise LoadError(f"{model.name}: {unit} {tried}: {answer.text}", hopeless=answer.refused)
+        hold.progress.text = f"{unit} was {answer.state}"
+        await warm_up(endpoint, model.health, model.probe or "http", hold.progress)
+        return Warm(endpoint, None, {})
+
+    async def undo(self, hold: Hold) -> None:
+        """Stops a unit that was, or may have been, started."""
+        if hold not in self._touched:
+            return
+        try:
+            await self.take_down(hold)
+        except EngineFailed as error:
+            _LOG.warning("model=%s may still run: %s", hold.model.name, error)
+            self._forget(hold)
+
+    async def take_down(self, hold: Hold) -> None:
+        """Has the unit stopped. Raises EngineFailed when it is not."""
+        answer = await self._ask("stop", hold, "the scheduler wants its memory")
+        if not answer.ok:
+            raise EngineFailed(f"{unit_of(hold.model)} does not stop: {answer.text or answer.state}")
+        self._forget(hold)
+
+    async def look(self, holds: list[Hold]) -> Mapping[str, str]:
+        """Asks every warm unit for its health."""
+        reasons = await asyncio.gather(*map(self._trouble_of, holds))
+        gone = {hold: reason for hold, reason in zip(holds, reasons, strict=True) if reason is not None}
+        return {hold.model.name: f"{unit_of(hold.model)} is gone: {reason}" for hold, reason in gone.items()}
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        await self._upstream.close()
+
+    # ------------------------------------------------------------------ the reactor
+
+    async def _ask(self, verb: Verb, hold: Hold, reason: str) -> Answer:
+        """Posts an intent and waits for its answer. Raises LoadError or EngineFailed when none comes."""
+        intent = self._mailbox.post(verb, hold.model, reason)
+        self._touched.add(hold)
+        try:
+            answer = await self._answer(intent)
+        finally:
+            if self._mailbox.withdraw(intent) and verb == "start":
+                self._touched.discard(hold)  # nobody has acted on it, and now nobody will
+        if answer is not None:
+            return answer
+        told = f"watchbill reactor --root {self._mailbox.root} --allow {intent.unit}"
+        bound = format_millis(limits.REACTOR_ANSWER_MS)
+        text = f"{hold.model.name}: no reactor answered within {bound}; run on the host: {told}"
+        raise LoadError(text) if verb == "start" else EngineFailed(text)
+
+    async def _answer(self, intent: Intent) -> Answer | None:
+        """The answer; None when no reactor takes the intent, or the one that did never comes back."""
+        clock = asyncio.get_running_loop().time
+        unclaimed = clock() + limits.REACTOR_ANSWER_MS / 1000
+        claimed = unclaimed + limits.SYSTEMCTL_MS_MAX / 1000
+        pause_ms = float(limits.REACTOR_ANSWER_POLL_MS)
+        while clock() < (unclaimed if self._mailbox.is_waiting(intent) else claimed):
+            answer = self._mailbox.answer(intent)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(pause_ms * 1.2, limits.HEALTH_POLL_MS_MAX)
+        return None
+
+    # ------------------------------------------------------------------ the watch
+
+    async def _trouble_of(self, hold: Hold) -> str | None:
+        """Why the unit counts as gone, or None."""
+        outgoing = Outgoing(_endpoint(hold.model), "GET", hold.model.health, headers=PROBE_HEADERS)
+        try:
+            reply = await self._upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
+            if reply.status == 200:
+                self._misses.pop(hold, None)
+                return None
+            trouble, is_certain = f"{hold.model.health} answered {reply.status}", False
+        except UpstreamFailed as failure:
+            trouble, is_certain = str(failure), failure.kind == "connect"
+        self._misses[hold] = self._misses.get(hold, 0) + 1
+        if is_certain or self._misses[hold] >= limits.FOREIGN_MISSES_MAX:
+            self._misses.pop(hold, None)
+            return trouble
+        return None
+
+    def _forget(self, hold: Hold) -> None:
+        self._touched.discard(hold)
+        self._misses.pop(hold, None)
+
+
+def _endpoint(model: Model) -> Endpoint:
+    if model.url is None:
+        raise ConfigError(f"{model.name}: a model of the driver systemd needs its url")
+    return endpoint_of(model.url, upstream_model=model.name)
