@@ -13,7 +13,7 @@ from aiohttp import web
 from watchbill.errors import ConfigError, LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object, read_body
-from watchbill.gateway.relay import StreamOut
+from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
 

@@ -5,29 +5,26 @@ put together. A client's stream passes unchanged. Our own fields are taken out o
 it, numbers are checked, everything else goes through.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 from aiohttp import web
 
 from watchbill.catalog import Model
-from watchbill.engines.upstream import Outgoing
-from watchbill.errors import EngineFailed, ModelNotFound, RequestError, TheirsError
+from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.assemble import Assembly, engine_error
-from watchbill.gateway.body import encode, parse_object, read_body
-from watchbill.gateway.relay import Relay, StreamOut
+from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
+from watchbill.gateway.fallback import Fallback, completion, completion_events
+from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import check_ranges
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Wish
 
 if TYPE_CHECKING:
     from watchbill.gateway.app import Gateway
 
 __all__ = ["OpenAiDoor"]
-
-Sender = Callable[[Start], Outgoing]
 
 #: A model's stage in the words that clients know.
 _STATES = {
@@ -44,6 +41,7 @@ class OpenAiDoor:
 
     def __init__(self, gateway: "Gateway", *, created_s: int) -> None:
         self._gateway = gateway
+        self._exchange = Exchange(gateway)
         self._created_s = created_s
 
     # ------------------------------------------------------------------ generation
@@ -59,89 +57,28 @@ class OpenAiDoor:
     async def embeddings(self, visit: Visit) -> web.StreamResponse:
         """POST /v1/embeddings: a short answer, passed on whole."""
         body, wish = await self._read(visit)
-        pieces: list[bytes] = []
-        send = _sender(body, "/v1/embeddings")
-        with self._gateway.relay(visit, wish, send, streamed=False) as relay:
-            await relay.whole(pieces.append, pieces.clear)
-            answer = b"".join(pieces)
-            return self._pass_on(visit, relay, answer)
+        whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
+        return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
         body, wish = await self._read(visit)
         if body.get("stream") is True:
-            return await self._stream(visit, wish, _sender(body, path))
+            out = CompletionOut(visit, chat=chat)
+            as_is = partial(self._pass_on, visit)
+            return await self._exchange.stream(visit, wish, sender(body, path), out, instead=as_is)
         body["stream"] = True
         options = body.get("stream_options")
-        known = cast("dict[str, object]", options) if isinstance(options, dict) else {}
+        known = cast("Fields", options) if isinstance(options, dict) else {}
         body["stream_options"] = {**known, "include_usage": True}
-        return await self._collect(visit, wish, _sender(body, path), chat=chat)
+        answer = await self._exchange.collect(visit, wish, sender(body, path), chat=chat)
+        if isinstance(answer, Fallback):
+            return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
+        return self._pass_on(visit, answer)
 
-    async def _collect(self, visit: Visit, wish: Wish, send: Sender, *, chat: bool) -> web.StreamResponse:
-        """Puts a whole answer together from the engine's stream."""
-        assembly = Assembly(chat=chat)
-        plain: list[bytes] = []
-
-        def take(piece: bytes) -> None:
-            if relay.is_stream:
-                assembly.feed(piece)
-            else:
-                plain.append(piece)
-
-        def restart() -> None:
-            nonlocal assembly
-            assembly = Assembly(chat=chat)
-            plain.clear()
-
-        with self._gateway.relay(visit, wish, send, streamed=True) as relay:
-            await relay.whole(take, restart)
-            if plain or relay.status != 200:
-                return self._pass_on(visit, relay, b"".join(plain))
-            answer = assembly.result()
-            relay.finish(ok=True)
-            return json_response(answer, visit.headers("application/json"))
-
-    async def _stream(self, visit: Visit, wish: Wish, send: Sender) -> web.StreamResponse:
-        """Passes the engine's stream on. After the headers are out, a failure is an event of the stream."""
-        out = StreamOut(visit)
-        with self._gateway.relay(visit, wish, send, streamed=True) as relay:
-            try:
-                piece = await relay.first(out)
-                if not relay.is_stream:
-                    return await self._not_a_stream(visit, relay, out, piece)
-                await out.open()
-                await relay.stream(out, piece)
-                relay.finish(ok=True)
-            except TheirsError as error:
-                if out.response is None:
-                    raise
-                relay.finish(ok=False)
-                await out.fail(error)
-                self._gateway.note_broken(visit, error)
-        return await out.end()
-
-    async def _not_a_stream(
-        self, visit: Visit, relay: Relay, out: StreamOut, first: bytes
-    ) -> web.StreamResponse:
-        pieces = [first]
-        while piece := await relay.more():
-            pieces.append(piece)
-        whole = self._pass_on(visit, relay, b"".join(pieces))  # raises for an error, which becomes an event
-        if out.response is None:
-            return whole
-        raise EngineFailed("the engine answered a streamed request without a stream")
-
-    def _pass_on(self, visit: Visit, relay: Relay, answer: bytes) -> web.Response:
-        """An engine's whole answer as it is, or its error in our shape."""
-        relay.finish(ok=relay.status < 500)
-        if relay.status == 200:
-            return web.Response(body=answer, headers=visit.headers(relay.content_type or "application/json"))
-        if relay.status < 400:
-            raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
-        try:
-            said: object = msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            said = answer.decode("utf-8", "replace")
-        raise engine_error(relay.status, said)
+    def _pass_on(self, visit: Visit, whole: Whole) -> web.Response:
+        if whole.assembled is not None:
+            return json_response(whole.assembled, visit.headers("application/json"))
+        return web.Response(body=whole.body, headers=visit.headers(whole.content_type))
 
     async def _read(self, visit: Visit) -> tuple[dict[str, object], Wish]:
         body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
@@ -183,10 +120,12 @@ class OpenAiDoor:
         }
 
 
-def _sender(body: dict[str, object], path: str) -> Sender:
-    def send(start: Start) -> Outgoing:
-        if start.endpoint.upstream_model:
-            body["model"] = start.endpoint.upstream_model
-        return Outgoing(start.endpoint, "POST", path, encode(body))
+class CompletionOut(StreamOut):
+    """A stream of a chat or completion."""
 
-    return send
+    def __init__(self, visit: Visit, *, chat: bool) -> None:
+        super().__init__(visit)
+        self._chat = chat
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        await self.send(completion_events(fallback, self.visit.id, chat=self._chat))

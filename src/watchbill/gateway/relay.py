@@ -13,15 +13,11 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 import asyncio
 from collections.abc import Callable
 
-from aiohttp import web
-
-from watchbill.engines.sse import DONE
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
-from watchbill.gateway.answers import error_body
+from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
 from watchbill.limits import (
-    HALF_EVENT_BYTES_MAX,
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
     RETRY_PAUSE_MS,
@@ -29,7 +25,7 @@ from watchbill.limits import (
 )
 from watchbill.runtime.ticket import Start, Ticket
 
-__all__ = ["Relay", "StreamOut"]
+__all__ = ["Relay"]
 
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
@@ -39,65 +35,6 @@ _CUTS: dict[str, type[TheirsError]] = {
     "shutting_down": ShuttingDown,
     "engine_failed": EngineFailed,
 }
-
-
-class StreamOut:
-    """A stream of server-sent events to a client."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit = visit
-        self._response: web.StreamResponse | None = None
-        self._half = b""  # the beginning of an event whose end has not come
-
-    @property
-    def response(self) -> web.StreamResponse | None:
-        """None while the headers are held back."""
-        return self._response
-
-    async def open(self) -> web.StreamResponse:
-        """Sends the headers, unless they were sent."""
-        if self._response is None:
-            headers = self._visit.headers("text/event-stream")
-            headers["Cache-Control"] = "no-cache"
-            headers["X-Accel-Buffering"] = "no"
-            self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self._visit.request)
-        return self._response
-
-    async def comment(self, text: str) -> None:
-        """A sign of life. One newline only: a blank line would end an event, and clients broke on that."""
-        response = await self.open()
-        await response.write(f": {text}\n".encode())
-
-    async def write(self, piece: bytes) -> None:
-        """Passes bytes on unchanged, up to the end of the last whole event."""
-        if self._half:
-            piece = self._half + piece
-            self._half = b""
-        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
-            cut = _whole_events(piece)
-            if len(piece) - cut < HALF_EVENT_BYTES_MAX:
-                piece, self._half = piece[:cut], piece[cut:]
-        if piece and self._response is not None:
-            await self._response.write(piece)
-
-    async def flush(self) -> None:
-        """Sends what is held back: the engine ended its answer in good order without a last newline."""
-        if self._half and self._response is not None:
-            half, self._half = self._half, b""
-            await self._response.write(half)
-
-    async def fail(self, error: TheirsError) -> None:
-        """Ends the stream with an error event, in place of a half event."""
-        self._half = b""
-        response = await self.open()
-        await response.write(b"data: " + error_body(error) + b"\n\n")
-
-    async def end(self) -> web.StreamResponse:
-        """Ends the stream."""
-        response = await self.open()
-        await response.write_eof()
-        return response
 
 
 class Relay:
@@ -139,7 +76,7 @@ class Relay:
         """Whether the engine answers with a stream of events."""
         return self.status == 200 and self.content_type == "text/event-stream"
 
-    async def first(self, out: StreamOut | None = None) -> bytes:
+    async def first(self, out: Out | None = None) -> bytes:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
 
         Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
@@ -158,6 +95,15 @@ class Relay:
                 if out is not None:
                     await out.comment(self._place())
                 held_ms = KEEP_ALIVE_COMMENT_MS
+
+    async def turn(self) -> None:
+        """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                self._start = await self._ticket.granted()
+        except TimeoutError:
+            raise ShuttingDown from None
+        self._visit.started(self._start)
 
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
@@ -186,7 +132,7 @@ class Relay:
                 continue
             return
 
-    async def stream(self, out: StreamOut, first: bytes) -> None:
+    async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
         self._ticket.first_byte()
         piece, tail = first, b""
@@ -194,7 +140,7 @@ class Relay:
             await out.write(piece)
             tail = piece if len(piece) > 32 else (tail + piece)[-32:]
             piece = await self.more()
-        if DONE not in tail[-32:] and b'"error"' not in tail:
+        if not out.has_ended(tail):
             raise EngineFailed("the engine's stream ended before its answer did")
         await out.flush()
 
@@ -296,9 +242,3 @@ class Relay:
         if self._start is not None:
             return "working"
         return f"queued, about {max(1, self._ticket.forecast_ms // 1000)} s"
-
-
-def _whole_events(piece: bytes) -> int:
-    """How many bytes of a stream belong to events that are complete."""
-    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)

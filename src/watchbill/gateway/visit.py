@@ -12,7 +12,7 @@ __all__ = ["Visit"]
 class Visit:
     """What is known about a request so far."""
 
-    __slots__ = ("began", "cors", "id", "key", "lane", "model", "request", "start")
+    __slots__ = ("began", "cors", "fallback", "id", "key", "lane", "model", "request", "start")
 
     def __init__(self, request: web.BaseRequest, id: str, began: float) -> None:
         self.request = request
@@ -23,6 +23,7 @@ class Visit:
         self.lane = ""
         self.model = ""
         self.start: Start | None = None
+        self.fallback: str | None = None  # why no model gave the answer
 
     def let_in(self, admitted: Pass) -> None:
         """The guard let the request pass."""
@@ -50,6 +51,8 @@ class Visit:
             headers["X-Watchbill-Model"] = start.model
             headers["X-Watchbill-Wait-Ms"] = str(start.wait_ms)
             headers["X-Watchbill-Load-Ms"] = str(start.load_ms)
+        if self.fallback:
+            headers["X-Watchbill-Fallback"] = self.fallback
         if self.cors:
             headers.update(self.cors)
         return headers

@@ -1,0 +1,211 @@
+"""One exchange with an engine, the same for every door: collected, streamed, fetched whole, or a load alone.
+
+    collect   the engine streams, the client gets a whole answer
+    stream    the engine streams, the client's stream is the door's own kind of `Out`
+    fetch     a short answer that is no stream: embeddings, token counts
+    load      the turn alone: the model is in memory, nobody is asked anything
+
+A failure in a lane with a fallback becomes a Fallback, as long as the client has seen nothing of an answer; after
+that it is told in the stream. Owns neither shapes nor prompts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from watchbill.engines.upstream import Outgoing
+from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
+from watchbill.gateway.assemble import Assembly, engine_error
+from watchbill.gateway.body import encode
+from watchbill.gateway.fallback import Fallback, fallback_for, lane_of
+from watchbill.gateway.relay import Relay
+from watchbill.gateway.stream import Out
+from watchbill.gateway.visit import Visit
+from watchbill.runtime.ticket import Start, Wish
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["Exchange", "Fields", "Sender", "Whole", "sender"]
+
+Fields = dict[str, object]
+Sender = Callable[[Start], Outgoing]
+
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole answer of an engine: put together from a stream, or as the engine sent it."""
+
+    content_type: str
+    body: bytes = b""
+    assembled: Fields | None = None
+
+    def fields(self) -> Fields:
+        """The answer as fields. Raises EngineFailed when it is not JSON."""
+        if self.assembled is not None:
+            return self.assembled
+        try:
+            return _decode_fields(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"the engine's answer is no JSON object: {error}") from None
+
+
+class Exchange:
+    """What doors do with engines."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+
+    async def collect(self, visit: Visit, wish: Wish, send: Sender, *, chat: bool) -> Whole | Fallback:
+        """Puts a whole answer together from the engine's stream."""
+        assembly = Assembly(chat=chat)
+        plain: list[bytes] = []
+
+        def take(piece: bytes) -> None:
+            if relay.is_stream:
+                assembly.feed(piece)
+            else:
+                plain.append(piece)
+
+        def restart() -> None:
+            nonlocal assembly
+            assembly = Assembly(chat=chat)
+            plain.clear()
+
+        try:
+            with self._gateway.relay(visit, wish, send, streamed=True) as relay:
+                await relay.whole(take, restart)
+                if plain or relay.status != 200:
+                    return _pass_on(relay, b"".join(plain))
+                answer = assembly.result()
+                relay.finish(ok=True)
+                return Whole(_JSON, assembled=answer)
+        except TheirsError as error:
+            return self._fall_back(visit, wish, error)
+
+    async def fetch(self, visit: Visit, wish: Wish, send: Sender) -> Whole:
+        """An answer that is no stream."""
+        pieces: list[bytes] = []
+        try:
+            with self._gateway.relay(visit, wish, send, streamed=False) as relay:
+                await relay.whole(pieces.append, pieces.clear)
+                return _pass_on(relay, b"".join(pieces))
+        except Stale as error:
+            raise Preempted(str(error)) from None  # there is no fallback for a vector
+
+    async def stream(
+        self,
+        visit: Visit,
+        wish: Wish,
+        send: Sender,
+        out: Out,
+        *,
+        instead: Callable[[Whole], web.StreamResponse] | None = None,
+    ) -> web.StreamResponse:
+        """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
+
+        An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""
+        told = False
+        try:
+            with self._gateway.relay(visit, wish, send, streamed=True) as relay:
+                piece = await relay.first(out)
+                if not relay.is_stream and not out.takes(relay.status, relay.content_type):
+                    whole = await _rest(relay, piece)  # raises for an error
+                    if out.response is None and instead is not None:
+                        return instead(whole)
+                    raise EngineFailed("the engine answered a streamed request without a stream")
+                await out.open()
+                told = True
+                await _stream(relay, out, piece)
+        except TheirsError as error:
+            if told:
+                await self._tell(visit, out, error)
+            else:
+                await self._fall_back_in(visit, wish, out, error)
+        return await out.end()
+
+    async def load(self, visit: Visit, wish: Wish) -> None:
+        """Brings the model into memory, in its turn, and asks it nothing."""
+        with self._gateway.relay(visit, wish, _nothing, streamed=False) as relay:
+            await relay.turn()
+            relay.finish(ok=False)  # a load without an answer teaches nothing about answers
+
+    # ------------------------------------------------------------------ failures
+
+    def _fall_back(self, visit: Visit, wish: Wish, error: TheirsError) -> Fallback:
+        """The lane's answer to a failure; raises the failure when it has none."""
+        catalog = self._gateway.driver.catalog
+        model = catalog.find_model(wish.model)
+        fallback = fallback_for(error, lane_of(catalog, wish), model.name if model else wish.model)
+        if fallback is None:
+            raise error
+        visit.lane = visit.lane or lane_of(catalog, wish).name
+        visit.fallback = fallback.error
+        return fallback
+
+    async def _fall_back_in(self, visit: Visit, wish: Wish, out: Out, error: TheirsError) -> None:
+        try:
+            fallback = self._fall_back(visit, wish, error)
+        except TheirsError:
+            if out.response is None:
+                raise
+            await self._tell(visit, out, error)
+        else:
+            await out.fall_back(fallback)
+
+    async def _tell(self, visit: Visit, out: Out, error: TheirsError) -> None:
+        await out.fail(error)
+        self._gateway.note_broken(visit, error)
+
+
+def sender(body: Fields, path: str) -> Sender:
+    """Sends this body to the engine whose turn it is, under the name that the engine knows the model by."""
+
+    def send(start: Start) -> Outgoing:
+        upstream = start.endpoint.upstream_model
+        content = {**body, "model": upstream} if upstream else body
+        return Outgoing(start.endpoint, "POST", path, encode(content))
+
+    return send
+
+
+def _nothing(start: Start) -> Outgoing:
+    raise AssertionError("a load asks the engine nothing")
+
+
+async def _stream(relay: Relay, out: Out, first: bytes) -> None:
+    try:
+        await relay.stream(out, first)
+        relay.finish(ok=True)
+    except TheirsError:
+        relay.finish(
+            ok=False
+        )  # also where the engine is not to blame: it was at work, and its answer was cut
+        raise
+
+
+async def _rest(relay: Relay, first: bytes) -> Whole:
+    pieces = [first]
+    while piece := await relay.more():
+        pieces.append(piece)
+    return _pass_on(relay, b"".join(pieces))
+
+
+def _pass_on(relay: Relay, answer: bytes) -> Whole:
+    """An engine's whole answer as it is, or its error in our shape."""
+    relay.finish(ok=relay.status < 500)
+    if relay.status == 200:
+        return Whole(relay.content_type or _JSON, answer)
+    if relay.status < 400:
+        raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
+    try:
+        said: object = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = answer.decode("utf-8", "replace")
+    raise engine_error(relay.status, said)

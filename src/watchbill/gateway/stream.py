@@ -1,0 +1,125 @@
+"""Streams to clients: headers that are held back, signs of life, pieces, and an end that says how it went.
+
+`Out` is what a relay writes into, whatever the door; each door has its own kind. Promises that a stream ends in
+good order or with an error in the door's own shape, never in half an event. Owns no ticket and no engine.
+"""
+
+from aiohttp import web
+
+from watchbill.engines.sse import DONE
+from watchbill.errors import TheirsError
+from watchbill.gateway.answers import error_body
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.visit import Visit
+from watchbill.limits import HALF_EVENT_BYTES_MAX
+
+__all__ = ["Out", "StreamOut"]
+
+
+class Out:
+    """A stream to a client. A door's own kind says how signs of life, errors and fallbacks look in it."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """None while the headers are held back."""
+        return self._response
+
+    async def open(self) -> web.StreamResponse:
+        """Sends the headers, unless they were sent."""
+        if self._response is None:
+            headers = self.visit.headers(self.content_type)
+            headers["Cache-Control"] = "no-cache"
+            headers["X-Accel-Buffering"] = "no"
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self.visit.request)
+        return self._response
+
+    async def send(self, content: bytes) -> None:
+        """Sends bytes of the answer, after the headers."""
+        if content:
+            await (await self.open()).write(content)
+
+    async def end(self) -> web.StreamResponse:
+        """Ends the stream."""
+        response = await self.open()
+        await response.write_eof()
+        return response
+
+    # ------------------------------------------------------------------ what a door says differently
+
+    async def comment(self, text: str) -> None:
+        """A sign of life. Where the protocol knows none, the headers are one."""
+        await self.open()
+
+    async def write(self, piece: bytes) -> None:
+        """Takes a piece of the engine's answer."""
+        await self.send(piece)
+
+    async def flush(self) -> None:
+        """The engine ended its answer in good order."""
+
+    async def fail(self, error: TheirsError) -> None:
+        """Says in the stream what went wrong."""
+        raise NotImplementedError
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        """Writes a whole answer that no model gave."""
+        raise NotImplementedError
+
+    def has_ended(self, tail: bytes) -> bool:
+        """Whether the engine's stream came to its end, by its last bytes."""
+        raise NotImplementedError
+
+    def takes(self, status: int, content_type: str) -> bool:
+        """Whether an answer that is no stream of events can be written here all the same."""
+        return False
+
+
+class StreamOut(Out):
+    """Server-sent events that pass unchanged."""
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(visit)
+        self._half = b""  # the beginning of an event whose end has not come
+
+    async def comment(self, text: str) -> None:
+        """A sign of life. One newline only: a blank line would end an event, and clients broke on that."""
+        await self.send(f": {text}\n".encode())
+
+    async def write(self, piece: bytes) -> None:
+        """Passes bytes on unchanged, up to the end of the last whole event."""
+        if self._half:
+            piece = self._half + piece
+            self._half = b""
+        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
+            cut = _whole_events(piece)
+            if len(piece) - cut < HALF_EVENT_BYTES_MAX:
+                piece, self._half = piece[:cut], piece[cut:]
+        if piece and self._response is not None:
+            await self._response.write(piece)
+
+    async def flush(self) -> None:
+        """Sends what is held back: the engine ended its answer in good order without a last newline."""
+        if self._half and self._response is not None:
+            half, self._half = self._half, b""
+            await self._response.write(half)
+
+    async def fail(self, error: TheirsError) -> None:
+        """Ends the stream with an error event, in place of a half event."""
+        self._half = b""
+        await self.send(b"data: " + error_body(error) + b"\n\n")
+
+    def has_ended(self, tail: bytes) -> bool:
+        return DONE in tail[-32:] or b'"error"' in tail
+
+
+def _whole_events(piece: bytes) -> int:
+    """How many bytes of a stream belong to events that are complete."""
+    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
+    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)
