@@ -131,6 +131,11 @@ class Daemon:
 
     # ------------------------------------------------------------------ ending
 
+    def forget(self) -> None:
+        """Lets go of its output."""
+        self._said.close()
+        self._complained.close()
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -264,6 +269,8 @@ class Place:
         finally:
             for pid in self.pids():
                 os.kill(pid, signal.SIGKILL)
+            for daemon in self.daemons:
+                daemon.forget()
 
 
 def chat_body(model: str, tokens: int) -> dict[str, Any]:
