@@ -12,7 +12,7 @@ DEPTH_MAX = 256
 ATTEMPTS = 3
 
 #: Files that wait flat in queue/ before a writer begins to put its own into buckets.
-FLAT_FILES_MAX = 4_096
+FLAT_FILES_MAX = 2_048
 #: Own files between two looks at how many wait.
 FLAT_LOOK_EVERY = 256
 #: Files in one bucket.
@@ -28,6 +28,8 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 LOG_AGE_MAX_S = 30.0
 #: Newlines written ahead in a log, in bytes: small first, because many writers write one event only.
 LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+#: A group at least this large extends the log by itself, in bytes.
+LOG_DIRECT_BYTES_MIN = 64 * 1024
 #: Bytes of one group commit.
 GROUP_BYTES_MAX = 8 * 1024 * 1024
 #: Records that a checkpoint syncs file by file; with more it syncs the whole file system once.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all
-from watchbill.spool.limits import LOG_FILL_BYTES
+from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN, LOG_FILL_BYTES
 
 __all__ = ["Log", "LogContents", "Record", "Torn", "parse_log", "record_bytes"]
 
@@ -103,14 +103,17 @@ class Log:
         """
         data = _mark_bytes(marks) + b"".join(map(record_bytes, records))
         start = self.end
-        if start + len(data) >= self._filled:
+        # A large batch pays for the file's new size itself: filling first would write every byte twice.
+        direct = len(data) >= LOG_DIRECT_BYTES_MIN
+        if start + len(data) >= self._filled and not direct:
             self._fill(start + len(data) + 1 - self._filled)
         try:
             pwrite_all(self._fd, data, start)
             self._sync()
         except OSError:
-            self._blank(start, len(data))
+            self._take_back(start, len(data))
             raise
+        self._filled = max(self._filled, start + len(data))
         self.end = start + len(data)
         self.records += len(records)
 
@@ -158,11 +161,13 @@ class Log:
             self.failed = True
             raise
 
-    def _blank(self, start: int, size: int) -> None:
+    def _take_back(self, start: int, size: int) -> None:
         """Take back records that were not acknowledged, so that a replay does not show them. Best effort:
         an event whose enqueue raised may still appear, whole, which at-least-once allows."""
         try:
-            pwrite_all(self._fd, b"\n" * size, start)
+            if start + size > self._filled:
+                os.ftruncate(self._fd, self._filled)
+            pwrite_all(self._fd, b"\n" * (min(start + size, self._filled) - start), start)
         except OSError:
             self.failed = True
 
