@@ -16,6 +16,9 @@ __all__ = ["Lanes"]
 #: A refused caller is asked back after this at the least, and at the most.
 RETRY_AFTER_MIN_MS = 1_000
 RETRY_AFTER_MAX_MS = 3_600_000
+LATEST_WINS = "latest-wins"
+#: Keys of latest-wins lanes are forgotten beyond this many, unless their request is still in the house.
+LATEST_KEYS_MAX = 4_096
 #: Advice to a caller who meets a full lane or a closing daemon.
 CLOSING_RETRY_MS = 5_000
 
@@ -26,12 +29,13 @@ class Lanes:
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
         self.policy = policy
+        self._latest: dict[tuple[str, str | None], str] = {}  # lane and key -> the newest request
 
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
-        2. its lane is full: refused for now
+        2. whoever it supersedes is told; its lane is full: refused for now
         3. one of them can start it in time by the optimistic forecast: admitted
         4. otherwise refused with the forecast, and a ghost asks for the model's turn
         """
@@ -40,6 +44,7 @@ class Lanes:
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, station, now)
             return
+        self._supersede(request)
         if self._is_full(request):
             return
         forecasts: list[float] = []
@@ -80,6 +85,22 @@ class Lanes:
         return (
             "; ".join(parts) + "; give it a smaller context, or the device more capacity or a smaller reserve"
         )
+
+    def _supersede(self, request: Request) -> None:
+        """LANE-03: in a latest-wins lane the newest takes the place of whoever still waits, who is told at once."""
+        if self._state.catalog.lanes[request.lane].policy != LATEST_WINS:
+            return
+        key = (request.lane, request.supersede_key)
+        older = self._latest.get(key)
+        self._latest[key] = request.id
+        station = self._state.home.get(older) if older is not None else None
+        if older is not None and station is not None and older in station.line:
+            self._state.withdraw(station, older)
+            self._state.refuse(older, "stale", f"superseded by {request.id}")
+        if len(self._latest) > LATEST_KEYS_MAX:
+            self._latest = {
+                k: id for k, id in self._latest.items() if id in self._state.home or id == request.id
+            }
 
     def _is_full(self, request: Request) -> bool:
         lane = self._state.catalog.lanes[request.lane]

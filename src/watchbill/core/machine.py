@@ -1,7 +1,7 @@
 """The composer: one step of the whole core.
 
     1. the event goes to its machine (ROUTES is the table)
-    2. whoever waited or ran too long is answered
+    2. whoever waited or ran too long is answered; plans that nobody wants any more are dropped
     3. grants: what can start starts, before anything is planned
     4. forced changes: shrunken budgets, emergencies, idle time
     5. plans, one at a time, until the policy wants no more; grants between them
@@ -74,9 +74,11 @@ class Machine:
             self._dispatch.grant(now)
             if state.is_calm() and not any(at < self._armed for at in self._dispatch.deadlines()):
                 return state.out  # the common case: a ready model, nobody in the way
+        self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
         self._lanes.expire(now)
         self._dispatch.expire(now)
         self._residency.enforce_deadlines(now)
+        self._residency.drop_unwanted_plans(now)
         self._dispatch.grant(now)
         self._force(now)
         self._plan(now)
@@ -89,7 +91,6 @@ class Machine:
         self._residency.restore_budgets(now)
         self._residency.end_graces(now)
         self._residency.close_idle(now)
-        self._residency.drop_unwanted_plans(now)
         for station in self._reconfigure.outdated():
             self._residency.close(station, "", "its definition in the config changed", now)
 
@@ -120,8 +121,12 @@ class Machine:
             self.state.out.append(m.Wake(at))
 
     def _station_wakes(self, station: Station) -> list[float]:
-        due, deadline = station.due(), self._residency.deadline(station)
-        wakes: list[float] = [wake for wake in (due, deadline) if wake is not None]
+        first, deadline = station.line.earliest_due(), self._residency.deadline(station)
+        wakes: list[float] = [] if deadline is None else [deadline]
+        if first is not None:
+            wakes.append(first[0])  # not `station.due()`: a ghost whose due has passed would hide it
+        if station.ghost is not None:
+            wakes.append(station.ghost.due + station.load.ms)
         if station.stage is Stage.READY:
             wakes += [station.ready_at + station.quantum_ms, station.last_used + station.linger_ms]
         elif station.line or station.model.permanent:

@@ -46,6 +46,7 @@ class Request(Struct, frozen=True):
     priority: int = 3
     operator: bool = False  # before every other of its class
     exact: bool = False  # no lower tier of the family will do
+    supersede_key: str | None = None  # in a latest-wins lane: of those with the same key only the newest runs
 
 
 # ------------------------------------------------------------------ events

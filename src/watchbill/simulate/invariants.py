@@ -29,13 +29,19 @@ class Judge:
         self.broken: dict[str, list[tuple[float, str]]] = {}
         self.closed: dict[str, str] = {}  # model -> why its door is closed
         self.warm_at: dict[str, float] = {}
-        self.load_took: dict[str, float] = {}
+        self.load_took: dict[str, float] = {}  # the shortest the core knows of: told or seen
         self._planned: set[str] = set()
         self._served: set[str] = set()  # models that got a grant in this step
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
         self.broken.setdefault(law, []).append((round(self._world.now / 1000, 3), detail))
+
+    def became_warm(self, name: str, took_ms: float) -> None:
+        """A load ended well."""
+        self.warm_at[name] = self._world.now
+        told = self._world.told_load_ms.get(name, took_ms)
+        self.load_took[name] = min(took_ms, told, self.load_took.get(name, took_ms))
 
     # ------------------------------------------------------------------ before the actions are carried out
 

@@ -45,7 +45,9 @@ class World:
         self.faults = faults or Faults()
         self.catalog, self.truth, self.capacity = catalog, truth, dict(capacity)
         told = {name: Knowledge(Footprint(dict(t.memory), dict(t.memory))) for name, t in truth.items()}
-        self.core = Machine(catalog, {**told, **(known or {})}, policy)
+        known = {**told, **(known or {})}
+        self.told_load_ms = {name: k.load_ms for name, k in known.items() if k.load_ms is not None}
+        self.core = Machine(catalog, known, policy)
         self.engines = {name: SimEngine(model) for name, model in truth.items()}
         for name, model in catalog.models.items():
             if model.shared:
@@ -263,10 +265,8 @@ class World:
             self.look()
             self.feed(m.LoadFailed(name, attempt, "simulated failure"))
             return
-        self.look()
         engine.power, engine.at, engine.done = Power.WARM, self.now, 0.0
-        self.judge.warm_at[name] = self.now
-        self.judge.load_took[name] = self.now - began
+        self.judge.became_warm(name, self.now - began)
         self.feed(m.Loaded(name, attempt, dict(engine.held)))
         if self.happens(self.faults.answer_twice):
             self.feed(m.Loaded(name, attempt, dict(engine.held)))

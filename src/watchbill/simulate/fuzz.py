@@ -1,0 +1,158 @@
+"""Random worlds: devices, models, traffic and faults drawn from one seed.
+
+For the first part of a run everything goes wrong; then the faults and the traffic stop, and whatever is still open
+must end within its bound. A seed that breaks a law is pasted into a test.
+"""
+
+import random
+
+from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
+from watchbill.core.messages import EvictAsked, Footprint, Knowledge
+from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.world import Faults, World
+from watchbill.units import Bytes, Millis
+
+__all__ = ["TROUBLE_MS", "random_world", "run_out"]
+
+#: How long a world is in trouble, and how long traffic lasts.
+TROUBLE_MS = 90_000
+TRAFFIC_MS = 120_000
+GB = 10**9
+
+FAULTS = Faults(
+    load_fails=0.08, load_hangs=0.02, dies=0.08, answer_fails=0.03, caller_leaves=0.1, memory_late=0.1,
+    answer_lost=0.03, answer_twice=0.1, probe_stuck=0.05, foreign_use=0.02, jitter=(0.5, 1.8),
+    until_ms=TROUBLE_MS,
+)  # fmt: skip
+
+
+def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> World:
+    """A world that nobody designed."""
+    draw = random.Random(seed)
+    devices = _devices(draw)
+    models = _models(draw, devices)
+    lanes = {
+        work_class.name.lower(): Lane(
+            work_class.name.lower(),
+            work_class,
+            max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000))),
+            timeout_ms=Millis(120_000),
+            queue_max=draw.choice((4, 64, 10_000)),
+        )
+        for work_class in WorkClass
+    }
+    rules = PolicyRules(policy, parallel_loads=draw.choice((1, 1, 2)))
+    engines = {
+        "scripted": EngineRules("scripted", "scripted"),
+        "far": EngineRules("far", "remote", shared=True),
+    }
+    catalog = Catalog(devices, engines, {m.name: m for m in models}, lanes, rules)
+    truth = {m.name: _truth(draw, m) for m in models}
+    known = {name: _guess(draw, true) for name, true in truth.items()}
+    capacity = {name: int(device.capacity or 0) for name, device in devices.items()}
+    world = World(catalog, truth, capacity, seed=seed, faults=FAULTS if faults else None, known=known)
+    for model in models:
+        _traffic(draw, world, model)
+    if faults:
+        _operator(draw, world, models)
+    return world
+
+
+def run_out(world: World) -> World:
+    """Lets a world run until everything that was asked must have had its answer."""
+    world.run(TRAFFIC_MS)
+    return world.run(TRAFFIC_MS + 600_000)
+
+
+def _devices(draw: random.Random) -> dict[str, Device]:
+    names = ["ram", "gpu:0", "gpu:1"][: draw.choice((1, 1, 2, 3))]
+    return {
+        name: Device(
+            name,
+            capacity=Bytes(draw.choice((12, 16, 24)) * GB),
+            reserve=Bytes(draw.choice((0, 2)) * GB if name == "ram" else 0),
+            max_resident=draw.choice((None, None, None, 2)),
+            parallel_loads=draw.choice((1, 1, 2)),
+        )
+        for name in names
+    }
+
+
+def _models(draw: random.Random, devices: dict[str, Device]) -> list[Model]:
+    models: list[Model] = []
+    for i in range(draw.randint(2, 6)):
+        on = draw.sample(sorted(devices), draw.choice((1, 1, min(2, len(devices)))))
+        memory = {d: Bytes(int(draw.uniform(1, 0.9 * (devices[d].capacity or 0) / GB) * GB)) for d in on}
+        small = all(size <= (devices[d].capacity or 0) / 4 for d, size in memory.items())
+        models.append(
+            Model(
+                f"m{i}", "scripted", memory=memory, devices=tuple(on), concurrency=draw.choice((1, 2, 4)),
+                group=draw.choice((None, None, "heavy")), idle_ms=Millis(draw.choice((5_000, 60_000, 300_000))),
+                permanent=small and i < 2 and draw.random() < 0.3, family=draw.choice((None, None, "tiers")),
+            )
+        )  # fmt: skip
+    if sum(m.permanent and m.group is not None for m in models) > 1:
+        models = [_rotating(m) for m in models]
+    if draw.random() < 0.2:
+        models.append(Model("far", "far", devices=(), shared=True, concurrency=2))
+    return models
+
+
+def _rotating(model: Model) -> Model:
+    return Model(
+        model.name, model.engine, memory=model.memory, devices=model.devices, concurrency=model.concurrency,
+        group=model.group, idle_ms=model.idle_ms,
+    )  # fmt: skip
+
+
+def _truth(draw: random.Random, model: Model) -> TrueModel:
+    return TrueModel(model.name, draw.uniform(500, 12_000), dict(model.memory), draw.choice((0.0, 0.3, 0.9)))
+
+
+def _guess(draw: random.Random, true: TrueModel) -> Knowledge:
+    known = draw.random() < 0.5
+    return Knowledge(
+        Footprint(true.memory, true.memory),
+        true.load_ms * draw.uniform(0.3, 3) if known else None,
+        draw.uniform(200, 8_000) if known else None,
+    )
+
+
+def _traffic(draw: random.Random, world: World, model: Model) -> None:
+    for _ in range(draw.randint(0, 2)):
+        lane = draw.choice(sorted(world.catalog.lanes))
+        service = draw.uniform(200, 5_000)
+        if draw.random() < 0.6:
+            every = draw.uniform(1_000, 20_000)
+            when = draw.expovariate(1 / every)
+            while when < TRAFFIC_MS:
+                work = draw.lognormvariate(0, 0.8) * service
+                world.at(when, lambda work=work, lane=lane: _ask(world, model, work, lane))
+                when += draw.expovariate(1 / every)
+        else:
+            for _ in range(draw.randint(1, 4)):
+                _loop(world, model, lane, service, draw.choice((100, 3_000, 20_000)))
+
+
+def _ask(world: World, model: Model, work: float, lane: str) -> None:
+    world.arrive(model.name, work, lane=lane)
+
+
+def _loop(world: World, model: Model, lane: str, service: float, pause: float) -> None:
+    def again(_: object = None) -> None:
+        when = world.now + world.random.uniform(0, pause) + 1
+        if when < TRAFFIC_MS:
+            world.at(when, lambda: _go(when))
+
+    def _go(_: float) -> None:
+        world.arrive(model.name, world.random.lognormvariate(0, 0.8) * service, lane=lane, then=again)
+
+    again()
+
+
+def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
+    """Somebody evicts by hand every now and then, sometimes by force."""
+    for number in range(draw.randint(0, 4)):
+        model = draw.choice(models).name
+        event = EvictAsked(number, model, draw.random() < 0.3)
+        world.at(draw.uniform(0, TROUBLE_MS), lambda event=event: world.feed(event))
