@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
 def test_every_event_has_a_route_and_every_action_a_hand() -> None:
     """LANE-01: routing is data; the simulator acts on the same table of actions as the driver."""
     world = random_world(1)
-    events = {kind for kind in m.Event.__subclasses__()}
+    events = set(m.Event.__subclasses__())
     assert events == set(world.core.routes)
     assert world.handles == set(m.Action.__subclasses__())
 
