@@ -310,3 +310,55 @@ REACTOR_CLEAN_MS = 60_000
 #: What systemctl said, in an answer.
 REACTOR_TEXT_CHARS_MAX = 1_000
 REACTOR_LOG_BYTES_MAX = 16 * 2**20
+
+# ------------------------------------------------------------------ spools in the daemon and on the command line
+
+#: Drain workers of one spool; they share one disk.
+DRAIN_WORKERS_MAX = 64
+SPOOL_ATTEMPTS_MAX = 1_000
+#: A drain that failed as a whole (a folder that cannot be made, a broken schema) is begun again after this ...
+DRAIN_AGAIN_MS = 1_000
+#: ... and at the latest after this.
+DRAIN_AGAIN_MS_MAX = 60_000
+#: How long a drain gets at shutdown for the batch in its hands; what it cannot end is delivered again later.
+DRAIN_STOP_MS = 8_000
+#: Finished events are compacted and deleted this often.
+DONE_COLLECT_MS = 3_600_000
+#: Captured events that wait for the disk, and their text; more are dropped, counted and alerted.
+CAPTURE_EVENTS_MAX = 10_000
+CAPTURE_CHARS_MAX = 64 * 2**20
+#: Captured events of one commit.
+CAPTURE_BATCH_MAX = 256
+#: A spool that cannot take captured events is asked again after this, growing to the last.
+CAPTURE_AGAIN_MS = 100
+CAPTURE_AGAIN_MS_MAX = 5_000
+#: How long captured events get at shutdown to reach the disk.
+CAPTURE_STOP_MS = 5_000
+#: Lines of `spool list` for a person who does not say how many.
+CLI_SPOOL_ROWS = 50
+#: Events that `spool enqueue` commits together, and their bytes.
+CLI_ENQUEUE_BATCH_MAX = 1_000
+CLI_ENQUEUE_BATCH_BYTES_MAX = 8 * 2**20
+#: How often a drain on the command line looks at the clock and redraws its bar.
+CLI_DRAIN_LOOK_S = 0.2
+
+# ------------------------------------------------------------------ doors
+
+#: One line of NDJSON, as one event of a stream.
+NDJSON_LINE_BYTES_MAX = 16 * 2**20
+#: Model files whose headers are remembered for Ollama's lists.
+MODEL_FILES_REMEMBERED_MAX = 512
+#: Models of which it is remembered that their engine does not speak Anthropic's protocol.
+TRANSLATED_MODELS_MAX = 512
+#: Unloads that clients asked for and that are still under way.
+UNLOADS_MAX = 32
+#: Tool calls in one answer.
+TOOL_CALLS_MAX = 128
+#: What of a payload goes into one line: entities and events, and the characters of each.
+SUMMARY_ITEMS_MAX = 20
+SUMMARY_ITEM_CHARS_MAX = 200
+SUMMARY_CHARS_MAX = 4_000
+#: A prompt template, and a value that is put into it.
+TEMPLATE_CHARS_MAX = 64 * 2**10
+TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
+PROCESS_TYPES_MAX = 1_000
