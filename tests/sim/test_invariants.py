@@ -91,7 +91,7 @@ def _accept_late(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core.residency import Residency
 
     def current(self: Residency, name: str, attempt: int, *stages: object) -> object:
-        return self._state.stations.get(name)  # pyright: ignore[reportPrivateUsage]
+        return self._state.stations[name]  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(Residency, "_current", current)
 

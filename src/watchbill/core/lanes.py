@@ -127,7 +127,8 @@ class Lanes:
             station.top_class_at = now
 
     def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
-        if station.stage is Stage.ABSENT and station.ghost is None:
+        explicit = request.work_class is not WorkClass.ROTATION
+        if explicit and station.stage is Stage.ABSENT and station.ghost is None:
             station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (

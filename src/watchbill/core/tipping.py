@@ -117,13 +117,19 @@ class _InArrivalOrder:
                 for i, s in enumerate(sorted(movable(state), key=lambda s: (s.last_used, s.name)))
             }
             short = shortage(target.needs, state.planned_free(target))
-            leaving = [s for s in movable(state) if self.may_leave(s, now)]
+            leaving = [s for s in movable(state) if self._yields(s, target, now)]
             victims = cover(short, leaving, lambda s, order=order: order[s.name])
             if victims is not None:
                 return Plan(
                     target, victims, self.name if victims else "fits", "its request has waited longest"
                 )
         return None
+
+    def _yields(self, station: Station, target: Station, now: int) -> bool:
+        """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
+        if target.top_class() is WorkClass.ROTATION:
+            return station.has_lingered(now)
+        return self.may_leave(station, now)
 
     def _heads(self, state: State, now: int) -> list[Station]:
         return sorted(waiting(state, now), key=arrival_order)[:1]
@@ -188,8 +194,8 @@ class Rate:
         due: list[tuple[int, Station]] = []
         for station in state.managed:
             oldest = station.due() if station.wants_memory else None
-            if oldest is None:
-                continue
+            if oldest is None or (station.ghost is None and station.top_class() is WorkClass.ROTATION):
+                continue  # rotation is never promised a turn
             start_by = oldest - self._lead_ms(state, station, now)
             if now >= start_by:
                 due.append((oldest, station))

@@ -21,6 +21,8 @@ __all__ = ["World"]
 
 #: How often the simulated driver looks at its machine.
 LOOK_EVERY_MS = 2_000
+#: How late an answer that comes twice may be.
+LATE_ANSWER_MS = 8_000.0
 #: The first token comes after this part of an answer's work, at the latest after this time.
 FIRST_BYTE_SHARE = 0.1
 FIRST_BYTE_MAX_MS = 200.0
@@ -268,8 +270,7 @@ class World:
         engine.power, engine.at, engine.done = Power.WARM, self.now, 0.0
         self.judge.became_warm(name, self.now - began)
         self.feed(m.Loaded(name, attempt, dict(engine.held)))
-        if self.happens(self.faults.answer_twice):
-            self.feed(m.Loaded(name, attempt, dict(engine.held)))
+        self._maybe_again(m.Loaded(name, attempt, dict(engine.held)))
         if self.happens(self.faults.dies):
             self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._die(engine, attempt))
 
@@ -297,8 +298,12 @@ class World:
         if lost:
             return
         self.feed(m.Stopped(engine.model.name, attempt))
+        self._maybe_again(m.Stopped(engine.model.name, attempt))
+
+    def _maybe_again(self, event: m.Event) -> None:
+        """An answer may come twice, the second time when nobody expects it any more."""
         if self.happens(self.faults.answer_twice):
-            self.feed(m.Stopped(engine.model.name, attempt))
+            self.at(self.now + self.random.uniform(0, LATE_ANSWER_MS), lambda: self.feed(event))
 
     # ------------------------------------------------------------------ the machine
 
