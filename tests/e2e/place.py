@@ -118,7 +118,9 @@ class Daemon:
         """An answer that comes piece by piece."""
         connection = self.connect()
         body = chat_body(model, tokens) | {"stream": True}
-        return Stream(connection, self.send(connection, "/v1/chat/completions", body))
+        reply = self.send(connection, "/v1/chat/completions", body)
+        assert reply.status == 200, (reply.status, reply.read())
+        return Stream(connection, reply)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.ask("/wb/v1/status")[2])

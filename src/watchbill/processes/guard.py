@@ -121,11 +121,14 @@ class Guard:
                     print(f"guard: cannot read {line!r}", file=sys.stderr, flush=True)
 
     def stop(self, number: int, millis: int) -> None:
-        """Sends the tree a signal; KILL follows when the time is over."""
+        """Sends the tree a signal; KILL follows when the time is over. A second wish can only shorten that time."""
+        deadline = time.monotonic() + millis / 1000
+        if self.stage == STOPPING:
+            self.deadline = min(self.deadline, deadline)
         if self.stage != SERVING:
             return
         self.stage = STOPPING
-        self.deadline = time.monotonic() + millis / 1000
+        self.deadline = deadline
         for pid in descendants():
             send(pid, number)
             send(pid, signal.SIGCONT)  # a stopped process acts on no signal but KILL
