@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Literal
 
 from watchbill.units import Bytes, Millis
 
 __all__ = [
     "DEFAULT_LANE", "RAM", "AlertRules", "ApiKey", "Catalog", "Device", "EngineRules", "JournalRules", "Lane",
-    "Model", "PolicyRules", "Reservation", "Server", "WorkClass",
+    "Model", "PolicyRules", "Reservation", "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -96,10 +97,10 @@ class Model:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     arguments: tuple[str, ...] = ()  # passed to llama-server as they are
     script: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # scripted engine only
-
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
     image: str | None = None  # systemd: the container to run, for units that Watchbill writes
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -112,6 +113,7 @@ class Lane:
     max_wait_ms: Millis = Millis(120_000)
     timeout_ms: Millis = Millis(600_000)
     queue_max: int = 256
+    concurrency: int | None = None  # how many of its requests may run at once, on all models together
     fallback: str | None = None
 
 
@@ -166,6 +168,28 @@ class AlertRules:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolRules:
+    """A durable queue of plain files, and where it is drained to. Paths may be relative to the root."""
+
+    name: str
+    path: str
+    corpora: Mapping[str, str]  # kind -> file; "*" is every kind that has none of its own
+    schema: str = "builtin"  # builtin, any, or the absolute path of a JSON Schema
+    id_key: str = "id"
+    attempts: int = 3
+    poll_ms: Millis = Millis(1_000)
+    workers: int = 1
+    ordered: bool = False
+    durability: Literal["wal", "event", "none"] = "wal"
+    drain: bool = True  # by the daemon
+    keep_done_ms: Millis = Millis(7 * 86_400_000)
+    archive: str | None = None  # where finished events go instead of being deleted
+    verify: tuple[str, ...] = ()  # public keys; with any, unsigned events are poisoned
+    sign: str | None = None  # the private key that the command line and the git hook sign with
+    kinds: tuple[tuple[str, str], ...] = ()  # of the git hook: (path pattern, kind), first match wins
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """Everything the operator declared."""
 
@@ -177,6 +201,7 @@ class Catalog:
     server: Server = Server()
     journal: JournalRules = JournalRules()
     alerts: AlertRules = AlertRules()
+    spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
 
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""

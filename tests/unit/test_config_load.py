@@ -128,6 +128,7 @@ priority = 2
 max_wait = "1m"
 timeout = "30s"
 queue_max = 7
+concurrency = 3
 fallback = "sorry"
 [journal]
 markdown = "~/radio/queue_log.md"
@@ -161,7 +162,7 @@ webhook = "http://127.0.0.1:9999/"
     assert found.models["small"].memory == {"ram": gibibyte}
     assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)
     assert found.lanes["chat"] == catalog.Lane(
-        "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, "sorry"
+        "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, 3, "sorry"
     )
     assert found.journal == catalog.JournalRules(str(Path.home() / "radio/queue_log.md"), "e.jsonl")
     assert found.alerts == catalog.AlertRules("notify-send", "http://127.0.0.1:9999/")

@@ -130,8 +130,6 @@ MATRIX = [
      "3: models.a.background: this version of Watchbill does not have background tasks; remove it"),
     ("[devices.ram]\nmax_temp_c = 85",
      "2: devices.ram.max_temp_c: this version of Watchbill does not have device health limits; remove it"),
-    ("[lanes.x]\npolicy = 'latest-wins'",
-     "2: lanes.x.policy: this version of Watchbill does not have latest-wins lanes; use fifo or priority"),
     ("[lanes.x]\ncapture = 's'",
      "2: lanes.x.capture: this version of Watchbill does not have capture into a spool; remove it"),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTable, ModelTable, ScriptTable
 from watchbill.config.drivers import DRIVERS
 from watchbill.config.settle import memory_of
+from watchbill.config.spools import build_spools
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
 
 __all__ = ["build"]
@@ -29,6 +30,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
             _below_root(document.journal.markdown, base), _below_root(document.journal.events, base)
         ),
         alerts=catalog.AlertRules(document.alerts.command, document.alerts.webhook),
+        spools=build_spools(document.spool, base),
     )
 
 
@@ -115,11 +117,11 @@ def _model(
         env=MappingProxyType(table.env),
         arguments=table.arguments,
         script=MappingProxyType(_script(table.script)),
-    )
-
         url=table.url,
         unit=table.unit,
         image=table.image,
+    )
+
 
 def _script(table: ScriptTable | None) -> dict[str, object]:
     """The script, spelled as the scripted engine reads it."""
@@ -144,6 +146,7 @@ def _lane(name: str, table: LaneTable) -> catalog.Lane:
         max_wait_ms=table.max_wait or Millis(0),
         timeout_ms=table.timeout or Millis(0),
         queue_max=table.queue_max,
+        concurrency=table.concurrency,
         fallback=table.fallback,
     )
 

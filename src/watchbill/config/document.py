@@ -7,7 +7,7 @@ planned is refused by name in `planned`. Defaults that depend on other keys are 
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from watchbill import limits
 from watchbill.config.fields import (
@@ -32,18 +32,15 @@ from watchbill.config.fields import (
     UnitName,
     Url,
 )
+from watchbill.config.spool_table import SpoolTable
+from watchbill.config.table import Table
 from watchbill.units import Bytes, Millis
 
 __all__ = [
     "TABLES", "AlertsTable", "DeviceTable", "Document", "EngineTable", "JournalTable", "KeyTable", "LaneTable",
-    "ModelTable", "PolicyTable", "ReservationTable", "ScriptTable", "ServerTable", "Table", "WeightsTable",
+    "ModelTable", "PolicyTable", "ReservationTable", "ScriptTable", "ServerTable", "SpoolTable", "Table",
+    "WeightsTable",
 ]  # fmt: skip
-
-
-class Table(BaseModel):
-    """A table of the file: no coercion, no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class KeyTable(Table):
@@ -225,6 +222,9 @@ class ModelTable(Table):
     )
     env: dict[EnvName, str] = Field(default={}, description="Environment variables of its process.")
     arguments: tuple[Line, ...] = Field(
+        default=(), strict=False, description="Further arguments for llama-server, as they are."
+    )
+    script: ScriptTable | None = Field(default=None, description="How the scripted engine behaves.")
     url: Url | None = Field(
         default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
     )
@@ -238,9 +238,6 @@ class ModelTable(Table):
         description="The container that `watchbill systemd units` runs it in.",
         examples=["ghcr.io/ggml-org/llama.cpp:server"],
     )
-        default=(), strict=False, description="Further arguments for llama-server, as they are."
-    )
-    script: ScriptTable | None = Field(default=None, description="How the scripted engine behaves.")
 
 
 class WeightsTable(Table):
@@ -272,7 +269,11 @@ class LaneTable(Table):
         alias="class",
         description="Who waits for the answer; a higher class is served first.",
     )
-    policy: Literal["fifo", "priority"] = Field(default="fifo", description="The order within a class.")
+    policy: Literal["fifo", "priority", "latest-wins"] = Field(
+        default="fifo",
+        description="latest-wins: of those who wait only the newest ever runs, the others are told at once. The "
+        "other two serve by class, priority and arrival.",
+    )
     priority: Priority | None = Field(default=None, description="Of its requests; the model's otherwise.")
     max_wait: Duration | None = Field(
         default=None, ge=1, description="From arrival to start: 2m in an interactive lane, 15m in another."
@@ -282,6 +283,9 @@ class LaneTable(Table):
     )
     queue_max: int = Field(
         default=256, ge=1, le=limits.QUEUE_LEN_MAX, description="Requests that may wait in it."
+    )
+    concurrency: int | None = Field(
+        default=None, ge=1, description="How many of its requests may run at once, on all models together."
     )
     fallback: Line | None = Field(default=None, description="The text to answer with when a model cannot.")
 
@@ -315,6 +319,7 @@ class Document(Table):
     policy: PolicyTable = Field(default=PolicyTable(), description="How residency decides.")
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
+    spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -332,4 +337,5 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("policy", "weights"): WeightsTable,
     ("journal",): JournalTable,
     ("alerts",): AlertsTable,
+    ("spool", "*"): SpoolTable,
 }

@@ -11,7 +11,6 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("rotation",): "background rotation",
     ("epochs",): "embedding epochs",
     ("sets",): "sets of companion models",
-    ("spool",): "spools that the daemon drains; `watchbill spool` works on a folder without a config",
     ("process",): "POST /process",
     ("coordinator",): "a coordinator",
     ("agents",): "agents",
@@ -25,11 +24,9 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("models", "*", "background"): "background tasks",
     ("models", "*", "capture"): "capture into a spool",
     ("lanes", "*", "capture"): "capture into a spool",
-    ("lanes", "*", "concurrency"): "concurrency limits of lanes",
     ("policy", "admission"): "another admission rule",
 }
 _VALUES: dict[tuple[tuple[str, ...], str], str] = {
-    (("lanes", "*", "policy"), "latest-wins"): "latest-wins lanes",
     (("lanes", "*", "class"), "leased"): "leases for other machines",
 }
 
@@ -37,7 +34,6 @@ _VALUES: dict[tuple[tuple[str, ...], str], str] = {
 NOT_ACTED_ON: dict[tuple[str, ...], str] = {
     ("devices", "*", "protect"): "does not watch processes yet",
     ("lanes", "*", "fallback"): "does not answer with fallbacks yet",
-    ("lanes", "*", "policy"): "orders every lane by priority and arrival",
 }
 
 

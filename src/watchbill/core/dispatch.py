@@ -38,6 +38,7 @@ class Dispatch:
         if request is None:
             return False
         if len(station.running) >= station.slots_for(request.work_class, now):
+            self._make_way(station, request, now)
             return False
         self._state.withdraw(station, request.id)
         station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
@@ -47,14 +48,39 @@ class Dispatch:
         self._state.out.append(Grant(request.id, station.name, station.attempt))
         return True
 
+    def _make_way(self, station: Station, request: Request, now: int) -> None:
+        """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
+        if request.work_class is not WorkClass.INTERACTIVE:
+            return
+        if any(running.cut == "requeue" for running in station.running.values()):
+            return  # a slot is on its way already
+        for running in station.running.values():
+            if (
+                running.request.work_class >= WorkClass.BACKGROUND
+                and not running.begun
+                and running.cut is None
+            ):
+                self._state.cut(running, "requeue", now)
+                return
+
     def _next(self, station: Station, now: int) -> Request | None:
         """The first of the line; but who is within one service time of the due goes before all."""
         if self._policy.in_order:
             return self._next_in_order(station)
         urgent = station.line.earliest_due()
-        if urgent is not None and now >= urgent[0] - station.service.ms:
+        if urgent is not None and now >= urgent[0] - station.service.ms and self._lane_is_free(urgent[1]):
             return urgent[1]
-        return station.line.first()
+        first = station.line.first()
+        if first is None or self._lane_is_free(first):
+            return first
+        return next((r for r in map(station.line.get, station.line.ids()) if self._lane_is_free(r)), None)
+
+    def _lane_is_free(self, request: Request) -> bool:
+        """Whether one more of this lane may run; most lanes have no limit of their own."""
+        lane = self._state.catalog.lanes.get(request.lane)
+        if lane is None or lane.concurrency is None:
+            return True
+        return self._state.running_in(request.lane) < lane.concurrency
 
     def _next_in_order(self, station: Station) -> Request | None:
         oldest = [s.line.oldest() for s in self._state.stations.values() if s.line]

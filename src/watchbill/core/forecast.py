@@ -68,10 +68,13 @@ def _until_room(state: State, station: Station, now: int) -> float:
 
 
 def _gone_in(state: State, station: Station, now: int) -> float:
-    """Until a model could be gone: its load and its quantum come first, then its drain."""
+    """Until a model could be gone: its load and its quantum come first, then its drain.
+
+    What runs now may well end inside the quantum: the longer of the two counts, not their sum.
+    """
     if station.stage is Stage.READY:
         turn = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
-        return turn + station.drain_ms(now)
+        return max(turn, station.residual(now)) + station.halt.ms
     load = station.load.ms
     load = (
         station.since + load - now if station.stage is Stage.LOADING else _leaving(state, station, now) + load

@@ -150,13 +150,18 @@ class Lanes:
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
         for station in self._state.stations.values():
-            if station.ghost is not None and now >= station.ghost.due + station.load.ms:
-                station.ghost = None
+            ghost = None if station.line else station.ghost
+            if ghost is not None and now >= ghost.due + station.load.ms:
+                station.ghost = None  # nobody came back for it
             while (first := station.line.earliest_due()) and now >= first[0]:
                 self._expire_one(station, first[1], now)
 
     def _expire_one(self, station: Station, request: Request, now: int) -> None:
+        due = station.line.due_of(request.id)
         self._state.withdraw(station, request.id)
+        if request.work_class is not WorkClass.ROTATION and station.stage is Stage.ABSENT:
+            due = due if station.ghost is None else min(due, station.ghost.due)
+            station.ghost = Ghost(due, request.work_class)
         waited = now - request.arrived_at
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"

@@ -127,6 +127,10 @@ class State:
         """What the models in these stages need of a device."""
         return sum(s.needs.get(device, 0) for s in self.managed if s.stage in stages)
 
+    def running_in(self, lane: str) -> int:
+        """How many requests of a lane run, on whichever model."""
+        return sum(1 for s in self.stations.values() for r in s.running.values() if r.request.lane == lane)
+
     def _resources(self) -> list[str]:
         groups = {r for s in self.managed for r in s.needs} - self.ledger.books.keys()
         return [*self.ledger.books, *sorted(groups)]

@@ -72,7 +72,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Ghost:
-    """A refused request's place in the order of turns: no weight, but its model is loaded one day."""
+    """The place in the order of turns of a request that was refused or ran out of patience.
+
+    It has no weight, but its model is loaded one day. Without it a model whose callers all give up would fall back
+    behind the others each time, and two of three would take turns for ever.
+    """
 
     due: int
     work_class: WorkClass
@@ -166,6 +170,11 @@ class Station:
         """The highest class of its work; rotation when there is none. Ghosts do not count."""
         running = min((r.request.work_class for r in self.running.values()), default=WorkClass.ROTATION)
         return min(running, self.line.top_class())
+
+    def turn_class(self) -> WorkClass:
+        """For whom its turn would be: the highest class that waits, or that of its ghost."""
+        waiting = self.line.top_class()
+        return waiting if self.ghost is None else min(waiting, self.ghost.work_class)
 
     def due(self) -> int | None:
         """When the most impatient of its line, or its ghost, must have had a turn."""

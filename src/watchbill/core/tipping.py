@@ -30,8 +30,10 @@ from watchbill.core.station import Stage, Station
 
 __all__ = ["POLICIES", "Fifo", "Plan", "Policy", "Rate", "Turns"]
 
-#: A turn is due this part of the request's max_wait before it would be too late.
+#: A turn is due this part of the request's max_wait before it would be too late, and no more than one load time.
 TURN_MARGIN = 0.05
+#: What an idle model's price is multiplied with inside its quantum: the load that brought it is not paid off yet.
+UNPAID = 2.0
 #: A load under way is given up for a higher class at most this often per target.
 ABORTS_MAX = 2
 #: Against somebody who waits, pauses between uses count as lingering for this many linger times after the quantum.
@@ -191,7 +193,8 @@ class Rate:
 
     def _turns(self, state: State, now: int) -> list[Station]:
         """The models whose turn must come now, by the patience of their oldest request."""
-        due: list[tuple[int, Station]] = []
+        due: list[tuple[float, Station]] = []
+        later: list[tuple[float, Station]] = []
         for station in state.managed:
             oldest = station.due() if station.wants_memory else None
             if oldest is None or (station.ghost is None and station.top_class() is WorkClass.ROTATION):
@@ -200,14 +203,36 @@ class Rate:
             if now >= start_by:
                 due.append((oldest, station))
             else:
+                later.append((start_by, station))
                 state.wakes.append(start_by)
-        return [station for _, station in sorted(due, key=lambda entry: (entry[0], entry[1].name))]
+        due.sort(key=lambda entry: (entry[0], entry[1].name))
+        order = [station for _, station in due]
+        passes = self._passing(due, later, now) if due else None
+        return order if passes is None else [passes, *(s for s in order if s is not passes)]
+
+    @staticmethod
+    def _passing(
+        due: Sequence[tuple[float, Station]], later: Iterable[tuple[float, Station]], now: int
+    ) -> Station | None:
+        """A higher class that could not wait for the end of the first turn goes before it.
+
+        Else a backlog with its fifteen minutes nearly over takes the one minute that a person has left. Whoever is
+        late already is passed by nobody: the turns of a lower class are put off, never called off.
+        """
+        oldest, head = due[0]
+        if oldest <= now:
+            return None
+        ends = now + head.load.ms + head.quantum_ms
+        soon = [*due[1:], *(entry for entry in later if entry[0] < ends)]
+        higher = [(s.turn_class(), at, s) for at, s in soon if s.turn_class() < head.turn_class()]
+        return min(higher, key=lambda entry: (entry[0], entry[1], entry[2].name))[2] if higher else None
 
     def _lead_ms(self, state: State, station: Station, now: int) -> float:
         first = station.line.earliest_due()
         patience = first[1].max_wait_ms if first else 0
         drain = max((s.drain_ms(now) for s in self._in_the_way(state, station)), default=0.0)
-        return station.load.ms + drain + station.service.ms + TURN_MARGIN * patience
+        margin = min(TURN_MARGIN * patience, station.load.ms)
+        return station.load.ms + drain + station.service.ms + margin
 
     @staticmethod
     def _in_the_way(state: State, station: Station) -> Iterable[Station]:
@@ -297,16 +322,20 @@ class Rate:
             waited = now - max(oldest, victim.ready_at)
             if waited >= victim.quantum_ms + LINGER_ROUNDS * victim.linger_ms:
                 return 0.0
-        return victim.price(now)
+        return victim.price(now) * (1.0 if victim.has_had_turn(now) else UNPAID)
 
     def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
-        """Who may be displaced for a gain: idle, or busy with a lower class; never inside its quantum."""
+        """Who may be displaced for a gain: idle, or after its quantum busy with a lower class.
+
+        A quantum protects work. A model that ran dry inside it is protected by its price alone: holding the device
+        for nobody while a line waits elsewhere would make every wait longer than plain batching does.
+        """
         if target.top_class() is WorkClass.ROTATION:
             return [s for s in movable(state) if s.has_lingered(now)]
         ready = [
             s
             for s in movable(state)
-            if self._is_done(s, target, now) and (s.is_idle or target.top_class() < s.top_class())
+            if s.is_idle or (self._is_done(s, target, now) and target.top_class() < s.top_class())
         ]
         return ready + [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
 

@@ -186,6 +186,7 @@ class Driver:
             lane.timeout_ms,
             wish.priority or lane.priority or model.priority,
             wish.operator,
+            supersede_key=wish.supersede_key,
         )
 
     def _ticket_event(self, event: m.Event) -> None:

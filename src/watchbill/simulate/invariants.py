@@ -99,7 +99,8 @@ class Judge:
             self.say("closed before its waiting work was granted", name)
         if reason.startswith("rate of"):
             self._judge_rate(name, reason)
-        if reason.startswith(("rate of", "turn of")):
+        idle_for_gain = reason.startswith("rate of") and not engine.jobs and not waits
+        if reason.startswith(("rate of", "turn of")) and not idle_for_gain:
             self._judge_quantum(name)
 
     def _judge_rate(self, name: str, reason: str) -> None:
@@ -169,6 +170,7 @@ class Judge:
 
     def _judge_waiting(self) -> None:
         world = self._world
+        busy = {caller.served_by for caller in world.open.values() if caller.state == "running"}
         moving = any(e.power in (Power.LOADING, Power.STOPPING) for e in world.engines.values())
         if (world.open or moving) and world.timer is None:
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
@@ -178,5 +180,5 @@ class Judge:
             if world.now > caller.due + 2:
                 self.say("a request waits past its due without an answer", caller.request.id)
             engine = world.engines[caller.served_by]
-            if engine.power is Power.WARM and caller.served_by not in self.closed and not engine.jobs:
+            if engine.power is Power.WARM and caller.served_by not in self.closed.keys() | busy:
                 self.say("work waits before a ready, idle model", caller.served_by)
