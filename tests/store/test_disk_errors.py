@@ -151,3 +151,40 @@ def test_a_dead_disk_is_said_to_be_dead(disk: Any) -> None:
         assert item is not None
         assert item.event == EVENT
         spool.done(item)
+
+
+@pytest.mark.parametrize(("call", "count"), [("syncfs", 100), ("fsync", 5)])
+def test_a_failed_checkpoint_keeps_its_log_and_believes_no_later_sync(
+    traced: Callable[..., Any], inventory: Any, tmp_path: Path, call: str, count: int
+) -> None:
+    """SPOOL-02, R3: the kernel reports a failed write-back once and then says that all is well; so every file
+    of that log is written anew before the log goes."""
+    path = tmp_path / "spool"
+    Spool(path).close()
+    when = 1 if call == "syncfs" else 3  # the log's own two come first
+    options = ["-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:error=EIO:when={when}"]
+    said = traced("enqueue.py", str(path), "wal", str(count), options=options).stdout.split("\n")[:-1]
+    names = [line.split()[1] for line in said if line.startswith("enqueued")]
+    assert len(names) == count
+    assert list((path / "queue-wal").glob("*.doubt.jsonl"))
+    before = {name: (path / "queue" / name).stat().st_ino for name in names}
+    with Spool(path) as spool:
+        spool.recover()
+    assert not list((path / "queue-wal").glob("*.jsonl"))
+    assert all((path / "queue" / name).stat().st_ino != before[name] for name in names)
+    found = inventory(path)
+    assert (found.missing(names), found.twice(), found.torn()) == ([], [], [])
+
+
+def test_the_logs_name_is_synced_before_anything_is_acknowledged(
+    traced: Callable[..., Any], tmp_path: Path
+) -> None:
+    """SPOOL-02: ext4 and xfs keep a new file's name with its content; POSIX does not promise it, so the folder
+    is synced, too, which no power cut here could show."""
+    path, log = tmp_path / "spool", tmp_path / "calls"
+    traced("enqueue.py", str(path), "wal", "1", options=["-y", "-o", str(log), "-e", "trace=fsync,fdatasync"])
+    synced = re.findall(r"(fsync|fdatasync)\(\d+<(.*?)>", log.read_text())
+    first = next(index for index, (call, _) in enumerate(synced) if call == "fdatasync")
+    assert ("fsync", str(path / "queue-wal")) in synced[:first]
+    assert ("fsync", str(path)) in synced[:first]
+    assert ("fsync", str(path.parent)) in synced[:first]

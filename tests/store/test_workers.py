@@ -163,6 +163,23 @@ def test_files_that_a_foreign_worker_leased_flat_are_recovered(
         assert spool.recover().returned == 1
 
 
+def test_a_batch_finishes_only_what_belongs_to_it(tmp_path: Path) -> None:
+    """SPOOL-03: two threads lease batches from one Spool; finishing one leaves the other's in flight, and what
+    was released or poisoned out of a batch is not finished with it."""
+    with Spool(tmp_path, durability="none") as spool:
+        spool.enqueue_many([{"id": number} for number in range(9)])
+        first, second = spool.lease_many(3), spool.lease_many(3)
+        spool.done_many(first)
+        assert (stats(spool).done, stats(spool).in_flight) == (3, 3)
+        spool.release(second[0])
+        spool.poison(second[1], "on purpose")
+        spool.done_many(second[2:])
+        assert (stats(spool).done, stats(spool).poison, stats(spool).queue) == (4, 1, 4)
+        while third := spool.lease_many(9):
+            spool.done_many(third)
+        assert (stats(spool).done, stats(spool).queue, spool.in_flight_here) == (8, 0, 0)
+
+
 def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> None:
     """SPOOL-03: an operator who cleans up too much does not stop the queue."""
     with Spool(tmp_path, durability="none") as spool:

@@ -7,17 +7,19 @@ answer "fine". Nothing here follows a symbolic link or opens anything but a regu
 """
 
 import errno
+import fcntl
 import functools
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 from watchbill.spool.limits import EVENT_BYTES_MAX
 
 __all__ = [
-    "NotAFile", "fsync_folder", "make_folder", "pwrite_all", "read_regular", "rename_noreplace", "sync_filesystem",
-    "write_all", "write_file", "write_file_durable",
+    "NotAFile", "fsync_folder", "make_folder", "pwrite_all", "read_regular", "rename_noreplace", "sync_data",
+    "sync_filesystem", "write_all", "write_file", "write_file_durable",
 ]  # fmt: skip
 
 #: Folders and files belong to the user who runs the spool; ROOT itself is 0700.
@@ -87,6 +89,14 @@ def fsync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_data(fd: int) -> None:
+    """Make a file's content durable, and its size if that changed. After an error: never again on this fd."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
+    else:
+        os.fdatasync(fd)
 
 
 def sync_filesystem(fd: int) -> None:

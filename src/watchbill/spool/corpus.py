@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from watchbill.spool.atomic import FILE_MODE, fsync_folder, make_folder, pwrite_all, write_file_durable
+from watchbill.spool.atomic import (
+    FILE_MODE,
+    fsync_folder,
+    make_folder,
+    pwrite_all,
+    sync_data,
+    write_file_durable,
+)
 from watchbill.spool.events import decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
 from watchbill.spool.ids import Ids
@@ -194,7 +201,7 @@ class Corpus:
             os.ftruncate(self._fd, end)
             raise
         try:
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, end)

@@ -41,6 +41,8 @@ UNSEEN_MAX = 100_000
 RESCAN_S = 3.0
 #: Pause between two looks for dead workers and dead writers, in seconds.
 RECOVER_EVERY_S = 5.0
+#: How long a starting consumer waits for another one's replay, in seconds.
+REPLAY_WAIT_S = 30.0
 #: A file leased by a program that holds no lock is taken back after this many seconds.
 FOREIGN_LEASE_S = 600.0
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.

@@ -14,17 +14,20 @@ A log that failed to sync is never synced again.
 
 import binascii
 import bisect
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all
+from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all, sync_data
 from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN, LOG_FILL_BYTES
 
-__all__ = ["Log", "LogContents", "Record", "Torn", "parse_log", "record_bytes"]
+__all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "parse_log", "record_bytes"]
 
+#: The name of a log ends so when a sync of its files has failed.
+DOUBT_SUFFIX = ".doubt.jsonl"
 _HEADER = "# watchbill log 1"
 _MARK = b"@visible"
 _BUNDLE = b"="
@@ -123,6 +126,15 @@ class Log:
             os.close(self._fd)
             self._fd = -1
 
+    def doubt(self) -> None:
+        """Close the file and say in its name that syncing what it stands for has failed.
+
+        The kernel reports a failed write-back once; asked again it says that all is well. So a replay must
+        write every file of this log anew before it believes a sync.
+        """
+        self.close()
+        doubt(self.path)
+
     def discard(self) -> None:
         """Close and remove the log. Only after everything in it is durable elsewhere."""
         self.close()
@@ -130,7 +142,7 @@ class Log:
 
     def _sync(self) -> None:
         try:
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
         except OSError:
             self.failed = True
             raise
@@ -170,6 +182,13 @@ class Log:
             pwrite_all(self._fd, b"\n" * (min(start + size, self._filled) - start), start)
         except OSError:
             self.failed = True
+
+
+def doubt(path: Path) -> None:
+    """Rename a log so that replay trusts nothing but its records. A disk that refuses even that is dead."""
+    if not path.name.endswith(DOUBT_SUFFIX):
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(path.name.removesuffix(".jsonl") + DOUBT_SUFFIX))
 
 
 def _mark_bytes(marks: Sequence[tuple[str, str]]) -> bytes:

@@ -260,8 +260,13 @@ class Producer:
             if self._log.end >= 2 * LOG_BYTES_MAX:
                 raise SpoolFull("the disk is full and the spool's log holds all it may; free some space")
             return
-        if not self._sync_few():
-            sync_filesystem(self._layout.root_fd)
+        try:
+            if not self._sync_few():
+                sync_filesystem(self._layout.root_fd)
+        except OSError:
+            self.broken = True
+            self._log.doubt()
+            raise
         self._log.discard()
         self._log, self._recent, self._marks = None, [], []
 

@@ -12,21 +12,22 @@ import fcntl
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.spool.atomic import fsync_folder, sync_filesystem, write_file, write_file_durable
 from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout, State, walk_events
-from watchbill.spool.limits import BUCKET_FILES_MAX
-from watchbill.spool.log import LogContents, Record, Torn, parse_log
+from watchbill.spool.limits import BUCKET_FILES_MAX, REPLAY_WAIT_S
+from watchbill.spool.log import DOUBT_SUFFIX, LogContents, Record, Torn, doubt, parse_log
 from watchbill.spool.names import Stamps, is_own, new_writer, stem_of
 from watchbill.spool.owner import Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
 __all__ = ["log_names", "replay_dead", "unreplayed"]
 
-_LOG_NAME = re.compile(r"([0-9a-f]{16})-\d{19}\.jsonl", re.ASCII)
+_LOG_NAME = re.compile(r"([0-9a-f]{16})-\d{19}(?:\.doubt)?\.jsonl", re.ASCII)
 _WRITER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LOCK = ".replay.lock"
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES})
@@ -47,10 +48,7 @@ def replay_dead(layout: Layout, *, wait: bool = False) -> int:
             return 0
         raise
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return _replay_all(layout)
-    except BlockingIOError:
-        return 0
+        return _replay_all(layout) if _take(lock, REPLAY_WAIT_S if wait else 0.0) else 0
     except OSError as error:
         if error.errno in _CANNOT_WRITE:
             return 0
@@ -59,13 +57,25 @@ def replay_dead(layout: Layout, *, wait: bool = False) -> int:
         os.close(lock)
 
 
+def _take(lock: int, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
 def unreplayed(layout: Layout) -> int:
     """Count the acknowledged events of dead writers that only their logs hold. Changes nothing."""
     count = 0
     for name in _logs(layout):
         if not _is_alive(layout, name):
             contents = parse_log(_read(layout.logs / name))
-            count += len(_survey(layout, contents).missing)
+            count += len(_survey(layout, contents, doubtful=False).missing)
     return count
 
 
@@ -115,11 +125,15 @@ def _replay_one(layout: Layout, path: Path) -> int:
     contents = parse_log(_read(path))
     for torn in contents.torn:
         _quarantine(layout, path, torn)
-    survey = _survey(layout, contents)
+    survey = _survey(layout, contents, doubtful=path.name.endswith(DOUBT_SUFFIX))
     if survey.missing or survey.damaged:
         _show(layout, survey)
     if contents.records:
-        sync_filesystem(layout.root_fd)
+        try:
+            sync_filesystem(layout.root_fd)
+        except OSError:
+            doubt(path)
+            raise
     path.unlink(missing_ok=True)
     fsync_folder(layout.logs)
     return len(survey.missing)
@@ -133,19 +147,18 @@ class _Survey:
     damaged: list[tuple[Path, Record]]
 
 
-def _survey(layout: Layout, contents: LogContents) -> _Survey:
+def _survey(layout: Layout, contents: LogContents, *, doubtful: bool) -> _Survey:
     """Compare a log with the folders.
 
     On the same boot and the same mount marks are true: what was visible is still there or was consumed.
     After a power cut nothing is certain, so all records are looked for in all four folders, and so is their
-    content. The unmarked ones always are: the writer may have died between the rename and the mark.
+    content. The unmarked ones always are: the writer may have died between the rename and the mark. If a
+    sync of these files has failed (`doubtful`), what the page cache shows proves nothing: all are damaged.
     """
-    trusted = bool(contents.mount) and (contents.boot, contents.mount) == (
-        boot_id(),
-        mount_id(layout.root_fd),
-    )
-    doubtful = contents.unmarked() if trusted else contents.records
-    records = [record for record in doubtful if _is_ours(record.name)]
+    here = (boot_id(), mount_id(layout.root_fd))
+    trusted = bool(contents.mount) and (contents.boot, contents.mount) == here and not doubtful
+    candidates = contents.unmarked() if trusted else contents.records
+    records = [record for record in candidates if _is_ours(record.name)]
     events = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
     found = _found(layout, {stem_of(record.name) for record in events}) if events else {}
     for record in records:
@@ -157,7 +170,7 @@ def _survey(layout: Layout, contents: LogContents) -> _Survey:
         present = [
             (found[stem_of(record.name)], record) for record in records if stem_of(record.name) in found
         ]
-        survey.damaged = [(path, record) for path, record in present if _read(path) != record.content + b"\n"]
+        survey.damaged = [each for each in present if doubtful or _read(each[0]) != each[1].content + b"\n"]
     return survey
 
 

@@ -31,7 +31,9 @@ class Watch:
         self._folder = folder
         self._watched: dict[int, str] = {}
         self._names: set[str] = set()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         self._libc = _libc()
         self._fd: int = self._open() if inotify and hasattr(self._libc, "inotify_init1") else -1
         self._poll = select.poll()
