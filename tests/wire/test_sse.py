@@ -45,9 +45,11 @@ def test_any_bytes_at_all_read_the_same_in_any_split(text: bytes, places: list[i
     assert read(cut(text, places)) == read([text])
 
 
-def test_fields_comments_and_several_lines_follow_the_standard() -> None:
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_fields_comments_and_several_lines_follow_the_standard(newline: bytes) -> None:
     """R33"""
     text = b"\xef\xbb\xbf: hello\nid: 7\nevent: x\ndata: one\ndata:two\ndata\n\nretry: 5\n\ndata:  [DONE]\n\n"
+    text = text.replace(b"\n", newline)
     assert read([text]) == [b"one\ntwo\n", b" " + DONE]
     assert read([text[at : at + 1] for at in range(len(text))]) == [b"one\ntwo\n", b" " + DONE]
 
