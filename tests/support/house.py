@@ -201,20 +201,24 @@ async def raw(reader: asyncio.StreamReader) -> RawAnswer:
 
 @asynccontextmanager
 async def house(
-    talk: Talk = HELLO, *, server: Server | None = None, deadlines: Deadlines | None = None
+    talk: Talk = HELLO,
+    *,
+    server: Server | None = None,
+    deadlines: Deadlines | None = None,
+    catalog: Catalog = CATALOG,
 ) -> AsyncIterator[House]:
     """Opens a house with the real driver in it, and closes it without a trace."""
     with TemporaryDirectory() as folder:
         async with (
             peer_listening(talk) as peer,
-            _opened(Path(folder), peer, server or Server(), deadlines) as opened,
+            _opened(Path(folder), peer, server or Server(), deadlines, catalog) as opened,
         ):
             yield opened
 
 
 @asynccontextmanager
 async def _opened(
-    root: Path, peer: EnginePeer, server: Server, deadlines: Deadlines | None
+    root: Path, peer: EnginePeer, server: Server, deadlines: Deadlines | None, catalog: Catalog
 ) -> AsyncIterator[House]:
     engines: list[PeerEngine] = []
 
@@ -222,15 +226,15 @@ async def _opened(
         engines.append(PeerEngine(peer, on_death))
         return engines[-1]
 
-    journal = Journal(root, CATALOG.journal)
+    journal = Journal(root, catalog.journal)
     parts = Parts(
         make_engine=make_engine,
-        memories=Memories(CATALOG, Sizes(root)),
+        memories=Memories(catalog, Sizes(root)),
         journal=journal,
-        alerts=Alerts(CATALOG.alerts, journal.write),
+        alerts=Alerts(catalog.alerts, journal.write),
         make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
     )
-    driver = Driver(CATALOG, parts)
+    driver = Driver(catalog, parts)
     upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
     log: list[str] = []
     await driver.start()

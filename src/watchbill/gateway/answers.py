@@ -12,7 +12,7 @@ from aiohttp import web
 from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.limits import RETRY_AFTER_S_MAX
 
-__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "status_of"]
+__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "retry_headers", "status_of"]
 
 #: OpenAI's `type` of an error, by status; 5xx are `server_error`.
 _TYPES = {

@@ -20,9 +20,11 @@ from watchbill.catalog import Server
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import MethodNotAllowed, NotFound, ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.accesslog import AccessLog
-from watchbill.gateway.answers import as_response, error_body
 from watchbill.gateway.auth import Access, Guard
+from watchbill.gateway.dialects import refusal
+from watchbill.gateway.forwarding import Forwarding
 from watchbill.gateway.native import NativeDoor
+from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
 from watchbill.gateway.punctual import stop_lingering
 from watchbill.gateway.relay import Relay
@@ -67,6 +69,8 @@ class Gateway:
         self._id_prefix = f"http-{os.urandom(4).hex()}-"
         self._own = NativeDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
+        self._ollama = OllamaDoor(self)
+        self._forwarding = Forwarding(self)
         self.reconfigure(server)
 
     def reconfigure(self, server: Server) -> None:
@@ -76,7 +80,7 @@ class Gateway:
 
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
-        own, v1 = self._own, self._openai
+        own, v1, api, pass_on = self._own, self._openai, self._ollama, self._forwarding.forward
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -95,6 +99,23 @@ class Gateway:
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
+            ("GET", "/", Access.OPEN, api.root),
+            ("HEAD", "/", Access.OPEN, api.root),
+            ("GET", "/api/version", Access.KEY, api.version),
+            ("HEAD", "/api/version", Access.KEY, api.version),
+            ("GET", "/api/tags", Access.KEY, api.tags),
+            ("HEAD", "/api/tags", Access.KEY, api.tags),
+            ("GET", "/api/ps", Access.KEY, api.ps),
+            ("POST", "/api/show", Access.KEY, api.show),
+            ("POST", "/api/generate", Access.KEY, api.generate),
+            ("POST", "/api/chat", Access.KEY, api.chat),
+            ("POST", "/api/embed", Access.KEY, api.embed),
+            ("POST", "/api/embeddings", Access.KEY, api.embeddings),
+            ("POST", "/api/pull", Access.ADMIN, pass_on),
+            ("POST", "/api/create", Access.ADMIN, pass_on),
+            ("POST", "/api/copy", Access.ADMIN, pass_on),
+            ("POST", "/api/push", Access.ADMIN, pass_on),
+            ("DELETE", "/api/delete", Access.ADMIN, pass_on),
         ]
 
     # ------------------------------------------------------------------ for the doors
@@ -139,6 +160,7 @@ class Gateway:
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """Sends away who waits, lets finish who is served, then cuts off who is still there."""
         self.closing.set()
+        await self._ollama.unloading.close()
         for relay in list(self._relays):
             relay.leave()
         await self._wait_empty(grace_ms)
@@ -215,7 +237,7 @@ class Gateway:
 
     def _refuse(self, visit: Visit, error: TheirsError) -> web.Response:
         beside = self._loading(visit, error) if isinstance(error, WaitExceeded) else None
-        response = as_response(error, visit.headers("application/json"), beside)
+        response = refusal(visit.request.path, error, visit.headers("application/json"), beside)
         if response.status in (408, 413):
             stop_lingering(visit.request)
         return response
@@ -229,7 +251,7 @@ class Gateway:
     def _broken(self, visit: Visit, error: Exception) -> web.Response:
         _log.error("request=%s failed inside Watchbill", visit.id, exc_info=error)
         bug = TheirsError(f"Watchbill failed; its log has the reason under {visit.id}")
-        return web.Response(status=500, body=error_body(bug), headers=visit.headers("application/json"))
+        return refusal(visit.request.path, bug, visit.headers("application/json"))
 
 
 GATEWAY = web.AppKey("gateway", Gateway)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
-from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX
+from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
 from watchbill.runtime.ticket import Wish
 from watchbill.units import parse_millis
 
@@ -49,10 +49,10 @@ RANGES: dict[str, Range] = {
 }  # fmt: skip
 
 
-def check_ranges(body: Mapping[str, object]) -> None:
+def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raises RequestError for a known number that is out of its range, or no number at all."""
     for name, value in body.items():
-        rule = RANGES.get(name)
+        rule = ranges.get(name)
         if rule is not None and value is not None:
             _check_range(name, value, rule)
 
@@ -93,6 +93,7 @@ class Wishes:
             deadline_ms=self._number(headers.get("X-Watchbill-Deadline-Ms"), 0, DURATION_MS_MAX),
             operator=key is not None and key.admin,
             keep_alive_ms=self._span(keep_alive),
+            supersede_key=self._supersede_key(headers.get("X-Watchbill-Supersede-Key"), key),
         )
 
     def _lane(self, asked: str | None, catalog: Catalog, key: ApiKey | None) -> str | None:
@@ -103,6 +104,15 @@ class Wishes:
                 return lane
             self.degraded += 1
         return None
+
+    def _supersede_key(self, asked: str | None, key: ApiKey | None) -> str | None:
+        """What the caller's newer requests supersede. One caller's key never meets another's."""
+        if not asked:
+            return None
+        if len(asked) > REQUEST_ID_CHARS_MAX:
+            self.degraded += 1
+            return None
+        return f"{key.name if key else ''}/{asked}"
 
     def _span(self, asked: object) -> int | None:
         """A number of seconds or a text such as "10m"; a negative one means long, 0 means: leave now."""

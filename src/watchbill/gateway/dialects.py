@@ -1,0 +1,77 @@
+"""Errors in the words of each protocol, chosen by the address that was asked.
+
+    /v1/messages...   Anthropic   {"type": "error", "error": {"type", "message"}}
+    /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
+    anything else     OpenAI      {"error": {"message", "type", "param", "code"}}
+
+So a key that is refused before any door opens is refused in words that the client understands.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from watchbill.errors import LaneFull, MethodNotAllowed, NotFound, TheirsError
+from watchbill.gateway.answers import as_response, retry_headers, status_of
+
+__all__ = ["anthropic_error", "refusal"]
+
+_encode = msgspec.json.Encoder().encode
+_JSON = "application/json; charset=utf-8"
+_TEXTS: dict[type[TheirsError], str] = {
+    NotFound: "404 page not found",
+    MethodNotAllowed: "405 method not allowed",
+}
+#: Anthropic's `type` of an error, by status.
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def refusal(
+    path: str, error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
+) -> web.Response:
+    """A whole answer that says what went wrong."""
+    if path == "/" or path.startswith("/api/"):
+        return _ollama(error, headers)
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return _respond(status_of(error), anthropic_error(error, beside), headers, error)
+    return as_response(error, headers, beside)
+
+
+def anthropic_error(error: TheirsError, beside: Mapping[str, object] | None = None) -> dict[str, object]:
+    """An error in Anthropic's shape; `code` is ours, for scripts."""
+    status = status_of(error)
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    said = {"type": kind, "message": str(error), "code": error.code}
+    return {"type": "error", "error": said, **(beside or {})}
+
+
+def _ollama(error: TheirsError, headers: Mapping[str, str]) -> web.Response:
+    if text := _TEXTS.get(type(error)):
+        return web.Response(status=error.status, text=text, headers={**headers, "Content-Type": "text/plain"})
+    status = 503 if isinstance(error, LaneFull) else status_of(error)
+    return _respond(status, {"error": str(error)}, headers, error)
+
+
+def _respond(
+    status: int, body: dict[str, object], headers: Mapping[str, str], error: TheirsError
+) -> web.Response:
+    every = {**headers, **retry_headers(error), "Content-Type": _JSON}
+    if status == 401:
+        every["WWW-Authenticate"] = "Bearer"
+    response = web.Response(status=status, body=_encode(body), headers=every)
+    if status in (408, 413):
+        response.force_close()
+    return response

@@ -1,0 +1,63 @@
+"""What only Ollama itself can do: fetching, making, copying and deleting its models.
+
+Forwarded as it is to the first Ollama of the config, and its answer passed on as it comes. Without one: 501. No
+model is scheduled for it, so it has no lane and no turn; it needs admin rights, and its caller's leaving ends it.
+"""
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from watchbill.engines.address import endpoint_of
+from watchbill.engines.base import Endpoint
+from watchbill.engines.ollama import DEFAULT_URL
+from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
+from watchbill.errors import NotOffered
+from watchbill.gateway.body import encode, parse_object, read_body
+from watchbill.gateway.ndjson import line
+from watchbill.gateway.visit import Visit
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["Forwarding"]
+
+
+class Forwarding:
+    """Passes requests on to an Ollama server."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+
+    async def forward(self, visit: Visit) -> web.StreamResponse:
+        """POST /api/pull, create, copy and push, DELETE /api/delete."""
+        path = visit.request.path
+        endpoint = self._endpoint(path)
+        body = encode(parse_object(await read_body(visit.request, self._gateway.server.body_max)))
+        call = self._gateway.upstream.call(
+            Outgoing(endpoint, visit.request.method, path, body), streamed=True
+        )
+        try:
+            return await self._pass(visit, call)
+        finally:
+            call.abort()
+
+    async def _pass(self, visit: Visit, call: Call) -> web.StreamResponse:
+        status = await call.head()
+        headers = visit.headers(call.content_type or "application/json; charset=utf-8")
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(visit.request)
+        try:
+            while piece := await call.chunk():
+                await response.write(piece)
+        except UpstreamFailed as error:
+            await response.write(line({"error": str(error)}))
+        await response.write_eof()
+        return response
+
+    def _endpoint(self, path: str) -> Endpoint:
+        engines = self._gateway.driver.catalog.engines.values()
+        rules = next((rules for rules in engines if rules.driver == "ollama"), None)
+        if rules is None:
+            raise NotOffered(f"{path} needs an Ollama behind Watchbill; add one as an engine to the config")
+        return endpoint_of(rules.url or DEFAULT_URL)

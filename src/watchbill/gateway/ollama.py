@@ -1,0 +1,268 @@
+"""The Ollama door: apps that look for Ollama find Watchbill, and its models.
+
+Generation is asked of engines through their OpenAI API and told in Ollama's words; an Ollama behind us is asked in
+its own and its answers pass. Streams are the default. `keep_alive: 0` unloads when nobody else uses the model;
+every other `keep_alive` is a hint to the scheduler. What only Ollama itself can do (pull, create, copy, push,
+delete) is forwarded to one that the config names, for callers with admin rights.
+"""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+from aiohttp import web
+
+from watchbill.catalog import Model
+from watchbill.engines.upstream import Outgoing
+from watchbill.errors import ModelNotFound, RequestError, TheirsError
+from watchbill.gateway import ollama_ask, ollama_tell
+from watchbill.gateway.answers import json_response
+from watchbill.gateway.body import encode, parse_object, read_body
+from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.ollama_models import ModelFiles, list_item, loaded_item, shown, status_of
+from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
+from watchbill.gateway.stream import Out
+from watchbill.gateway.unloading import Unloading
+from watchbill.gateway.visit import Visit
+from watchbill.runtime.ticket import Start, Wish
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["OllamaDoor"]
+
+#: The version of Ollama whose API this is; apps compare it before they use a feature.
+API_VERSION = "0.12.6"
+_JSON = "application/json; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_FOR_BROWSERS = (
+    "Watchbill is running.\n\nModels: /v1/models\nStatus: /wb/v1/status\nFor Ollama's apps: /api/tags\n"
+)
+
+
+class OllamaDoor:
+    """Serves / and /api."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._exchange = Exchange(gateway)
+        self._files = ModelFiles(datetime.now(UTC))
+        self.unloading = Unloading(gateway.driver)
+
+    # ------------------------------------------------------------------ what there is
+
+    async def root(self, visit: Visit) -> web.Response:
+        """GET / and HEAD /: apps look for these very words."""
+        is_browser = "text/html" in visit.request.headers.get("Accept", "")
+        text = _FOR_BROWSERS if is_browser else "Ollama is running"
+        return web.Response(body=text.encode(), headers=visit.headers(_TEXT))
+
+    async def version(self, visit: Visit) -> web.Response:
+        """GET /api/version."""
+        return json_response({"version": API_VERSION}, visit.headers(_JSON))
+
+    async def tags(self, visit: Visit) -> web.Response:
+        """GET /api/tags: every model."""
+        models = self._gateway.driver.catalog.models.values()
+        listed = [list_item(model, await self._files.facts(model)) for model in models]
+        return json_response({"models": listed}, visit.headers(_JSON))
+
+    async def ps(self, visit: Visit) -> web.Response:
+        """GET /api/ps: what is in memory."""
+        driver = self._gateway.driver
+        items: list[Fields] = []
+        for model, status in status_of(driver.catalog, driver.status()):
+            item = loaded_item(model, await self._files.facts(model), status)
+            items += [item] if item is not None else []
+        return json_response({"models": items}, visit.headers(_JSON))
+
+    async def show(self, visit: Visit) -> web.Response:
+        """POST /api/show: one model in detail."""
+        body = await self._body(visit)
+        body.setdefault("model", body.get("name"))
+        model = self._find(body)
+        return json_response(shown(model, await self._files.facts(model)), visit.headers(_JSON))
+
+    # ------------------------------------------------------------------ generation
+
+    async def generate(self, visit: Visit) -> web.StreamResponse:
+        """POST /api/generate."""
+        return await self._answer(visit, "/api/generate", chat=False)
+
+    async def chat(self, visit: Visit) -> web.StreamResponse:
+        """POST /api/chat."""
+        return await self._answer(visit, "/api/chat", chat=True)
+
+    async def _answer(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
+        body = await self._body(visit)
+        model = self._find(body)
+        ollama_ask.check(body)
+        telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
+        wish = self._gateway.wish(visit, body)
+        leaves = wish.keep_alive_ms == 0
+        if ollama_ask.is_load_only(body, chat=chat):
+            return await self._load_only(visit, wish, telling, model, leaves=leaves)
+        asking = _Asking(self._gateway, path, body, telling)
+        if body.get("stream") is False:
+            response = await self._collect(visit, wish, asking, chat=asking.chat)
+        else:
+            out = LinesOut(visit, asking)
+            response = await self._exchange.stream(visit, wish, asking.send, out)
+        if leaves:
+            self.unloading.begin(model)
+        return response
+
+    async def _collect(
+        self, visit: Visit, wish: Wish, asking: "_Asking", *, chat: bool
+    ) -> web.StreamResponse:
+        answer = await self._exchange.collect(visit, wish, asking.send, chat=chat)
+        if isinstance(answer, Fallback):
+            told = ollama_tell.fallen_back(answer, asking.telling)
+        elif asking.passes:
+            told = ollama_tell.renamed(answer.fields(), asking.telling)
+        else:
+            told = ollama_tell.whole(answer.fields(), asking.telling)
+        return json_response(told, visit.headers(_JSON))
+
+    async def _load_only(
+        self, visit: Visit, wish: Wish, telling: Telling, model: Model, *, leaves: bool
+    ) -> web.Response:
+        """An empty prompt loads the model, or with `keep_alive: 0` unloads it."""
+        if leaves:
+            self.unloading.begin(model)
+        else:
+            await self._exchange.load(visit, wish)
+        told = telling.object("", done=True) | {"done_reason": "unload" if leaves else "load"}
+        return json_response(told, visit.headers(_JSON))
+
+    # ------------------------------------------------------------------ embeddings
+
+    async def embed(self, visit: Visit) -> web.Response:
+        """POST /api/embed: a vector for each text."""
+        body = await self._body(visit)
+        telling = Telling(str(body.get("model")), chat=False)
+        given = body.get("input", "")
+        texts = cast("list[object]", given) if isinstance(given, list) else [given] if given else []
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError("input must be a text or a list of texts")
+        vectors, usage = await self._embed(visit, body, texts, telling)
+        durations = telling.durations(usage, None)
+        kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
+        return json_response({"model": telling.model, "embeddings": vectors, **kept}, visit.headers(_JSON))
+
+    async def embeddings(self, visit: Visit) -> web.Response:
+        """POST /api/embeddings, the older form: one text, one vector."""
+        body = await self._body(visit)
+        prompt = body.get("prompt") or ""
+        if not isinstance(prompt, str):
+            raise RequestError("prompt must be a text")
+        telling = Telling(str(body.get("model")), chat=False)
+        vectors, _ = await self._embed(visit, body, [prompt] if prompt else [], telling)
+        return json_response({"embedding": vectors[0] if vectors else []}, visit.headers(_JSON))
+
+    async def _embed(
+        self, visit: Visit, body: Fields, texts: list[object], telling: Telling
+    ) -> tuple[list[object], Fields]:
+        model = self._find(body)
+        ollama_ask.check(body)
+        wish = self._gateway.wish(visit, body)
+        vectors: list[object] = []
+        usage: Fields = {}
+        if texts:
+            asked: Fields = {"model": body["model"], "input": texts}
+            if body.get("dimensions") is not None:
+                asked["dimensions"] = body["dimensions"]
+            whole = (await self._exchange.fetch(visit, wish, sender(asked, "/v1/embeddings"))).fields()
+            data = cast("list[Fields]", whole.get("data") or [])
+            vectors = [each.get("embedding") for each in data]
+            usage = cast("Fields", whole.get("usage") or {})
+        elif wish.keep_alive_ms != 0:
+            await self._exchange.load(visit, wish)
+        if visit.start is not None:
+            telling.load_ms = visit.start.load_ms
+        if wish.keep_alive_ms == 0:
+            self.unloading.begin(model)
+        return vectors, usage
+
+    # ------------------------------------------------------------------ reading
+
+    async def _body(self, visit: Visit) -> Fields:
+        return parse_object(await read_body(visit.request, self._gateway.server.body_max))
+
+    def _find(self, body: Fields) -> Model:
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise RequestError("model is required")
+        model = self._gateway.driver.catalog.find_model(name)
+        if model is None:
+            raise ModelNotFound(f'model "{name[:200]}" not found, try pulling it first')
+        return model
+
+
+class _Asking:
+    """One request on its way: in OpenAI's words, or in Ollama's own to an Ollama."""
+
+    def __init__(self, gateway: "Gateway", path: str, body: Fields, telling: Telling) -> None:
+        self._catalog = gateway.driver.catalog
+        self._path = path
+        self._body = body
+        self.telling = telling
+        self.passes = False  # whether the engine speaks Ollama's own words
+        self.chat = telling.chat or not (body.get("raw") or body.get("suffix"))
+        if self.chat:
+            self._send = sender(ollama_ask.as_chat(body), "/v1/chat/completions")
+        else:
+            self._send = sender(ollama_ask.as_completion(body), "/v1/completions")
+
+    @property
+    def send(self) -> Sender:
+        """What the relay asks when the turn has come."""
+        return self._choose
+
+    def translation(self) -> Translation:
+        """How this engine's stream becomes lines."""
+        return Passed(self.telling) if self.passes else Translated(self.telling)
+
+    def _choose(self, start: Start) -> Outgoing:
+        self.telling.load_ms = start.load_ms
+        self.telling.mark_sent()
+        model = self._catalog.models.get(start.model)
+        rules = self._catalog.engines.get(model.engine) if model else None
+        self.passes = rules is not None and rules.driver == "ollama"
+        if not self.passes:
+            return self._send(start)
+        body = ollama_ask.for_ollama(self._body, stream=self._body.get("stream") is not False)
+        body["model"] = start.endpoint.upstream_model or body["model"]
+        return Outgoing(start.endpoint, "POST", self._path, encode(body))
+
+
+class LinesOut(Out):
+    """Ollama's lines. There is no legal sign of life among them: the headers, sent early, are one."""
+
+    content_type = "application/x-ndjson"
+
+    def __init__(self, visit: Visit, asking: _Asking) -> None:
+        super().__init__(visit)
+        self._asking = asking
+        self._translation: Translation | None = None
+
+    async def write(self, piece: bytes) -> None:
+        if self._translation is None:
+            self._translation = self._asking.translation()
+        await self.send(self._translation.feed(piece))
+
+    async def flush(self) -> None:
+        if self._translation is not None:
+            await self.send(self._translation.end())
+
+    async def fail(self, error: TheirsError) -> None:
+        await self.send(ollama_tell.error_line(error))
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        await self.send(ollama_tell.line(ollama_tell.fallen_back(fallback, self._asking.telling)))
+
+    def has_ended(self, tail: bytes) -> bool:
+        return self._translation is not None and self._translation.is_done
+
+    def takes(self, status: int, content_type: str) -> bool:
+        return status == 200 and self._asking.passes and content_type == "application/x-ndjson"

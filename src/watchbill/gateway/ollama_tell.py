@@ -1,0 +1,225 @@
+"""What an engine answers, in Ollama's words: lines of a stream, or one object. Does no I/O.
+
+    OpenAI chunks ──▶ Translated ──▶ lines        any engine
+    Ollama lines  ──▶ Passed     ──▶ lines        an Ollama behind us; only the model's name is ours
+
+The last line carries durations in nanoseconds: the engine's own where it tells them, else measured here.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol, cast
+
+import msgspec
+
+from watchbill.errors import EngineFailed, TheirsError
+from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.events import Chunk, ChunkReader, read_chunk
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.ndjson import LineReader, line
+from watchbill.gateway.toolcalls import ToolCalls
+
+__all__ = [
+    "Passed",
+    "Telling",
+    "Translated",
+    "Translation",
+    "error_line",
+    "fallen_back",
+    "now_text",
+    "renamed",
+    "whole",
+]
+
+Fields = dict[str, object]
+
+_NS_PER_MS = 1_000_000
+_decode = msgspec.json.Decoder(Fields).decode
+
+
+def now_text() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass
+class Telling:
+    """One answer: for whom, in which shape, and when things happened."""
+
+    model: str  # as the client named it
+    chat: bool
+    thoughts: bool = True  # whether the client wants to see the model think
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    load_ms: int = 0
+    sent_ns: int | None = None  # when the engine was asked
+    first_ns: int | None = None  # when its first word came
+
+    def mark_sent(self) -> None:
+        """The engine is being asked."""
+        self.sent_ns = time.monotonic_ns()
+
+    def object(self, text: str, beside: Mapping[str, object] | None = None, *, done: bool = False) -> Fields:
+        """One line's object. `beside` goes beside the text: thoughts and tool calls."""
+        head: Fields = {"model": self.model, "created_at": now_text()}
+        if self.chat:
+            said: Fields = {"message": {"role": "assistant", "content": text, **(beside or {})}}
+        else:
+            said = {"response": text, **(beside or {})}
+        return {**head, **said, "done": done}
+
+    def durations(self, usage: Fields | None, timings: Fields | None) -> Fields:
+        """What the last object says about time and tokens."""
+        now = time.monotonic_ns()
+        sent = self.sent_ns or self.began_ns
+        first = self.first_ns or now
+        used, timed = usage or {}, timings or {}
+        return {
+            "total_duration": now - self.began_ns,
+            "load_duration": self.load_ms * _NS_PER_MS,
+            "prompt_eval_count": _int(timed.get("prompt_n"), used.get("prompt_tokens")),
+            "prompt_eval_duration": _ns(timed.get("prompt_ms"), first - sent),
+            "eval_count": _int(timed.get("predicted_n"), used.get("completion_tokens")),
+            "eval_duration": _ns(timed.get("predicted_ms"), now - first),
+        }
+
+
+class Translation(Protocol):
+    """Bytes of an engine's stream in, lines out."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def feed(self, piece: bytes) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+class Translated:
+    """OpenAI chunks to Ollama's lines."""
+
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
+        self._reader = ChunkReader()
+        self._calls = ToolCalls()
+        self._reason = "stop"
+        self._usage: Fields | None = None
+        self._timings: Fields | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the engine said that its answer is over."""
+        return self._reader.is_done
+
+    def feed(self, piece: bytes) -> bytes:
+        """The lines that a piece completes. Raises what the engine says went wrong."""
+        return b"".join(self._line(chunk) for chunk in self._reader.feed(piece))
+
+    def end(self) -> bytes:
+        """The tool calls and the last line."""
+        telling = self._telling
+        calls = tool_calls(self._calls, cut=self._reason == "length")
+        said = line(telling.object("", {"tool_calls": calls})) if calls else b""
+        last = telling.object("", done=True)
+        last |= {"done_reason": self._reason, **telling.durations(self._usage, self._timings)}
+        return said + line(last)
+
+    def _line(self, chunk: Chunk) -> bytes:
+        telling = self._telling
+        self._calls.take(chunk.tool_calls)
+        self._reason = done_reason(chunk.finish_reason) if chunk.finish_reason else self._reason
+        self._usage, self._timings = chunk.usage or self._usage, chunk.timings or self._timings
+        beside = beside_text(chunk, telling)
+        if not chunk.text and not beside:
+            return b""
+        telling.first_ns = telling.first_ns or time.monotonic_ns()
+        return line(telling.object(chunk.text, beside) | _logprobs(chunk))
+
+
+class Passed:
+    """Lines of an Ollama behind us, with the model's name that the client used."""
+
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
+        self._reader = LineReader()
+        self.is_done = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """The lines that a piece completes. Raises what the engine says went wrong."""
+        return b"".join(map(self._line, self._reader.feed(piece)))
+
+    def end(self) -> bytes:
+        """Nothing is left: Ollama ends every line."""
+        return b"".join(map(self._line, self._reader.end()))
+
+    def _line(self, text: bytes) -> bytes:
+        try:
+            fields = _decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+        if "error" in fields:
+            raise engine_error(502, fields)
+        self.is_done = fields.get("done") is True
+        return line(renamed(fields, self._telling))
+
+
+def renamed(answer: Fields, telling: Telling) -> Fields:
+    """An Ollama's own answer under the name that our client used."""
+    return {**answer, "model": telling.model}
+
+
+def whole(answer: Fields, telling: Telling) -> Fields:
+    """An OpenAI answer as Ollama's one object."""
+    chunk, calls = read_chunk(answer), ToolCalls()
+    calls.take([{**call, "index": at} for at, call in enumerate(chunk.tool_calls)])
+    beside = beside_text(chunk, telling)
+    if listed := tool_calls(calls, cut=chunk.finish_reason == "length"):
+        beside["tool_calls"] = listed
+    said = telling.object(chunk.text, beside, done=True) | _logprobs(chunk)
+    said["done_reason"] = done_reason(chunk.finish_reason)
+    return said | telling.durations(chunk.usage, chunk.timings)
+
+
+def fallen_back(fallback: Fallback, telling: Telling) -> Fields:
+    """A fallback as Ollama's one object."""
+    said = telling.object(fallback.text, done=True)
+    said["done_reason"] = "stop"
+    return said | telling.durations(None, None) | {"watchbill": fallback.note}
+
+
+def error_line(error: TheirsError) -> bytes:
+    """An error within a stream."""
+    return line({"error": str(error)})
+
+
+def done_reason(reason: str | None) -> str:
+    """Ollama knows two ends of an answer; a tool call is an ordinary one."""
+    return "length" if reason == "length" else "stop"
+
+
+def beside_text(chunk: Chunk, telling: Telling) -> Fields:
+    return {"thinking": chunk.reasoning} if chunk.reasoning and telling.thoughts else {}
+
+
+def tool_calls(calls: ToolCalls, *, cut: bool) -> list[Fields]:
+    """Whole calls in Ollama's shape, arguments as an object."""
+    listed: list[Fields] = []
+    for place, call in enumerate(calls.whole(cut=cut)):
+        function: Fields = {"index": place, "name": call.name, "arguments": call.parsed()}
+        listed.append({**({"id": call.id} if call.id else {}), "function": function})
+    return listed
+
+
+def _logprobs(chunk: Chunk) -> Fields:
+    return {"logprobs": cast("object", chunk.logprobs)} if chunk.logprobs else {}
+
+
+def _int(*values: object) -> int:
+    return next((value for value in values if isinstance(value, int) and value >= 0), 0)
+
+
+def _ns(told_ms: object, measured_ns: int) -> int:
+    if isinstance(told_ms, int | float) and 0 <= told_ms < 1e12:
+        return int(told_ms * _NS_PER_MS)
+    return max(0, measured_ns)

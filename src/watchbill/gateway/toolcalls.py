@@ -1,0 +1,79 @@
+"""Tool calls in the making: an OpenAI stream brings them in pieces, other protocols want them whole.
+
+Does no I/O. A call whose arguments are cut off by the token limit is left out: half of a call must not be run.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from watchbill.errors import EngineFailed
+from watchbill.limits import TOOL_CALLS_MAX
+
+__all__ = ["ToolCall", "ToolCalls"]
+
+Fields = dict[str, object]
+
+_decode = msgspec.json.Decoder(Fields).decode
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call, as far as it has come."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def parsed(self) -> Fields:
+        """The arguments as an object. Raises EngineFailed when they are none."""
+        try:
+            return _decode(self.arguments.strip() or "{}")
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise EngineFailed(
+                f"the model called {self.name} with arguments that are no JSON: {error}"
+            ) from None
+
+
+class ToolCalls:
+    """Every call of one answer, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCall] = []
+
+    def take(self, pieces: list[Fields]) -> list[tuple[ToolCall, str]]:
+        """Takes pieces; returns for each the call that it belongs to and the text that its arguments grew by."""
+        return [self._take(piece) for piece in pieces]
+
+    def whole(self, *, cut: bool) -> list[ToolCall]:
+        """The calls that are complete, at the end of an answer that was cut by its token limit or was not."""
+        if not cut or not self.calls:
+            return self.calls
+        try:
+            self.calls[-1].parsed()
+        except EngineFailed:
+            return self.calls[:-1]
+        return self.calls
+
+    def _take(self, piece: Fields) -> tuple[ToolCall, str]:
+        index = piece.get("index")
+        known = next((call for call in self.calls if call.index == index), None)
+        if known is None:
+            if len(self.calls) >= TOOL_CALLS_MAX:
+                raise EngineFailed(f"the model made more than {TOOL_CALLS_MAX} tool calls")
+            known = ToolCall(index if isinstance(index, int) else len(self.calls))
+            self.calls.append(known)
+        function = piece.get("function")
+        fields = cast("Fields", function) if isinstance(function, dict) else {}
+        known.id = known.id or _text(piece.get("id"))
+        known.name = known.name or _text(fields.get("name"))
+        grown = fields.get("arguments")
+        text = grown if isinstance(grown, str) else msgspec.json.encode(grown).decode() if grown else ""
+        known.arguments += text
+        return known, text
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
