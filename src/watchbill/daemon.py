@@ -183,12 +183,18 @@ def _probes(ram: RamProbe, catalog: Catalog) -> list[PatientProbe]:
 
 def _tell_of_failures(driver: Driver, screen: Screen) -> None:
     """A bad model file does not stop the others. Raises ConfigError when nothing is left."""
-    models = cast("dict[str, dict[str, object]]", driver.status()["models"])
-    failed = {name: str(model["reason"]) for name, model in models.items() if model["state"] == "failed"}
-    for name, reason in failed.items():
-        screen.warn(f"model {name} cannot be loaded: {reason}")
-    if len(failed) == len(models):
+    failures = _failures(driver)
+    for failure in failures.values():
+        screen.warn(failure)
+    if len(failures) == len(driver.catalog.models):
         raise ConfigError("there is no model that can be loaded; see: watchbill config check")
+
+
+def _failures(driver: Driver) -> dict[str, str]:
+    """Model -> the sentence that says why it cannot be loaded."""
+    models = cast("dict[str, dict[str, object]]", driver.status()["models"])
+    failed = {name: model["reason"] for name, model in models.items() if model["state"] == "failed"}
+    return {name: f"model {name} cannot be loaded: {reason}" for name, reason in failed.items()}
 
 
 async def _open(driver: Driver, server: Server) -> Serving:
@@ -271,7 +277,9 @@ class _Reloading:
         """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""
         loaded = await asyncio.to_thread(config.read, self._options.config, root=self._options.root)
         catalog = _with_address(loaded.catalog, self._options)
+        before = _failures(self._driver)
         changes = await self._driver.reload(catalog)
+        changes += [text for name, text in _failures(self._driver).items() if before.get(name) != text]
         self._serving.gateway.reconfigure(catalog.server)
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")
         return changes

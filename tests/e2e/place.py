@@ -102,7 +102,9 @@ class Daemon:
         """Sends a request and gives the answer when its headers are there."""
         content = None if body is None else json.dumps(body)
         every = {"Content-Type": "application/json"} if content is not None else {}
-        connection.request(method or ("GET" if body is None else "POST"), path, content, every | (headers or {}))
+        connection.request(
+            method or ("GET" if body is None else "POST"), path, content, every | (headers or {})
+        )
         return connection.getresponse()
 
     def chat(
@@ -201,7 +203,11 @@ class Place:
         if config:
             self.config.write_text(config)
         self.mark = secrets.token_hex(8)
-        kept = {name: os.environ[name] for name in os.environ if name in {"PATH", "LANG"} or name.startswith("PIP_")}
+        kept = {
+            name: os.environ[name]
+            for name in os.environ
+            if name in {"PATH", "LANG"} or name.startswith("PIP_")
+        }
         self.environment = kept | {
             "HOME": str(folder), "WATCHBILL_HOME": str(self.root), "PYTHONUTF8": "1", TESTS_MARK: self.mark,
         }  # fmt: skip

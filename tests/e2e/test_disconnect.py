@@ -78,7 +78,9 @@ def test_who_leaves_before_the_first_byte_leaves_nothing_behind(place: Place) ->
     (engine,) = place.listeners()
 
     def counts() -> dict[str, int]:
-        return json.loads(urllib.request.urlopen(f"http://127.0.0.1:{engine}/wb-scripted/state", timeout=5).read())
+        return json.loads(
+            urllib.request.urlopen(f"http://127.0.0.1:{engine}/wb-scripted/state", timeout=5).read()
+        )
 
     eventually(lambda: counts()["active"] == 0, 2)
     assert counts()["queued"] == 0

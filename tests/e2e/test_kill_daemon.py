@@ -75,7 +75,9 @@ def make_busy(daemon: Daemon) -> list[Stream]:
     assert streamed.event() and drained.event()
     assert daemon.chat("leaver")[0] == 200
     for name in ("drainer", "leaver"):
-        threading.Thread(target=ask_in_vain, args=(daemon, f"/wb/v1/models/{name}/evict"), daemon=True).start()
+        threading.Thread(
+            target=ask_in_vain, args=(daemon, f"/wb/v1/models/{name}/evict"), daemon=True
+        ).start()
     eventually(lambda: daemon.is_in("drainer", "draining") and daemon.is_in("leaver", "stopping"), 5)
     assert daemon.model("streamer")["in_flight"] == 1
     return [streamed, drained]

@@ -94,7 +94,11 @@ def test_twenty_requests_for_three_models_stay_within_memory_for_two(
 ) -> None:
     """RES-01, RES-03, RES-04: all answered, and what the engines occupy, seen every 20 ms by another process, is
     never above the budget. Without the budget the same traffic takes more."""
-    paths = {"small": gguf_files.chat("5MB"), "middle": gguf_files.chat("20MB"), "large": gguf_files.chat("60MB")}
+    paths = {
+        "small": gguf_files.chat("5MB"),
+        "middle": gguf_files.chat("20MB"),
+        "large": gguf_files.chat("60MB"),
+    }
     sizes = {
         name: predict(read_header(path), context=CONTEXT, slots=SLOTS).total for name, path in paths.items()
     }

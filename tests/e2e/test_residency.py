@@ -22,7 +22,8 @@ def test_an_idle_model_leaves_and_a_permanent_one_stays(place: Place, gguf_files
     """RES-07, RES-02, RES-26: idle models leave after their time, permanent ones do not, and not by hand either; every
     load and eviction is in both journals with its reason."""
     place.config.write_text(
-        CONFIG.format(path=gguf_files.chat("5MB")) + scripted("rock", 'load = "200ms"', 'permanent = true\nidle = "1s"')
+        CONFIG.format(path=gguf_files.chat("5MB"))
+        + scripted("rock", 'load = "200ms"', 'permanent = true\nidle = "1s"')
     )
     daemon = place.up()
     eventually(lambda: daemon.is_in("rock", "ready"), 20)

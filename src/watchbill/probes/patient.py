@@ -32,8 +32,11 @@ class PatientProbe:
         if self._pending is None:
             self._pending = self._start()
         try:
-            # Shielded: the deadline ends our waiting, not the read, whose late answer still counts next time.
-            found = await asyncio.wait_for(asyncio.shield(self._pending), self._deadline_s)
+            # Shielded: the deadline ends our waiting, not the read, whose late answer still counts next time. Not
+            # wait_for: until Python 3.12 it swallows a cancellation that meets the answer, and a daemon that ended in
+            # that moment waited for its lookout for ever.
+            async with asyncio.timeout(self._deadline_s):
+                found = await asyncio.shield(self._pending)
         except TimeoutError:
             self.failure = f"no answer within {self._deadline_s:g} s"
             return dict(self._last)

@@ -64,7 +64,7 @@ class Memories:
         try:
             header = read_header(Path(model.source))
         except WatchbillError as error:
-            _LOG.warning("model=%s cannot be loaded: %s", model.name, error)
+            _LOG.info("model=%s cannot be loaded: %s", model.name, error)  # whoever started us is told by the daemon
             return None, str(error)
         return predict(
             header,
