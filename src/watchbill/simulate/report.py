@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 
 from watchbill.catalog import WorkClass
 from watchbill.simulate.callers import Caller
@@ -12,13 +13,14 @@ __all__ = ["ClassFigures", "Report"]
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """How one class of callers fared."""
+    """How one class of callers fared. Counts are fractions in the average of several runs."""
 
-    callers: int
-    answered: int
-    in_time: int  # started within their own max_wait
-    refused: int  # at once, by the forecast
-    expired: int  # after waiting
+    callers: float
+    answered: float
+    in_time: float  # started within their own max_wait
+    refused: float  # at once, by the forecast
+    expired: float  # after waiting
+    wait_mean_ms: float
     wait_p50_ms: float
     wait_p95_ms: float
     wait_max_ms: float
@@ -28,9 +30,11 @@ class ClassFigures:
 class Report:
     """One run."""
 
-    loads: int
+    loads: float
     loading_share: float  # of all the time, in which something loaded
-    answered: int
+    answered: float
+    span_ms: float  # until the last answer
+    steps: int  # of the core, each of which was judged
     peak: dict[str, int]
     classes: dict[WorkClass, ClassFigures]
     broken: dict[str, int]
@@ -44,6 +48,8 @@ class Report:
             loads=world.tally.loads,
             loading_share=world.tally.load_ms / max(world.now, 1.0),
             answered=sum(1 for c in callers if c.outcome == "answered"),
+            span_ms=max((c.ended_at or 0.0 for c in callers if c.outcome == "answered"), default=0.0),
+            steps=world.steps,
             peak=dict(world.tally.peak),
             classes={
                 k: _class_figures([c for c in callers if c.request.work_class is k], world.now, bound_ms)
@@ -63,6 +69,7 @@ def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], 
         ),
         refused=sum(1 for c in callers if c.outcome == "wait_exceeded" and not c.served_by),
         expired=sum(1 for c in callers if c.outcome == "wait_exceeded" and c.served_by),
+        wait_mean_ms=mean(waits) if waits else 0.0,
         wait_p50_ms=_part(waits, 0.5),
         wait_p95_ms=_part(waits, 0.95),
         wait_max_ms=_part(waits, 1.0),

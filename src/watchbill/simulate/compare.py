@@ -1,0 +1,79 @@
+"""Policies side by side on the same traffic.
+
+Watchbill's own policies run with the scenario's bounds. `exhaustive` runs without any, because the servers it stands
+for let everybody wait, and so does `fifo` here; who started within the scenario's bound is judged for all alike.
+Every run goes on after the traffic ends until everybody has an answer, so that nobody's wait is cut short.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import mean
+
+from watchbill.catalog import PolicyRules
+from watchbill.core.tipping import POLICIES, Policy
+from watchbill.simulate.exhaustive import Exhaustive
+from watchbill.simulate.report import ClassFigures, Report
+from watchbill.simulate.scenario import Scenario
+
+__all__ = ["CONTENDERS", "Contender", "average", "run", "run_seeds"]
+
+#: How often the end of a run is looked for once its traffic has stopped.
+TAIL_STEP_MS = 1_000
+#: A run that is not over after this many times its own length is reported as it stands.
+TAIL_RUNS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy that takes part in a comparison."""
+
+    name: str
+    make: Callable[[], Policy]
+    endless: bool = False  # it lets everybody wait
+
+
+#: The order of the columns in a comparison.
+CONTENDERS: Mapping[str, Contender] = {
+    "fifo": Contender("fifo", POLICIES["fifo"], endless=True),
+    "exhaustive": Contender("exhaustive", Exhaustive, endless=True),
+    "turns": Contender("turns", POLICIES["turns"]),
+    "rate": Contender("rate", POLICIES["rate"]),
+}
+
+
+def run(scenario: Scenario, contender: Contender, seed: int, rules: PolicyRules | None = None) -> Report:
+    """One run of one policy, until everybody has an answer."""
+    world = scenario.world(seed, policy=contender.make(), endless=contender.endless, rules=rules)
+    world.run(scenario.duration_ms)
+    while world.open and world.now < TAIL_RUNS_MAX * scenario.duration_ms:
+        world.run(world.now + TAIL_STEP_MS)
+    return Report.of(world, scenario.bound_ms)
+
+
+def run_seeds(
+    scenario: Scenario, contender: Contender, seeds: Iterable[int], rules: PolicyRules | None = None
+) -> Report:
+    """The average of one policy over several seeds."""
+    return average([run(scenario, contender, seed, rules) for seed in seeds])
+
+
+def average(reports: Sequence[Report]) -> Report:
+    """The mean of every figure; breaches and steps are added up, and the peak is the highest."""
+    classes = sorted({work_class for report in reports for work_class in report.classes})
+    laws = sorted({law for report in reports for law in report.broken})
+    devices = sorted({device for report in reports for device in report.peak})
+    return Report(
+        loads=mean(r.loads for r in reports),
+        loading_share=mean(r.loading_share for r in reports),
+        answered=mean(r.answered for r in reports),
+        span_ms=mean(r.span_ms for r in reports),
+        steps=sum(r.steps for r in reports),
+        peak={d: max(r.peak.get(d, 0) for r in reports) for d in devices},
+        classes={k: _average_class([r.classes[k] for r in reports if k in r.classes]) for k in classes},
+        broken={law: sum(r.broken.get(law, 0) for r in reports) for law in laws},
+    )
+
+
+def _average_class(figures: Sequence[ClassFigures]) -> ClassFigures:
+    names = [field.name for field in fields(ClassFigures)]
+    return ClassFigures(**{name: mean(getattr(f, name) for f in figures) for name in names})

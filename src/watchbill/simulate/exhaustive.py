@@ -1,0 +1,44 @@
+"""Exhaustive batching: how llama-swap swaps, as a policy to compare with. It cannot be chosen in a config.
+
+A request for a warm model goes straight to it, ahead of whoever waits for a cold one. A model leaves only when it
+serves nobody; then the model whose caller came first and for which there is room loads, over the least recently
+used. Everybody waits as long as it takes: nothing is forecast and nobody is refused. It swaps little, and a model
+that is never idle keeps everybody else out for ever.
+"""
+
+from watchbill.core.budget import shortage
+from watchbill.core.eviction import cover
+from watchbill.core.forecast import expected_start_ms
+from watchbill.core.messages import Request
+from watchbill.core.state import State
+from watchbill.core.station import Station
+from watchbill.core.tipping import Plan, arrival_order, movable, returning, waiting
+
+__all__ = ["Exhaustive"]
+
+
+class Exhaustive:
+    """Serves whoever is warm until it is idle, then the oldest of the others."""
+
+    name = "exhaustive"
+    refuses_late = False
+    in_order = False
+
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
+        """What the others forecast; only printed, since nobody is refused for it."""
+        return expected_start_ms(state, station, request, now, turns=())
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        """Every waiting model in order of arrival, not only the oldest: one that fits is not held up by one that
+        does not.
+        """
+        if plan := returning(state, now):
+            return plan
+        idle = sorted((s for s in movable(state) if s.is_idle), key=lambda s: (s.last_used, s.name))
+        age = {station.name: 2.0**place for place, station in enumerate(idle)}
+        for target in sorted(waiting(state, now), key=arrival_order):
+            short = shortage(target.needs, state.planned_free(target))
+            victims = cover(short, idle, lambda s: age[s.name])
+            if victims is not None:
+                return Plan(target, victims, self.name if victims else "fits", "its request came first")
+        return None
