@@ -43,7 +43,6 @@ LAYERS = (
             "pull",
             "listeners",
             "reactor",
-            "reactor",
         ),
     ),
     Layer("L4 runtime: events to the core, actions to the world", ("runtime", "plans", "fleet")),

@@ -82,6 +82,8 @@ class ForeignContract:
 
     #: Seconds in which a death is noticed.
     notice_s = 5.0
+    #: When a load is cancelled; together these hit every step of it.
+    cancel_ms: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 40, 80, 120)
 
     # A subclass has a fixture `world` that gives a World.
 
@@ -167,7 +169,7 @@ class ForeignContract:
         self, foreign: Foreign, world: World
     ) -> None:
         """Race 7: the moment of the cancel does not matter, also when it comes twice."""
-        for millis in (0, 1, 2, 5, 10, 20, 40, 80, 120):
+        for millis in self.cancel_ms:
             loading = asyncio.create_task(foreign.engine.load(world.model("one"), 1))
             await asyncio.wait([loading], timeout=millis / 1000)
             loading.cancel()

@@ -25,6 +25,7 @@ from watchbill.errors import ConfigError, EngineFailed
 from wire.engine_contract import EngineContract, eventually, within
 from wire.foreign_contract import ABOUT_PROCESSES, Foreign, ForeignContract
 from wire.ollama_standin import Kept, OllamaStandin
+from wire.test_engine_remote import answering, chat, driving
 
 
 class StandinWorld:
@@ -306,6 +307,43 @@ class TestOllama(ForeignContract):
         assert len(list((tmp_path / "run").glob("ollama-*.json"))) == 1
         await within(5, foreign.engine.stop("one"))
         assert list((tmp_path / "run").iterdir()) == []
+
+
+async def test_the_whole_house_swaps_models_of_ollama(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-03, RES-04: two models that do not fit together take turns; what another client unloads comes back."""
+    monkeypatch.setattr(limits, "OLLAMA_LOOK_MS", 40)
+    standin = OllamaStandin(*(Kept(name, memory=600 * 2**20) for name in ("one", "two")))
+    await standin.start()
+    text = f"""
+[devices.ram]
+capacity = "1GiB"
+reserve = 0
+[engines.lab]
+driver = "ollama"
+url = "{standin.url}"
+[models.first]
+engine = "lab"
+source = "one"
+memory = "600MiB"
+[models.second]
+engine = "lab"
+source = "two"
+memory = "600MiB"
+"""
+    async with driving(tmp_path, parsed(text)) as driver, answering(driver) as url:
+        for model, name in (("first", "one"), ("second", "two"), ("first", "one")):
+            assert (await within(15, chat(url, model)))[0] == 200
+            assert standin.listed() == [f"{name}:latest"]
+        models: Any = driver.status()["models"]
+        assert models["first"]["memory"] == 600 * 2**20
+        await StandinWorld(standin, tmp_path).take_away("one")
+        await eventually(lambda: driver.status()["models"]["first"]["state"] == "absent")  # type: ignore[index]
+        assert (await within(15, chat(url, "first")))[0] == 200
+        assert driver.requests() == []
+    assert standin.listed() == []
+    await standin.die()
 
 
 def test_no_promise_of_an_engine_was_forgotten() -> None:

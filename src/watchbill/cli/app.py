@@ -49,6 +49,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 _HELP = """Runs more local language models than the memory holds. Begin with: watchbill up
 
 Exit codes: 0 done, 1 failed, 2 wrong use or config, 3 no daemon, 130 stopped with Ctrl-C. NO_COLOR turns colours off.
+        "systemd": ("watchbill.cli.systemd:app", "Write unit files for models and for Watchbill itself."),
+        "reactor": (
+            "watchbill.cli.systemd:reactor",
+            "Start and stop units of the host for the daemon of this root.",
+        ),
 """
 
 

@@ -97,6 +97,9 @@ class Folders:
         descriptor = os.open(draft, flags, 0o644, dir_fd=self.done)
         try:
             os.write(descriptor, text)
+        except OSError:
+            _remove(draft, self.done)
+            raise
         finally:
             os.close(descriptor)
         os.rename(draft, name, src_dir_fd=self.done, dst_dir_fd=self.done)
@@ -106,11 +109,17 @@ class Folders:
     def log(self, line: bytes) -> None:
         """Appends to the reactor's own log, which keeps one predecessor."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(LOG_FILE, flags, 0o644, dir_fd=self._folder)
+        strange = ConfigError(f"{self.path / LOG_FILE} is not a plain file of its own; remove it")
+        try:
+            descriptor = os.open(LOG_FILE, flags, 0o644, dir_fd=self._folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise strange from error
+            raise
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise ConfigError(f"{self.path / LOG_FILE} is not a plain file of its own; remove it")
+                raise strange
             os.write(descriptor, line + b"\n")
         finally:
             os.close(descriptor)

@@ -10,9 +10,11 @@ deadline tells it that nothing was done.
 """
 
 import asyncio
+import contextlib
+import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -34,6 +36,7 @@ __all__ = ["OWN_UNITS", "Reactor", "Refused"]
 
 #: Whatever the list says: nobody stops the daemon or the reactor through the reactor.
 OWN_UNITS = frozenset({"watchbill.service", "watchbill-reactor.service"})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _IS_DOWN = frozenset({"inactive", "failed"})
 Outcome = TypeVar("Outcome")
 _LOG = logging.getLogger("watchbill.reactor")
@@ -190,7 +193,8 @@ class Reactor:
 
     def _answer(self, answer: Answer) -> None:
         finished = msgspec.structs.replace(answer, finished_at=datetime.now(UTC), text=_one_line(answer.text))
-        self._folders.answer(f"{answer.id}.json", msgspec.json.encode(finished) + b"\n")
+        with _disk_may_be_full(f"the answer to {answer.id}"):
+            self._folders.answer(f"{answer.id}.json", msgspec.json.encode(finished) + b"\n")
 
     def _note(self, event: str, id_: str, text: str, intent: Intent | None = None, ok: bool = False) -> None:
         """One line in the reactor's log, and one for whoever watches it."""
@@ -202,14 +206,21 @@ class Reactor:
                 "reason": _one_line(intent.reason),
             }
         line["text"] = _one_line(text)
-        self._folders.log(msgspec.json.encode(line))
-        _LOG.log(
-            logging.INFO if ok else logging.WARNING,
-            "%s %s: %s",
-            event,
-            line.get("unit", line["id"]),
-            line["text"],
-        )
+        with _disk_may_be_full("the log"):
+            self._folders.log(msgspec.json.encode(line))
+        level = logging.INFO if ok else logging.WARNING
+        _LOG.log(level, "%s %s: %s", event, line.get("unit", line["id"]), line["text"])
+
+
+@contextlib.contextmanager
+def _disk_may_be_full(what: str) -> Generator[None]:
+    """A full disk keeps nobody from stopping a unit; the daemon's own deadline covers a lost answer."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _LOG.error("%s could not be written: %s", what, error.strerror)
 
 
 def _one_line(text: str) -> str:

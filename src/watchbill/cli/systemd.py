@@ -1,0 +1,165 @@
+"""Commands for engines that the host runs: `reactor` and `systemd units`.
+
+`reactor` is the only part of Watchbill that needs the host's rights, and runs apart from the daemon. `systemd units`
+needs none: it writes text for an operator to look at and install.
+"""
+
+import asyncio
+import getpass
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from watchbill.cli.options import Where
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.config import read
+from watchbill.errors import ConfigError
+from watchbill.reactor.service import Reactor
+from watchbill.reactor.systemctl import Systemctl
+from watchbill.reactor.units import MARK, Programs, daemon_unit, model_units, reactor_unit, unit_models
+from watchbill.root import find_root
+
+__all__ = ["app", "reactor"]
+
+app = App(name="systemd", help="Write unit files for models and for Watchbill itself.")
+
+_DEFAULTS = Where()
+_User = Annotated[
+    bool, Parameter(negative="", show_default=False, help="For a user's own systemd (`systemctl --user`).")
+]
+
+
+def reactor(
+    *,
+    allow: Annotated[
+        list[str],
+        Parameter(
+            negative="",
+            help="A unit that may be started and stopped, by name or as a pattern such as 'watchbill-*.service'; "
+            "may be given more than once.",
+        ),
+    ],
+    systemctl: Annotated[str, Parameter(help="The systemctl to run.")] = "systemctl",
+    user: _User = False,
+    once: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Do what is there, then leave.")
+    ] = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Start and stop units of the host for the daemon of this root.
+
+    It takes the daemon's intents from ROOT/reactor/intents, refuses whatever is not allowed here, and writes every
+    decision into ROOT/reactor/reactor.jsonl.
+    """
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=_level(where))
+    program = shutil.which(systemctl)
+    if program is None:
+        raise ConfigError(f"there is no program {systemctl}; name it with --systemctl")
+    root = find_root(where.root).path
+    working = Reactor(root, allow, Systemctl(os.path.abspath(program), user=user))
+    try:
+        Terminal(quiet=where.quiet).note(f"serving {plain(root)}; allowed: {plain(', '.join(allow))}")
+        asyncio.run(_work(working, once=once))
+    finally:
+        working.close()
+    return 0
+
+
+def _level(where: Where) -> int:
+    return logging.WARNING if where.quiet else logging.INFO
+
+
+async def _work(working: Reactor, *, once: bool) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, working.stop)
+    if once:
+        working.take()
+        await working.finish()
+    else:
+        await working.serve()
+
+
+@app.command
+def units(
+    *,
+    config: Annotated[
+        Path | None,
+        Parameter(help="The config file. Default: the one `up` would take.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        Parameter(name="--dir", help="Where to write them. Default: print them.", show_default=False),
+    ] = None,
+    itself: Annotated[
+        bool,
+        Parameter(
+            name="--self",
+            negative="",
+            show_default=False,
+            help="Also a unit for the daemon and, where models have units, one for the reactor.",
+        ),
+    ] = False,
+    user: _User = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Write a systemd unit, or a Podman quadlet, for every model of the driver systemd.
+
+    A model with a command becomes a service, one with an image a container; members of a group conflict with each
+    other. Nothing is installed, enabled or started.
+    """
+    root = find_root(where.root).path
+    loaded = read(config, root=root)
+    account = None if user else getpass.getuser()
+    files = model_units(loaded.catalog, account)
+    if itself:
+        programs = Programs(_watchbill(), root, _absolute(loaded.file), account)
+        files["watchbill.service"] = daemon_unit(programs)
+        if unit_models(loaded.catalog):
+            files["watchbill-reactor.service"] = reactor_unit(programs, loaded.catalog)
+    terminal = Terminal(quiet=where.quiet)
+    if not files:
+        text = f"{loaded.origin} has no model of the driver systemd with a command or an image"
+        raise ConfigError(f"{text}; --self writes a unit for the daemon")
+    if folder is None:
+        terminal.show(*(f"# --- {name}\n{text}" for name, text in files.items()))
+    else:
+        _write(folder, files)
+        terminal.note(f"wrote {', '.join(files)} to {plain(folder)}")
+    return 0
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes all or, when one of the names belongs to somebody else, nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            path = folder / name
+            if path.exists() and not path.read_text(errors="replace").startswith(MARK):
+                raise ConfigError(
+                    f"{path} was not written by Watchbill; move it away or choose another --dir"
+                )
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    except OSError as error:  # the operator named this folder: whatever the reason, say it
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _watchbill() -> str:
+    """The program that a unit can call: the one beside this Python, else the one on the PATH."""
+    beside = Path(sys.executable).with_name("watchbill")
+    found = str(beside) if beside.exists() else shutil.which("watchbill")
+    if found is None:
+        raise ConfigError("there is no program watchbill that a unit could call; install Watchbill first")
+    return found
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()

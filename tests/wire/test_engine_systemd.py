@@ -1,0 +1,189 @@
+"""The systemd driver keeps the contract, through intent files, a real reactor and a host that is played."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchbill import limits
+from watchbill.catalog import EngineRules, Model
+from watchbill.config import parse
+from watchbill.engines import scripted_server
+from watchbill.engines.base import LoadError
+from watchbill.engines.scripted import check_script
+from watchbill.errors import ConfigError, EngineFailed
+from watchbill.processes.ports import claim_port
+from watchbill.units import Bytes
+from wire.engine_contract import eventually, within
+from wire.foreign_contract import Foreign, ForeignContract
+from wire.reactor_house import Host, host_in, reacting
+
+
+class UnitWorld:
+    """A host with a unit per model, and a reactor that may touch those alone."""
+
+    def __init__(self, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limits = monkeypatch
+        self.root = tmp_path / "root"
+        self.root.mkdir()
+        self.host = host
+        self.rules = EngineRules("systemd", "systemd")
+        self.reactor = AsyncExitStack()
+        self._ports = {name: claim_port(tmp_path / "ports") for name in ("one", "two")}
+
+    def model(self, name: str, *, slow: bool = False, **more: Any) -> Model:
+        port = self._ports.get(name, 1)
+        script = json.dumps(check_script({"load": "10s" if slow else "10ms"}))
+        server = [sys.executable, "-I", "-S", scripted_server.__file__, name, str(port), script]
+        self.host.define(f"watchbill-{name}.service", argv=[*server, str(self.root / f"{name}.state")])
+        memory = {"ram": Bytes(2**20)}
+        return Model(name, "systemd", url=f"http://127.0.0.1:{port}", memory=memory, probe="chat", **more)
+
+    def present(self) -> set[str]:
+        return {name for name in self._ports if self.host.pid(f"watchbill-{name}.service")}
+
+    async def take_away(self, name: str) -> None:
+        self.host.kill(f"watchbill-{name}.service")
+        await eventually(lambda: name not in self.present())
+
+    async def bring(self, name: str) -> None:
+        self.model(name)
+        process = await asyncio.create_subprocess_exec(
+            self.host.systemctl, "start", "--", f"watchbill-{name}.service"
+        )
+        await process.wait()
+
+    async def vanish(self) -> None:
+        self.limits.setattr(limits, "REACTOR_ANSWER_MS", 100)
+        await self.reactor.aclose()
+
+
+class TestSystemd(ForeignContract):
+    """The contract, and what is particular."""
+
+    cancel_ms = (0, 1, 10, 50, 120, 200)
+
+    @pytest.fixture
+    async def world(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UnitWorld]:
+        monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
+        monkeypatch.setattr(limits, "REACTOR_ANSWER_MS", 3_000)
+        monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
+        with host_in(tmp_path / "host") as host:
+            world = UnitWorld(tmp_path, host, monkeypatch)
+            async with world.reactor:
+                await world.reactor.enter_async_context(reacting(world.root, host, "watchbill-*.service"))
+                yield world
+
+    async def test_units_are_started_and_stopped_by_the_reactor_alone(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        """RES-22: two plain words for systemctl, and no trace of the intent."""
+        await within(10, foreign.engine.load(world.model("one"), 1))
+        await within(10, foreign.engine.stop("one"))
+        assert world.host.calls() == [
+            ["start", "--no-block", "--", "watchbill-one.service"],
+            ["stop", "--", "watchbill-one.service"],
+        ]
+        assert list((world.root / "reactor" / "intents").iterdir()) == []
+
+    async def test_a_unit_that_the_reactor_may_not_touch_is_hopeless(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        """RES-22: the list is the host's; the same load would be refused again."""
+        model = Model("one", "systemd", unit="sshd.service", url="http://127.0.0.1:1")
+        with pytest.raises(
+            LoadError, match=r"refused by the reactor: sshd.service is not allowed"
+        ) as failure:
+            await within(10, foreign.engine.load(model, 1))
+        assert failure.value.hopeless
+        assert world.host.calls() == []
+
+    async def test_a_unit_that_fails_to_start_fails_the_load_at_once(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        model = world.model("one")
+        world.host.define("watchbill-one.service", states=["activating", "failed"])
+        with pytest.raises(
+            LoadError, match=r"failed \(exit-code\); see: journalctl -u watchbill-one"
+        ) as failure:
+            await within(10, foreign.engine.load(model, 1))
+        assert not failure.value.hopeless
+
+    async def test_a_unit_that_is_not_there_fails_the_load_with_systemds_words(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        model = Model("ghost", "systemd", url="http://127.0.0.1:1")
+        with pytest.raises(LoadError, match=r"Unit watchbill-ghost.service not found"):
+            await within(10, foreign.engine.load(model, 1))
+
+    async def test_a_unit_that_hangs_is_dead_and_its_memory_comes_back(
+        self, foreign: Foreign, world: UnitWorld, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R31: it does not answer, so it is useless; it still runs, so it must be stopped."""
+        await within(10, foreign.engine.load(world.model("one"), 5))
+        monkeypatch.setattr(limits, "HEALTH_MS_MAX", 50)
+        pid = world.host.pid("watchbill-one.service")
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await eventually(lambda: foreign.deaths != [])
+        assert foreign.deaths[0][:2] == ("one", 5)
+        assert world.present() == {"one"}
+        await within(10, foreign.engine.stop("one", hard=True))
+        assert world.present() == set()
+
+    async def test_a_stop_that_systemd_refuses_is_an_error_and_can_be_tried_again(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        await within(10, foreign.engine.load(world.model("one"), 1))
+        world.host.define("watchbill-one.service", exit=1, states=["active"])
+        with pytest.raises(EngineFailed, match="does not stop"):
+            await within(10, foreign.engine.stop("one"))
+        world.model("one")
+        await within(10, foreign.engine.stop("one"))
+        assert world.present() == set()
+
+    async def test_an_intent_that_nobody_took_is_withdrawn(self, foreign: Foreign, world: UnitWorld) -> None:
+        """A reactor that starts later must not find yesterday's wishes."""
+        await world.vanish()
+        with pytest.raises(LoadError, match=r"watchbill reactor --root .* --allow watchbill-one.service"):
+            await within(10, foreign.engine.load(world.model("one"), 1))
+        assert list((world.root / "reactor" / "intents").iterdir()) == []
+        assert world.host.calls() == []
+
+
+# ------------------------------------------------------------------ its config
+
+UNIT = '[models.a]\nengine = "systemd"\nmemory = "1GB"\nurl = "http://127.0.0.1:9101"\n'
+
+
+def test_a_unit_needs_an_address_and_its_memory() -> None:
+    found = parse(UNIT + 'unit = "vllm.service"\n', base=Path("/srv"), environment={}).models["a"]
+    assert (found.unit, found.url, found.memory) == ("vllm.service", "http://127.0.0.1:9101", {"ram": 10**9})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (UNIT.replace("memory", "#"), "1: models.a.memory: is missing; the driver systemd needs it"),
+        (UNIT.replace("url", "#"), "1: models.a.url: is missing; the driver systemd needs it"),
+        (UNIT + 'unit = "a*.service"\n', "5: models.a.unit: 'a.*' cannot be the name of a unit"),
+        (UNIT + 'unit = "-x.service"\n', "5: models.a.unit: '-x.service' cannot be the name of a unit"),
+        (UNIT + 'unit = "dbus.socket"\n', "5: models.a.unit: 'dbus.socket' cannot be the name of a unit"),
+        (UNIT.replace("9101", "9101/?key=1"), "4: models.a.url: holds more than an address"),
+        (UNIT + "context = 4096\n", "5: models.a.context: the driver systemd does not read it"),
+        (
+            '[models.a]\nengine = "process"\ncommand = "x"\nurl = "http://x"\n',
+            "4: models.a.url: the driver process",
+        ),
+    ],
+)
+def test_what_a_unit_cannot_be_is_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse(text, base=Path("/srv"), environment={})
