@@ -1,6 +1,7 @@
 """Readers and writers of streams give the same whatever the network does to the bytes between."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ VALUES = st.recursive(
 
 def pieces_of(text: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 @given(

@@ -60,7 +60,9 @@ def anthropic_error(error: TheirsError, beside: Mapping[str, object] | None = No
 
 def _ollama(error: TheirsError, headers: Mapping[str, str]) -> web.Response:
     if text := _TEXTS.get(type(error)):
-        return web.Response(status=error.status, text=text, headers={**headers, "Content-Type": "text/plain"})
+        return web.Response(
+            status=error.status, body=text.encode(), headers={**headers, "Content-Type": "text/plain"}
+        )
     status = 503 if isinstance(error, LaneFull) else status_of(error)
     return _respond(status, {"error": str(error)}, headers, error)
 
