@@ -13,8 +13,9 @@ from typing import Literal
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "DEFAULT_LANE", "RAM", "AlertRules", "ApiKey", "Catalog", "Device", "EngineRules", "JournalRules", "Lane",
-    "Model", "PolicyRules", "Reservation", "Server", "SpoolRules", "WorkClass",
+    "DEFAULT_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog", "Device",
+    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "Reservation", "RotationRules",
+    "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -49,8 +50,41 @@ class Device:
     share: float = 1.0  # part of the capacity that may be used
     max_resident: int | None = None
     parallel_loads: int = 1
-    protect: tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()  # processes whose death is an alert
     reservation: Reservation | None = None
+    max_temp_c: float | None = None  # the card's own slow-down threshold otherwise
+    max_vram_percent: float = 95.0
+    max_power_w: float | None = None  # the card's own limit otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundTask:
+    """What a model does when it is its turn in the background rotation: a prompt, a command, or both."""
+
+    prompt: str | None = None
+    command: str | None = None  # its output goes into the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class RotationRules:
+    """Background rotation: one interval for all, in order, when nothing else wants the memory."""
+
+    every_ms: Millis | None = None  # None: on demand only
+    max_ms: Millis = Millis(7_200_000)
+    order: tuple[str, ...] = ()
+    silence_ms: Millis | None = None  # None: the interval and a minute
+    silence: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A window in which ingestion work counts as normal work, so that it cannot starve for ever."""
+
+    name: str
+    models: tuple[str, ...]
+    window_ms: Millis = Millis(600_000)
+    every_ms: Millis = Millis(3_600_000)
+    priority: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +131,8 @@ class Model:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     arguments: tuple[str, ...] = ()  # passed to llama-server as they are
     script: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # scripted engine only
+    background: BackgroundTask | None = None
+    quota: Bytes | None = None  # more than this on one device is a fault; 1.15 x what it needs otherwise
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
     image: str | None = None  # systemd: the container to run, for units that Watchbill writes
@@ -115,6 +151,10 @@ class Lane:
     queue_max: int = 256
     concurrency: int | None = None  # how many of its requests may run at once, on all models together
     fallback: str | None = None
+
+
+#: Where our own background rotation waits: behind everybody, and never for long.
+ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000), queue_max=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +239,15 @@ class Catalog:
     lanes: Mapping[str, Lane] = field(default_factory=lambda: {DEFAULT_LANE: Lane(DEFAULT_LANE)})
     policy: PolicyRules = PolicyRules()
     server: Server = Server()
+    rotation: RotationRules = RotationRules()
+    epochs: Mapping[str, Epoch] = field(default_factory=lambda: MappingProxyType({}))
     journal: JournalRules = JournalRules()
     alerts: AlertRules = AlertRules()
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
+
+    def find_lane(self, name: str) -> Lane:
+        """The lane of this name. Our own rotation has one that need not be declared."""
+        return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lanes[name])
 
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""

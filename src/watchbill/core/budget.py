@@ -56,8 +56,9 @@ class DeviceBook:
 
     @property
     def may_load(self) -> bool:
-        """Whether the last look at the device is fresh enough to load by."""
-        return self.reading is not None and self.reading.age_ms <= READING_AGE_MAX_MS
+        """Whether the last look at the device is fresh enough to load by, and showed it in good health."""
+        reading = self.reading
+        return reading is not None and reading.age_ms <= READING_AGE_MAX_MS and reading.constrained is None
 
     def headroom(self, promised: int) -> int:
         """What the machine itself has free above the reserve, less what was promised and is not taken yet."""

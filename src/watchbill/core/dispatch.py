@@ -45,6 +45,7 @@ class Dispatch:
         if request.work_class is not WorkClass.ROTATION:
             station.last_used = now
         station.aborts = station.reversals = 0
+        self._state.active_at = now
         self._state.out.append(Grant(request.id, station.name, station.attempt))
         return True
 
@@ -103,6 +104,8 @@ class Dispatch:
         station = self._state.home.pop(event.id)
         if event.ok and running.cut is None:
             station.learn_service(now - running.since, running.beside)
+        if running.cut is None and event.ok is not None:
+            station.bad_answers = 0 if event.ok else station.bad_answers + 1
         if running.request.work_class is not WorkClass.ROTATION:
             station.last_used = now
 

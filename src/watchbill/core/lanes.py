@@ -59,7 +59,12 @@ class Lanes:
     def _choices(self, request: Request, station: Station, now: int) -> list[Station]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         below = [] if request.exact else self._state.tiers_below(station)
-        return [s for s in (station, *below) if not s.is_quarantined(now) and self._state.can_ever_fit(s)]
+        usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._state.can_ever_fit(s)]
+        return sorted(usable, key=self._must_wait_for_health)  # stable: a tier steps down only for that
+
+    def _must_wait_for_health(self, station: Station) -> bool:
+        """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
+        return station.stage is Stage.ABSENT and self._state.is_constrained(station)
 
     def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
         refuse = self._state.refuse
@@ -88,7 +93,7 @@ class Lanes:
 
     def _supersede(self, request: Request) -> None:
         """LANE-03: in a latest-wins lane the newest takes the place of whoever still waits, who is told at once."""
-        if self._state.catalog.lanes[request.lane].policy != LATEST_WINS:
+        if self._state.catalog.find_lane(request.lane).policy != LATEST_WINS:
             return
         key = (request.lane, request.supersede_key)
         older = self._latest.get(key)
@@ -103,7 +108,7 @@ class Lanes:
             }
 
     def _is_full(self, request: Request) -> bool:
-        lane = self._state.catalog.lanes[request.lane]
+        lane = self._state.catalog.find_lane(request.lane)
         waiting = self._state.lane_waiting.get(request.lane, 0)
         if waiting < lane.queue_max:
             return False
@@ -159,11 +164,13 @@ class Lanes:
     def _expire_one(self, station: Station, request: Request, now: int) -> None:
         due = station.line.due_of(request.id)
         self._state.withdraw(station, request.id)
-        if request.work_class is not WorkClass.ROTATION and station.stage is Stage.ABSENT:
+        explicit = request.work_class is not WorkClass.ROTATION
+        if explicit and station.stage is Stage.ABSENT and self.policy.refuses_late:
             due = due if station.ghost is None else min(due, station.ghost.due)
             station.ghost = Ghost(due, request.work_class)
         waited = now - request.arrived_at
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"
-        self._state.refuse(request.id, "wait_exceeded", text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
+        code = "maintenance" if self._state.in_maintenance(station) else "wait_exceeded"
+        self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
         self._state.note("expire", f"max_wait of lane {request.lane}", station, request=request.id, ms=waited)

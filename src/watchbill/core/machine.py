@@ -16,12 +16,18 @@ from collections.abc import Mapping
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.dispatch import Dispatch
+from watchbill.core.epochs import Epochs
 from watchbill.core.lanes import Lanes
+from watchbill.core.operator import Operator
+from watchbill.core.pressure import Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
+from watchbill.core.rotation import Rotation
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
+from watchbill.core.transition import Transitions
+from watchbill.core.watchdog import Watchdog
 
 __all__ = ["Machine"]
 
@@ -41,8 +47,12 @@ class Machine:
         self.policy = policy or POLICIES[catalog.policy.name]()
         self._lanes = Lanes(self.state, self.policy)
         self._dispatch = Dispatch(self.state, self.policy)
-        self._residency = Residency(self.state)
+        self._do = Transitions(self.state)
+        self._residency, self._pressure = Residency(self.state, self._do), Pressure(self.state, self._do)
+        self._operator = Operator(self.state, self._do)
         self._reconfigure = Reconfigure(self.state)
+        self._rotation, self._epochs = Rotation(self.state), Epochs(self.state)
+        self._watchdog = Watchdog(self.state)
         self._armed: int | None = None
         self.routes = {
             m.Arrived: self._lanes.arrived,
@@ -54,8 +64,10 @@ class Machine:
             m.LoadFailed: self._residency.load_failed,
             m.Stopped: self._residency.stopped,
             m.Died: self._residency.died,
-            m.Observed: self._residency.observed,
-            m.EvictAsked: self._residency.evict_asked,
+            m.Observed: self._observed,
+            m.EvictAsked: self._operator.evict_asked,
+            m.MaintenanceAsked: self._operator.maintenance_asked,
+            m.TaskEnded: self._rotation.task_ended,
             m.Reconfigured: self._reconfigure.reconfigured,
             m.Closing: self._closing,
             m.Tick: self._nothing,
@@ -78,21 +90,32 @@ class Machine:
         self._lanes.expire(now)
         self._dispatch.expire(now)
         self._residency.enforce_deadlines(now)
-        self._residency.drop_unwanted_plans(now)
+        self._do.drop_unwanted_plans(now)
+        self._epochs.turn(now)
         self._dispatch.grant(now)
         self._force(now)
         self._plan(now)
-        self._residency.advance(now)
+        self._do.advance(now)
+        self._operator.answer()
         self._reconfigure.settle()
+        self._rotation.turn(now)
+        self._watchdog.listen(self._rotation.interval_ms, now)
         self._arm(now)
         return state.out
 
+    def _observed(self, event: m.Observed, now: int) -> None:
+        self._residency.observed(event, now)
+        self._pressure.observed(event, now)
+
     def _force(self, now: int) -> None:
-        self._residency.restore_budgets(now)
-        self._residency.end_graces(now)
+        for station, why in self._watchdog.faults():
+            self._do.reset(station, why, now)
+            self.state.out.append(m.Alert("watchdog", f"{station.name} was reset: {why}", station.name))
+        self._pressure.restore_budgets(now)
+        self._pressure.end_graces(now)
         self._residency.close_idle(now)
         for station in self._reconfigure.outdated():
-            self._residency.close(station, "", "its definition in the config changed", now)
+            self._do.close(station, "", "its definition in the config changed", now)
 
     def _plan(self, now: int) -> None:
         if not any(
@@ -103,7 +126,7 @@ class Machine:
             plan = self.policy.choose(self.state, now)
             if plan is None:
                 return
-            self._residency.start(plan, now)
+            self._do.start(plan, now)
             self._dispatch.grant(now)
 
     def _arm(self, now: int) -> None:
@@ -139,7 +162,7 @@ class Machine:
         for station in self.state.stations.values():
             self.state.refuse_line(station, "shutting_down", "Watchbill is shutting down", 5_000)
             if station.stage in (Stage.READY, Stage.LOADING, Stage.PLANNED) and not station.model.shared:
-                self._residency.close(station, "", "Watchbill is shutting down", now)
+                self._do.close(station, "", "Watchbill is shutting down", now)
 
     def _nothing(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""

@@ -75,10 +75,10 @@ class FirstByte(Event, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """The engine has finished with a request, well or not."""
+    """The engine has finished with a request: well, not, or (None) without having been asked for an answer."""
 
     id: str
-    ok: bool
+    ok: bool | None
 
 
 class Returned(Event, frozen=True):
@@ -126,6 +126,7 @@ class DeviceReading(Struct, frozen=True):
     capacity: int
     available: int
     age_ms: int = 0  # how old the reading is; a failing probe keeps its last value
+    constrained: str | None = None  # why nothing new should be loaded there: heat, power, a full card
 
 
 class ModelReading(Struct, frozen=True):
@@ -151,6 +152,25 @@ class EvictAsked(Event, frozen=True):
     command: int
     model: str
     force: bool = False
+
+
+class MaintenanceAsked(Event, frozen=True):
+    """The operator claims all memory of a device, or gives it back."""
+
+    command: int
+    device: str
+    claimed: bool
+    why: str
+
+
+class TaskEnded(Event, frozen=True):
+    """A background task of the rotation is over."""
+
+    model: str
+    load_ms: int
+    useful_ms: int
+    ok: bool
+    text: str
 
 
 class Reconfigured(Event, frozen=True):
@@ -244,6 +264,12 @@ class Alert(Action, frozen=True):
     text: str
     model: str | None = None
     device: str | None = None
+
+
+class RunTask(Action, frozen=True):
+    """Run the model's background task; answer with TaskEnded."""
+
+    model: str
 
 
 class Reply(Action, frozen=True):

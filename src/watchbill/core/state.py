@@ -7,7 +7,7 @@ them do to a request (join a line, leave it, be refused, be cut) is a move of th
 from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
-from watchbill.core.budget import Ledger, needs_of
+from watchbill.core.budget import DeviceBook, Ledger, needs_of
 from watchbill.core.messages import Action, Cut, Footprint, Knowledge, Note, Refuse, Request
 from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
@@ -29,6 +29,7 @@ class State:
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
+        self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # stations on their way in or out of memory
         self.plans_made = 0
         self.is_closing = False
@@ -73,13 +74,23 @@ class State:
 
     def may_load(self, station: Station, now: int) -> bool:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
-        books = [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
+        books = self._books(station)
         return not self.is_closing and all(book.may_load and now >= book.settled_at for book in books)
 
     def can_forecast(self, station: Station) -> bool:
         """Whether its devices are in their ordinary state; under force nothing is foretold."""
-        books = [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
-        return all(book.may_load and not book.in_maintenance for book in books)
+        return all(book.may_load and not book.in_maintenance for book in self._books(station))
+
+    def is_constrained(self, station: Station) -> bool:
+        """Whether one of its devices is in bad health."""
+        return any(book.reading and book.reading.constrained for book in self._books(station))
+
+    def in_maintenance(self, station: Station) -> bool:
+        """Whether one of its devices is lent to the operator."""
+        return any(book.in_maintenance for book in self._books(station))
+
+    def _books(self, station: Station) -> list[DeviceBook]:
+        return [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
 
     def is_reserved_core(self, station: Station) -> bool:
         """Whether a device keeps memory for this model, so that it stays through every swap."""

@@ -95,6 +95,7 @@ class Station:
         self.ghost: Ghost | None = None
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
+        self.warm_size: dict[str, int] = {}  # what it occupied when it became warm this time
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
         size = sum(known.footprint.expected.values())
@@ -121,6 +122,7 @@ class Station:
         )  # the same load will fail again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = 0
+        self.bad_answers = 0  # in a row
         # -- counts for people
         self.loads = self.evictions = 0
         if known.load_ms is not None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 
-from watchbill.catalog import Catalog, WorkClass
+from watchbill.catalog import ROTATION_LANE, Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
@@ -70,7 +70,7 @@ class World:
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
-            m.Reply: self._reply, m.Wake: self._wake,
+            m.Reply: self._reply, m.Wake: self._wake, m.RunTask: self._run_task,
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -121,7 +121,7 @@ class World:
         then: Callable[[Caller], None] | None = None,
     ) -> Caller:
         """Somebody asks a model."""
-        rules = self.catalog.lanes[lane]
+        rules = self.catalog.find_lane(lane)
         request = m.Request(
             f"r{len(self.callers) + 1:06d}",
             model,
@@ -356,6 +356,23 @@ class World:
 
     def _reply(self, action: m.Reply) -> None:
         self.replies.append(action)
+
+    def _run_task(self, action: m.RunTask) -> None:
+        """A background task: one request in the lane of the rotation."""
+        began = self.now
+
+        def ended(caller: Caller) -> None:
+            useful = round(self.now - caller.granted_at) if caller.started_at is not None else 0
+            waited = round((caller.started_at or self.now) - began)
+            done = caller.outcome == "answered"
+            self.feed(m.TaskEnded(action.model, waited, useful, done, caller.outcome))
+
+        work = self.random.uniform(1_000, 5_000)
+
+        def ask() -> None:
+            self.arrive(action.model, work, lane=ROTATION_LANE.name, then=ended)
+
+        self.at(self.now, ask)
 
     def _wake(self, action: m.Wake) -> None:
         self.timer = action.at

@@ -1,0 +1,87 @@
+"""Pressure: memory runs out, or the budget shrank (RES-06).
+
+The probe is believed, whatever the books say. In an emergency the cheapest loss goes first, at once, permanent models
+too if that is what it takes, and after each victim the machine is looked at before the next one is chosen.
+"""
+
+from watchbill.core.budget import DeviceBook
+from watchbill.core.messages import Alert, Observed
+from watchbill.core.state import State
+from watchbill.core.station import HOLDING, STAYING, Stage, Station
+from watchbill.core.transition import Transitions
+from watchbill.units import format_bytes
+
+__all__ = ["Pressure"]
+
+#: In an emergency running work gets this long to end.
+EMERGENCY_GRACE_MS = 2_000
+#: After an emergency nothing is loaded for this long, so that memory does not flap.
+SETTLE_MS = 10_000
+
+
+class Pressure:
+    """Makes room that nobody planned for."""
+
+    def __init__(self, state: State, transitions: Transitions) -> None:
+        self._state, self._do = state, transitions
+
+    def observed(self, event: Observed, now: int) -> None:
+        """Judges every device by the newest look at it."""
+        for book in self._state.ledger.books.values():
+            self._judge(book, event.pressure, now)
+
+    def _judge(self, book: DeviceBook, pressure: bool, now: int) -> None:
+        """RES-06. One victim at a time: after it is gone the machine is looked at before the next is chosen."""
+        low = book.reading is not None and book.reading.available < book.device.reserve
+        name = book.device.name
+        holders = [s for s in self._state.in_stage(*HOLDING) if s.needs.get(name)]
+        if not (low or pressure) or not holders:
+            book.emergency_since = None
+            return
+        if book.emergency_since is None:
+            book.emergency_since = now
+        book.settled_at = now + SETTLE_MS
+        if any(s.stage in (Stage.DRAINING, Stage.STOPPING) for s in holders):
+            return
+        victim = min(holders, key=lambda s: self._loss(s, now))
+        free = format_bytes(book.reading.available) if book.reading else "unknown"
+        why = (
+            f"emergency: {free} available on {name}, below its reserve of {format_bytes(book.device.reserve)}"
+        )
+        self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, name))
+        self._do.close(victim, "", why, now)
+        victim.emergency = True
+
+    def _loss(self, station: Station, now: int) -> tuple[bool, bool, bool, float, str]:
+        """Cheapest loss first; permanents late, the reserved core model last of all."""
+        core = self._state.is_reserved_core(station)
+        loading = station.stage is Stage.LOADING
+        return (core, station.model.permanent, not loading, station.price(now), station.name)
+
+    def restore_budgets(self, now: int) -> None:
+        """Makes room where the budget shrank, or a model grew: plans are dropped first, then models leave."""
+        for name in self._state.ledger.books:
+            over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
+            if over <= 0:
+                continue
+            planned = self._state.in_stage(Stage.PLANNED)
+            for station in sorted(planned, key=lambda s: -s.plan_order):
+                if over > 0 and station.needs.get(name):
+                    over -= station.needs[name]
+                    self._do.unplan(station, now)
+            staying = [s for s in self._state.in_stage(Stage.READY, Stage.LOADING) if s.needs.get(name)]
+            for station in sorted(staying, key=lambda s: self._loss(s, now)):
+                if over > 0:
+                    over -= station.needs[name]
+                    self._do.close(station, "", f"{name} holds more than its budget", now)
+
+    def end_graces(self, now: int) -> None:
+        """Cuts what still runs on an emergency's victim when its grace is over."""
+        for station in self._state.in_stage(Stage.DRAINING):
+            if not station.emergency:
+                continue
+            if now < station.since + EMERGENCY_GRACE_MS:
+                self._state.wakes.append(station.since + EMERGENCY_GRACE_MS)
+                continue
+            for running in station.running.values():
+                self._state.cut(running, "preempted" if running.begun else "requeue", now)

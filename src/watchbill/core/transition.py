@@ -1,0 +1,150 @@
+"""Transitions: the steps by which a model comes into memory and leaves it.
+
+close admission -> drain to a safe boundary -> stop -> memory is back -> load -> warm. Each step changes one station's
+stage and asks for one act. What decides to take a step lives elsewhere: a policy's plan, an emergency, the operator, a
+deadline. Never touches a process: it only says what is to be done.
+"""
+
+from watchbill.catalog import WorkClass
+from watchbill.core.budget import shortage
+from watchbill.core.messages import Alert, Load, Stop
+from watchbill.core.state import State
+from watchbill.core.station import Stage, Station
+from watchbill.core.tipping import Plan
+
+__all__ = ["Transitions"]
+
+#: Limits of a load: what was never measured gets more.
+LOAD_LIMIT_FACTOR = 3
+LOAD_LIMIT_EXTRA_MS = 10_000
+LOAD_LIMIT_MIN_MS = 60_000
+LOAD_LIMIT_UNMEASURED_MS = 300_000
+
+
+class Transitions:
+    """What the machines of residency share."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def start(self, plan: Plan, now: int) -> None:
+        """Begins a change: the target is promised its memory, the victims are closed."""
+        self._state.plans_made += 1
+        target = plan.target
+        target.plan_order, target.plan_class = self._state.plans_made, target.top_class()
+        self._state.enter(target, Stage.PLANNED, now)
+        for victim in plan.victims:
+            self.close(victim, target.name, f"{plan.why} of {target.name}: {plan.reason}", now)
+        names = ", ".join(v.name for v in plan.victims)
+        self._state.note(
+            "plan", f"{plan.why}: {plan.reason}" + (f"; leaving: {names}" if names else ""), target
+        )
+
+    def close(self, station: Station, target: str, why: str, now: int) -> None:
+        """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
+        if station.stage is Stage.PLANNED:
+            self.unplan(station, now)
+        elif station.stage is Stage.LOADING:
+            station.aborts += 1 if target else 0
+            station.leaving_for = target
+            self.halt(station, why, now, hard=True)
+        elif station.stage is Stage.READY:
+            self._state.enter(station, Stage.DRAINING, now)
+            station.leaving_for, station.leaving_why = target, why
+            self._state.note("evict", why, station, size=sum(station.sizes().values()))
+            for running in station.running.values():
+                if not running.begun:
+                    self._state.cut(running, "requeue", now)
+                elif running.request.work_class >= WorkClass.BACKGROUND:
+                    self._state.cut(running, "boundary", now)
+
+    def unplan(self, station: Station, now: int) -> None:
+        """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
+        self._state.enter(station, Stage.ABSENT, now)
+        self._state.note("unplan", "nobody waits for it any more, or the room is gone", station)
+        mine = [s for s in self._state.managed if s.leaving_for == station.name]
+        reopens = station.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
+        station.reversals += 1
+        for victim in mine:
+            victim.leaving_for = ""
+            if reopens and victim.stage is Stage.DRAINING and not self._lacks_room(victim):
+                self._state.enter(victim, Stage.READY, now)
+                self._state.note("reopen", f"the plan for {station.name} was dropped", victim)
+
+    def _lacks_room(self, station: Station) -> bool:
+        return bool(shortage(station.needs, self._state.planned_free(station)))
+
+    def has_leaving(self, station: Station) -> bool:
+        """Whether somebody is still on the way out for it."""
+        return any(
+            s.leaving_for == station.name for s in self._state.in_stage(Stage.DRAINING, Stage.STOPPING)
+        )
+
+    def drop_unwanted_plans(self, now: int) -> None:
+        """A target whose callers all left releases its plan."""
+        for station in self._state.in_stage(Stage.PLANNED):
+            if not station.line and not station.ghost and not station.model.permanent:
+                self.unplan(station, now)
+
+    def advance(self, now: int) -> None:
+        """Stops what has drained, and loads what has its memory, in the order of the plans."""
+        for station in self._state.in_stage(Stage.DRAINING):
+            if not station.running:
+                self.halt(station, station.leaving_why, now, hard=station.emergency)
+        for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
+            if self._bus_is_free(station) and not shortage(station.needs, self._state.actual_free(station)):
+                self._load(station, now)
+
+    def _bus_is_free(self, station: Station) -> bool:
+        """RES-24: models load one at a time per device and per host, unless the config allows more."""
+        loading = self._state.in_stage(Stage.LOADING)
+        if len(loading) >= self._state.catalog.policy.parallel_loads:
+            return False
+        books = self._state.ledger.books
+        return all(
+            sum(1 for s in loading if s.needs.get(name)) < books[name].device.parallel_loads
+            for name in station.needs
+            if name in books
+        )
+
+    def _load(self, station: Station, now: int) -> None:
+        station.attempt += 1
+        self._state.enter(station, Stage.LOADING, now)
+        self._state.out.append(Load(station.name, station.attempt, self.load_limit(station)))
+        self._state.note("load", "its memory is there", station, size=sum(station.sizes().values()))
+
+    def halt(self, station: Station, why: str, now: int, *, hard: bool) -> None:
+        """Stops a model; its memory counts until it is back."""
+        if station.stage in (Stage.READY, Stage.DRAINING):
+            station.evictions += 1
+        station.attempt += 1
+        station.leaving_why = why
+        self._state.enter(station, Stage.STOPPING, now)
+        self._state.out.append(Stop(station.name, station.attempt, hard, why))
+
+    def reset(self, station: Station, why: str, now: int) -> None:
+        """Takes a model down at once because it cannot be trusted any more."""
+        for running in station.running.values():
+            self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
+        self.fail(station, why, hopeless=False, now=now)
+        self.halt(station, why, now, hard=True)
+
+    def fail(self, station: Station, reason: str, *, hopeless: bool, now: int) -> None:
+        """Counts a failure; who waits for a model that is quarantined by it is told."""
+        station.fail(reason, hopeless=hopeless, now=now)
+        self._state.note("load_failed", reason, station)
+        if not station.is_quarantined(now):
+            return
+        pause = station.retry_at - now
+        text = f"{station.name} is quarantined for {pause // 1000} s: {reason}"
+        self._state.out.append(Alert("quarantine", text, station.name))
+        self._state.note("quarantine", reason, station, ms=pause)
+        self._state.refuse_line(station, "model_failed", f"{station.name}: {reason}", pause)
+
+    @staticmethod
+    def load_limit(station: Station) -> int:
+        """How long a load may take."""
+        if station.model.load_timeout_ms is not None:
+            return station.model.load_timeout_ms
+        floor = LOAD_LIMIT_UNMEASURED_MS if station.load.is_guess else LOAD_LIMIT_MIN_MS
+        return max(floor, round(LOAD_LIMIT_FACTOR * station.load.high_ms) + LOAD_LIMIT_EXTRA_MS)
