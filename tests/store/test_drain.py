@@ -175,8 +175,9 @@ def test_a_power_cut_during_a_drain_loses_nothing(path: Path, disk: Any, child: 
         process = child(work)
         process.first()
         time.sleep(0.01 * (trial + 1))  # the moment of the cut is the experiment
+        acknowledged = [number for number in process.said() if isinstance(number, int)]
         disk.shut_down()
-        acknowledged = [number for number in process.kill() if isinstance(number, int)]
+        process.kill()
         disk.mount_again()
         with Spool(home / "spool") as spool:
             Drain(spool, Corpus(home / "corpus.jsonl")).run_once()

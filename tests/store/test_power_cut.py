@@ -75,8 +75,9 @@ def cut_during(work: Callable[[Say], None], disk: Any, child: Any, chance: rando
     process = child(work)
     process.first()
     time.sleep(chance.uniform(0.0, 0.04))  # the moment of the cut is the experiment
+    said = process.said()
     disk.shut_down()
-    said = process.kill()
+    process.kill()
     disk.mount_again()
     return [name for name in said if isinstance(name, str)]
 

@@ -66,8 +66,9 @@ def test_a_signature_survives_with_its_event(
 
     process = child(work)
     process.first()
+    acknowledged = len([name for name in process.said() if isinstance(name, str)])
     disk.shut_down()
-    acknowledged = len([name for name in process.kill() if isinstance(name, str)])
+    process.kill()
     disk.mount_again()
     with Spool(path) as spool:
         report = Drain(spool, Corpus(tmp_path / "corpus.jsonl"), verifier=verifier).run_once()

@@ -8,6 +8,7 @@ A forked child shares its parent's lock descriptor. It is closed in the child at
 that outlives its parent would keep a dead worker's leases alive.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -59,7 +60,8 @@ class Owner:
         if self.fd < 0:
             return
         if self.pid == os.getpid():
-            remove_folder(self.path)
+            with contextlib.suppress(OSError):  # a dead disk: the next start sweeps
+                remove_folder(self.path)
         self.abandon()
 
     def abandon(self) -> None:
