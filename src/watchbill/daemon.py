@@ -163,6 +163,7 @@ def _make_driver(root: Root, catalog: Catalog, journal: Journal) -> Driver:
         Parts(
             make_engine=lambda rules, on_death: make_engine(rules, root=root.path, on_death=on_death),
             memories=Memories(catalog, Sizes(root.path)),
+            root=root.path,
             journal=journal,
             alerts=Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver),
             make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),

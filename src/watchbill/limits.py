@@ -362,3 +362,13 @@ SUMMARY_CHARS_MAX = 4_000
 TEMPLATE_CHARS_MAX = 64 * 2**10
 TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
 PROCESS_TYPES_MAX = 1_000
+#: How often protected processes are looked for.
+PROTECTED_LOOK_MS = 10_000
+#: How often the holders of maintenance claims are looked for, and how long a remote one lasts without renewal.
+CLAIM_LOOK_MS = 2_000
+CLAIM_RENEW_MS = 60_000
+#: A background task's command may run this long, and this much of its output goes into the prompt.
+TASK_COMMAND_MS = 600_000
+TASK_OUTPUT_CHARS_MAX = 20_000
+#: The longest answer to a background prompt.
+TASK_TOKENS_MAX = 512

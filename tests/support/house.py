@@ -230,6 +230,7 @@ async def _opened(
     parts = Parts(
         make_engine=make_engine,
         memories=Memories(catalog, Sizes(root)),
+        root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
         make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),

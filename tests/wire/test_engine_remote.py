@@ -69,6 +69,7 @@ async def driving(root: Path, catalog: Catalog) -> AsyncIterator[Driver]:
     parts = Parts(
         make_engine=lambda rules, on_death: make_engine(rules, root=root, on_death=on_death),
         memories=Memories(catalog, Sizes(root)),
+        root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
         make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),

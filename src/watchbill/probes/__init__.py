@@ -45,9 +45,9 @@ class Reading:
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
 
-    def for_core(self, now: int) -> DeviceReading:
-        """The same as the core reads it, with its age at `now`."""
-        return DeviceReading(self.capacity, self.available, max(0, now - self.taken_at))
+    def for_core(self, now: int, constrained: str | None = None) -> DeviceReading:
+        """The same as the core reads it, with its age at `now`, and why nothing new should be loaded there."""
+        return DeviceReading(self.capacity, self.available, max(0, now - self.taken_at), constrained)
 
 
 class Probe(Protocol):

@@ -13,21 +13,27 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import Catalog, Lane, Model
+from watchbill.catalog import ROTATION_LANE, Catalog, Lane, Model
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.station import Stage
 from watchbill.errors import ModelNotFound, TheirsError
 from watchbill.journal import Journal
-from watchbill.limits import LEARNED_SAVE_MS, OPERATOR_MS_MAX, READY_TURN_MS
+from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.metrics import Metrics
 from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.changes import changes
+from watchbill.runtime.claims import Claims
+from watchbill.runtime.commands import Commands
 from watchbill.runtime.engineroom import EngineRoom, MakeEngine
 from watchbill.runtime.explain import explain
 from watchbill.runtime.knowledge import Memories
 from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.protected import Protected
+from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Start, Ticket, Wish
 from watchbill.runtime.views import request_view, requests_view, status_view
 
@@ -48,6 +54,7 @@ class Parts:
 
     make_engine: MakeEngine
     memories: Memories
+    root: Path
     journal: Journal
     alerts: Alerts
     make_lookout: Callable[..., Lookout]
@@ -66,17 +73,20 @@ class Driver:
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._turned_at = self.now()
-        self._commands: dict[int, asyncio.Future[m.Reply]] = {}
+        self._commands = Commands(self.feed)
         self._numbers = itertools.count(1)
         self._prefix = f"wb-{os.urandom(3).hex()}"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
         self._lookout = parts.make_lookout(catalog=catalog, memory=self._room.memory, feed=self._observed)
+        self._protected = Protected(catalog, self._alert, parts.journal.write)
+        self._tasks = Tasks(parts.root, self.submit, self.feed)
+        self.claims = Claims(self._ask_maintenance, self.now)
         self._saver: asyncio.Task[None] | None = None
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
-            m.Reply: self._reply, m.Wake: self._wake,
+            m.Reply: self._reply, m.Wake: self._wake, m.RunTask: self._run_task,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop
@@ -112,11 +122,15 @@ class Driver:
         """Looks at the machine, then lets the core work."""
         await self._look()
         self._lookout.start()
+        self._protected.start()
         self._saver = asyncio.create_task(self._save_often(), name="learned")
 
     async def close(self) -> None:
         """Ends everything that is ours: who waits is told, engines stop, what was learned is kept."""
         self.feed(m.Closing())
+        await self.claims.close()
+        await self._tasks.close()
+        await self._protected.close()
         await self._lookout.close()
         await self._room.close()
         if self._saver is not None:
@@ -172,6 +186,8 @@ class Driver:
 
     def _lane(self, wish: Wish, model: Model) -> Lane:
         lanes = self._catalog.lanes
+        if wish.lane == ROTATION_LANE.name:
+            return self._catalog.find_lane(ROTATION_LANE.name)
         return lanes.get(wish.lane or "") or next(iter(lanes.values()))
 
     def _request(self, model: Model, lane: Lane, wish: Wish) -> m.Request:
@@ -207,7 +223,8 @@ class Driver:
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
-        return status_view(self._core.state, self._room.warm, self.now())
+        view = status_view(self._core.state, self._room.warm, self.now())
+        return view | {"maintenance": self.claims.view()}
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""
@@ -258,7 +275,7 @@ class Driver:
         ticket = self.submit(Wish(name, operator=True))
         try:
             start = await ticket.granted()
-            ticket.finish(ok=False)  # a load without an answer teaches nothing about answers
+            ticket.finish(ok=None)  # a load without an answer teaches nothing about answers
         finally:
             ticket.close()
         return f"{name} is in memory after {start.wait_ms / 1000:.1f} s"
@@ -266,33 +283,24 @@ class Driver:
     async def evict(self, model: str, /, *, force: bool = False) -> str:
         """Takes a model out of memory; returns when its memory is back."""
         name = self._find(model).name
-        command = next(self._numbers)
-        answer: asyncio.Future[m.Reply] = asyncio.get_running_loop().create_future()
-        self._commands[command] = answer
-        try:
-            self.feed(m.EvictAsked(command, name, force))
-            async with asyncio.timeout(OPERATOR_MS_MAX / 1000):
-                reply = await answer
-        except TimeoutError:
-            raise TheirsError(f"{name} is still not out of memory; see: watchbill status") from None
-        finally:
-            self._commands.pop(command, None)
-        if not reply.ok:
-            raise errors.RequestError(reply.text)
-        return reply.text
+        return await self._commands.ask(lambda command: m.EvictAsked(command, name, force))
+
+    async def _ask_maintenance(self, device: str, claimed: bool, why: str) -> str:
+        return await self._commands.ask(lambda command: m.MaintenanceAsked(command, device, claimed, why))
 
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes a new catalog over while everything runs. Says what changed."""
-        changes = _changes(self._catalog, catalog)
+        told = changes(self._catalog, catalog)
         self._room.reconfigure(catalog)
         self._parts.memories.reconfigure(catalog)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._lookout.reconfigure(catalog)
+        self._protected.reconfigure(catalog)
         self._catalog = catalog
         self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
-        self._parts.journal.write(m.Note("reload", "; ".join(changes) or "nothing changed"))
+        self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
         await self._look()
-        return changes
+        return told
 
     # ------------------------------------------------------------------ actions
 
@@ -365,29 +373,15 @@ class Driver:
         self._parts.alerts.raise_(action)
 
     def _reply(self, action: m.Reply) -> None:
-        answer = self._commands.get(action.command)
-        if answer is not None and not answer.done():
-            answer.set_result(action)
+        self._commands.reply(action)
+
+    def _run_task(self, action: m.RunTask) -> None:
+        task = self._catalog.models[action.model].background
+        if task is not None:
+            self._tasks.run(action.model, task, self.now)
 
     def _wake(self, action: m.Wake) -> None:
         if self._timer is not None:
             self._timer.cancel()
         delay = max(0, action.at - self.now()) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay, self.feed, m.Tick())
-
-
-def _changes(old: Catalog, new: Catalog) -> list[str]:
-    """What differs, as sentences."""
-    told = [f"model {name} is new" for name in new.models if name not in old.models]
-    told += [f"model {name} is gone" for name in old.models if name not in new.models]
-    told += [
-        f"model {name} changed"
-        for name in new.models
-        if name in old.models and new.models[name] != old.models[name]
-    ]
-    for part in ("devices", "engines", "lanes", "policy", "server", "journal", "alerts"):
-        if getattr(old, part) != getattr(new, part):
-            told.append(f"{part} changed")
-    if (old.server.host, old.server.port) != (new.server.host, new.server.port):
-        told.append("the new address needs a restart")
-    return told

@@ -64,7 +64,9 @@ class Memories:
         try:
             header = read_header(Path(model.source))
         except WatchbillError as error:
-            _LOG.info("model=%s cannot be loaded: %s", model.name, error)  # whoever started us is told by the daemon
+            _LOG.info(
+                "model=%s cannot be loaded: %s", model.name, error
+            )  # whoever started us is told by the daemon
             return None, str(error)
         return predict(
             header,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import DeviceReading, ModelReading, Observed
 from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROCESS_LOOK_MS
+from watchbill.probes.health import constraint
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
 from watchbill.probes.ram import RamProbe, next_look_ms
@@ -72,7 +73,7 @@ class Lookout:
                 self._models_at = self._clock()
         now = round(self._clock() * 1000)
         devices = {
-            name: reading.for_core(now)
+            name: reading.for_core(now, constraint(self._catalog.devices[name], reading))
             for found in readings
             for name, reading in found.items()
             if name in self._catalog.devices

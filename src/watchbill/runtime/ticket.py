@@ -112,8 +112,8 @@ class Ticket:
             self._turn = asyncio.get_running_loop().create_future()
             self._feed(Returned(self.id))
 
-    def finish(self, *, ok: bool) -> None:
-        """Ends a turn. Later calls do nothing."""
+    def finish(self, *, ok: bool | None) -> None:
+        """Ends a turn: well, not, or (None) without having asked for an answer. Later calls do nothing."""
         if not self._ended:
             self._ended = True
             self._feed(Ended(self.id, ok))

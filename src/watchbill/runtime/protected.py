@@ -1,0 +1,58 @@
+"""Protected processes: services for whose sake memory is reserved (RES-05). When one is missing, a person is told.
+
+Told once per loss, and once when it is back. Looking through /proc happens in a thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from watchbill.catalog import Catalog
+from watchbill.core.messages import Alert, Note
+from watchbill.limits import PROTECTED_LOOK_MS
+from watchbill.probes.trees import find_processes
+
+__all__ = ["Protected"]
+
+
+class Protected:
+    """Watches the processes that the devices' `protect` names."""
+
+    def __init__(
+        self, catalog: Catalog, alert: Callable[[Alert], None], journal: Callable[[Note], None]
+    ) -> None:
+        self._alert, self._journal = alert, journal
+        self._missing: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.reconfigure(catalog)
+
+    def reconfigure(self, catalog: Catalog) -> None:
+        """Watches the new list."""
+        self._names = {name: d.name for d in catalog.devices.values() for name in d.protect}
+
+    def start(self) -> None:
+        """Watches from now on."""
+        self._task = asyncio.create_task(self._watch(), name="protected")
+
+    async def close(self) -> None:
+        """Watches no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        while True:
+            if self._names:
+                await self.look()
+            await asyncio.sleep(PROTECTED_LOOK_MS / 1000)
+
+    async def look(self) -> None:
+        """Looks once."""
+        names = dict(self._names)
+        alive = await asyncio.to_thread(lambda: {name for name in names if find_processes(name)})
+        for name, device in names.items():
+            if name in alive and name in self._missing:
+                self._missing.discard(name)
+                self._journal(Note("protected", f"{name} is back", device=device))
+            elif name not in alive and name not in self._missing:
+                self._missing.add(name)
+                self._alert(Alert("protected", f"the protected process {name} is not running", device=device))

@@ -1,0 +1,87 @@
+"""From a spool's rules to the things that work on it: the spool itself, its corpora, its schema, its keys.
+
+Reads files and opens folders, so it blocks: never call it on an event loop. Raises ConfigError for a schema or key
+that cannot be used, and what `watchbill.spool` raises for a folder that cannot.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from watchbill.catalog import SpoolRules
+from watchbill.errors import ConfigError
+from watchbill.spool import Corpus, Drain, DrainReport, KeySigner, KeyVerifier, Schema, Spool
+from watchbill.spool.schema import AnyObject, BuiltinSchema, JsonSchema
+
+__all__ = [
+    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpus_inside", "schema_of", "verifier_of",
+]  # fmt: skip
+
+
+def folder_of(rules: SpoolRules, root: Path) -> Path:
+    """Where the spool lies."""
+    return root / rules.path
+
+
+def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> Spool:
+    """The spool, made where it is missing; `signed` for those who enqueue."""
+    signer = KeySigner(Path(rules.sign)) if signed and rules.sign else None
+    return Spool(folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer)
+
+
+def corpora_of(rules: SpoolRules, root: Path) -> dict[str, Corpus]:
+    """An appender for each corpus; two kinds with one file share it."""
+    files: dict[Path, Corpus] = {}
+    corpora: dict[str, Corpus] = {}
+    for kind, file in rules.corpora.items():
+        path = root / file
+        corpora[kind] = files.setdefault(path, Corpus(path, id_key=rules.id_key))
+    return corpora
+
+
+def schema_of(rules: SpoolRules) -> Schema:
+    """The judge of its events."""
+    if rules.schema == "any":
+        return AnyObject()
+    return BuiltinSchema() if rules.schema == "builtin" else JsonSchema(Path(rules.schema))
+
+
+def verifier_of(rules: SpoolRules) -> KeyVerifier | None:
+    """The judge of signatures; None where none are asked for."""
+    return KeyVerifier(map(Path, rules.verify)) if rules.verify else None
+
+
+def make_drains(
+    rules: SpoolRules, root: Path, *, progress: Callable[[DrainReport], None] | None = None
+) -> list[Drain]:
+    """As many drain workers as the rules say, each with a spool and corpora of its own. Close their spools."""
+    refuse_corpus_inside(rules, root)
+    schema, verifier = schema_of(rules), verifier_of(rules)
+    drains: list[Drain] = []
+    try:
+        for _ in range(rules.workers):
+            drains.append(
+                Drain(
+                    open_spool(rules, root),
+                    corpora_of(rules, root),
+                    schema=schema,
+                    verifier=verifier,
+                    progress=progress,
+                    poll_s=rules.poll_ms / 1000,
+                    ordered=rules.ordered,
+                )
+            )
+    except BaseException:
+        for drain in drains:
+            drain.spool.close()
+        raise
+    return drains
+
+
+def refuse_corpus_inside(rules: SpoolRules, root: Path) -> None:
+    """Raises ConfigError when the drain would take its own corpus for an event."""
+    spool = folder_of(rules, root).resolve()
+    for file in rules.corpora.values():
+        if (root / file).resolve().is_relative_to(spool):
+            raise ConfigError(
+                f"the corpus {root / file} lies inside its own spool; put it beside the spool's folder"
+            )
