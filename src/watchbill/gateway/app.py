@@ -20,6 +20,7 @@ from watchbill.catalog import Server
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import MethodNotAllowed, NotFound, ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.accesslog import AccessLog
+from watchbill.gateway.anthropic import AnthropicDoor
 from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.forwarding import Forwarding
@@ -69,6 +70,7 @@ class Gateway:
         self._id_prefix = f"http-{os.urandom(4).hex()}-"
         self._own = NativeDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
+        self._anthropic = AnthropicDoor(self)
         self._ollama = OllamaDoor(self)
         self._forwarding = Forwarding(self)
         self.reconfigure(server)
@@ -99,6 +101,8 @@ class Gateway:
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
+            ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
+            ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
             ("GET", "/", Access.OPEN, api.root),
             ("HEAD", "/", Access.OPEN, api.root),
             ("GET", "/api/version", Access.KEY, api.version),
@@ -124,7 +128,15 @@ class Gateway:
         """What the caller asks of the scheduler."""
         return self.wishes.read(visit.request.headers, body, self.driver.catalog, visit.key)
 
-    def relay(self, visit: Visit, wish: Wish, send: Callable[[Start], Outgoing], *, streamed: bool) -> Relay:
+    def relay(
+        self,
+        visit: Visit,
+        wish: Wish,
+        send: Callable[[Start], Outgoing],
+        *,
+        streamed: bool,
+        unknown: Callable[[], bool] | None = None,
+    ) -> Relay:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
@@ -136,7 +148,13 @@ class Gateway:
             raise
         visit.took(ticket)
         relay = Relay(
-            self.upstream, ticket, visit, send=send, on_close=self._relays.discard, streamed=streamed
+            self.upstream,
+            ticket,
+            visit,
+            send=send,
+            on_close=self._relays.discard,
+            streamed=streamed,
+            unknown=unknown,
         )
         self._relays.add(relay)
         return relay

@@ -11,14 +11,14 @@ that it is told in the stream. Owns neither shapes nor prompts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from aiohttp import web
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
-from watchbill.gateway.assemble import Assembly, engine_error
+from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for, lane_of
 from watchbill.gateway.relay import Relay
@@ -29,13 +29,27 @@ from watchbill.runtime.ticket import Start, Wish
 if TYPE_CHECKING:
     from watchbill.gateway.app import Gateway
 
-__all__ = ["Exchange", "Fields", "Sender", "Whole", "sender"]
+__all__ = ["Collector", "Exchange", "Fields", "Sender", "Unknown", "Whole", "sender"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
+#: Called when the engine does not have the address; True when the sender now asks otherwise.
+Unknown = Callable[[], bool]
 
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _JSON = "application/json"
+
+
+class Collector(Protocol):
+    """Makes one answer out of the pieces of a stream."""
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises what the engine says went wrong."""
+        ...
+
+    def result(self) -> Fields:
+        """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +76,38 @@ class Exchange:
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
 
-    async def collect(self, visit: Visit, wish: Wish, send: Sender, *, chat: bool) -> Whole | Fallback:
+    async def collect(
+        self,
+        visit: Visit,
+        wish: Wish,
+        send: Sender,
+        make: Callable[[], Collector],
+        *,
+        unknown: Unknown | None = None,
+    ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
-        assembly = Assembly(chat=chat)
+        collector: Collector | None = None
         plain: list[bytes] = []
 
         def take(piece: bytes) -> None:
-            if relay.is_stream:
-                assembly.feed(piece)
-            else:
+            nonlocal collector
+            if not relay.is_stream:
                 plain.append(piece)
+                return
+            collector = collector or make()
+            collector.feed(piece)
 
         def restart() -> None:
-            nonlocal assembly
-            assembly = Assembly(chat=chat)
+            nonlocal collector
+            collector = None
             plain.clear()
 
         try:
-            with self._gateway.relay(visit, wish, send, streamed=True) as relay:
+            with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
                 await relay.whole(take, restart)
                 if plain or relay.status != 200:
                     return _pass_on(relay, b"".join(plain))
-                answer = assembly.result()
+                answer = (collector or make()).result()
                 relay.finish(ok=True)
                 return Whole(_JSON, assembled=answer)
         except TheirsError as error:
@@ -107,13 +131,14 @@ class Exchange:
         out: Out,
         *,
         instead: Callable[[Whole], web.StreamResponse] | None = None,
+        unknown: Unknown | None = None,
     ) -> web.StreamResponse:
         """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
 
         An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""
         told = False
         try:
-            with self._gateway.relay(visit, wish, send, streamed=True) as relay:
+            with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
                 piece = await relay.first(out)
                 if not relay.is_stream and not out.takes(relay.status, relay.content_type):
                     whole = await _rest(relay, piece)  # raises for an error

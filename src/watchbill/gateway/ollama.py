@@ -7,6 +7,7 @@ delete) is forwarded to one that the config names, for callers with admin rights
 """
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import ModelNotFound, RequestError, TheirsError
 from watchbill.gateway import ollama_ask, ollama_tell
 from watchbill.gateway.answers import json_response
+from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode, parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
@@ -104,7 +106,7 @@ class OllamaDoor:
             return await self._load_only(visit, wish, telling, model, leaves=leaves)
         asking = _Asking(self._gateway, path, body, telling)
         if body.get("stream") is False:
-            response = await self._collect(visit, wish, asking, chat=asking.chat)
+            response = await self._collect(visit, wish, asking)
         else:
             out = LinesOut(visit, asking)
             response = await self._exchange.stream(visit, wish, asking.send, out)
@@ -112,10 +114,8 @@ class OllamaDoor:
             self.unloading.begin(model)
         return response
 
-    async def _collect(
-        self, visit: Visit, wish: Wish, asking: "_Asking", *, chat: bool
-    ) -> web.StreamResponse:
-        answer = await self._exchange.collect(visit, wish, asking.send, chat=chat)
+    async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> web.StreamResponse:
+        answer = await self._exchange.collect(visit, wish, asking.send, partial(Assembly, chat=asking.chat))
         if isinstance(answer, Fallback):
             told = ollama_tell.fallen_back(answer, asking.telling)
         elif asking.passes:

@@ -13,6 +13,7 @@ from aiohttp import web
 from watchbill.catalog import Model
 from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
+from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
@@ -70,7 +71,7 @@ class OpenAiDoor:
         options = body.get("stream_options")
         known = cast("Fields", options) if isinstance(options, dict) else {}
         body["stream_options"] = {**known, "include_usage": True}
-        answer = await self._exchange.collect(visit, wish, sender(body, path), chat=chat)
+        answer = await self._exchange.collect(visit, wish, sender(body, path), partial(Assembly, chat=chat))
         if isinstance(answer, Fallback):
             return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
         return self._pass_on(visit, answer)

@@ -27,6 +27,8 @@ from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Relay"]
 
+#: How an engine says that it does not have an address at all.
+_UNKNOWN_ADDRESS = frozenset({404, 405, 501})
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
 _CUTS: dict[str, type[TheirsError]] = {
@@ -49,6 +51,7 @@ class Relay:
         send: Callable[[Start], Outgoing],
         on_close: "Callable[[Relay], None]",
         streamed: bool,
+        unknown: Callable[[], bool] | None = None,
     ) -> None:
         self._upstream = upstream
         self._ticket = ticket
@@ -56,6 +59,8 @@ class Relay:
         self._outgoing = send
         self._on_close = on_close
         self._streamed = streamed
+        #: Asked when the engine does not have the address: True when `send` now asks otherwise, in the same turn.
+        self._unknown = unknown
         self._call: Call | None = None
         self._start: Start | None = None
         self._failed_attempt: int | None = None
@@ -189,6 +194,10 @@ class Relay:
                 assert self._call is not None
                 if not self.status:
                     self.status = await self._call.head()
+                    if self.status in _UNKNOWN_ADDRESS and self._unknown is not None and self._unknown():
+                        self._call.abort()
+                        self._call, self.status = None, 0
+                        continue
                 return await self._call.chunk()
             except UpstreamFailed as error:
                 self._give_back(error)

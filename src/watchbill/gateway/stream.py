@@ -112,8 +112,12 @@ class StreamOut(Out):
 
     async def fail(self, error: TheirsError) -> None:
         """Ends the stream with an error event, in place of a half event."""
-        self._half = b""
+        self.forget_half()
         await self.send(b"data: " + error_body(error) + b"\n\n")
+
+    def forget_half(self) -> None:
+        """The event whose beginning is held back will have no end."""
+        self._half = b""
 
     def has_ended(self, tail: bytes) -> bool:
         return DONE in tail[-32:] or b'"error"' in tail

@@ -1,0 +1,152 @@
+"""The Anthropic door: POST /v1/messages, and the count of tokens.
+
+An engine that speaks Anthropic's protocol itself (llama.cpp's server does) is asked in it and its answer passes.
+Whether it does is found out with the first request: one that does not have the address is asked again in OpenAI's
+words, in the same turn, and remembered. Engines are always asked to stream. While a request waits, its stream
+carries pings.
+"""
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from watchbill.engines.upstream import Outgoing
+from watchbill.errors import TheirsError
+from watchbill.gateway import anthropic_ask, anthropic_tell
+from watchbill.gateway.answers import EngineRefused, json_response
+from watchbill.gateway.anthropic_tell import PING, Events, Gathering
+from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.dialects import anthropic_error
+from watchbill.gateway.events import event
+from watchbill.gateway.exchange import Collector, Exchange, Fields, sender
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.visit import Visit
+from watchbill.gateway.wishes import check_ranges
+from watchbill.limits import TRANSLATED_MODELS_MAX
+from watchbill.runtime.ticket import Start, Wish
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["AnthropicDoor"]
+
+_JSON = "application/json"
+
+
+class AnthropicDoor:
+    """Serves /v1/messages."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._exchange = Exchange(gateway)
+        self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
+
+    async def messages(self, visit: Visit) -> web.StreamResponse:
+        """POST /v1/messages."""
+        body, wish = await self._read(visit)
+        anthropic_ask.check(body)
+        asking = _Asking(self._translated, body)
+        if body.get("stream") is True:
+            out = MessagesOut(visit, asking)
+            return await self._exchange.stream(visit, wish, asking.send, out, unknown=asking.unknown)
+        answer = await self._exchange.collect(
+            visit, wish, asking.send, asking.collector, unknown=asking.unknown
+        )
+        if isinstance(answer, Fallback):
+            told = anthropic_tell.fallen_back(answer, visit.id)
+        elif asking.is_native:
+            told = answer.fields()
+        else:
+            told = anthropic_tell.message(answer.fields(), visit.id, visit.model)
+        return json_response(told, visit.headers(_JSON))
+
+    async def count_tokens(self, visit: Visit) -> web.Response:
+        """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
+        body, wish = await self._read(visit)
+        anthropic_ask.check(body, counting=True)
+        try:
+            whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/messages/count_tokens"))
+            told = whole.fields()
+        except EngineRefused as error:
+            if error.answered not in (404, 405, 501):
+                raise
+            told: Fields = {
+                "input_tokens": anthropic_ask.estimate_tokens(body),
+                "watchbill": {"estimated": True},
+            }
+        return json_response(told, visit.headers(_JSON))
+
+    async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
+        body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
+        check_ranges(body)
+        return body, self._gateway.wish(visit, body)
+
+
+class _Asking:
+    """One request on its way: in Anthropic's words, or in OpenAI's to an engine that lacks them."""
+
+    def __init__(self, translated: dict[str, None], body: Fields) -> None:
+        self._translated = translated
+        self._translate = sender(anthropic_ask.as_chat(body), "/v1/chat/completions")
+        self._pass = sender({**body, "stream": True}, "/v1/messages")
+        self._model = ""
+        self.is_native = False
+
+    def send(self, start: Start) -> Outgoing:
+        """What the relay asks when the turn has come."""
+        self._model = start.model
+        self.is_native = start.model not in self._translated
+        return self._pass(start) if self.is_native else self._translate(start)
+
+    def unknown(self) -> bool:
+        """The engine does not have the address. True when it has not been asked otherwise yet."""
+        if not self.is_native:
+            return False
+        if len(self._translated) >= TRANSLATED_MODELS_MAX:
+            self._translated.clear()
+        self._translated[self._model] = None
+        return True
+
+    def collector(self) -> Collector:
+        """How this engine's stream becomes one answer."""
+        return Gathering() if self.is_native else Assembly(chat=True)
+
+
+class MessagesOut(StreamOut):
+    """A stream of Anthropic's events, passed or translated."""
+
+    def __init__(self, visit: Visit, asking: _Asking) -> None:
+        super().__init__(visit)
+        self._asking = asking
+        self._events: Events | None = None
+
+    async def comment(self, text: str) -> None:
+        await self.send(PING)
+
+    async def write(self, piece: bytes) -> None:
+        if self._asking.is_native:
+            await super().write(piece)
+            return
+        if self._events is None:
+            self._events = Events(self.visit.id, self.visit.model)
+        await self.send(self._events.feed(piece))
+
+    async def flush(self) -> None:
+        if self._events is None:
+            await super().flush()
+        else:
+            await self.send(self._events.end())
+
+    async def fail(self, error: TheirsError) -> None:
+        self.forget_half()
+        await self.send(event(anthropic_error(error), "error"))
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        await self.send(anthropic_tell.fallen_back_events(fallback, self.visit.id))
+
+    def has_ended(self, tail: bytes) -> bool:
+        if self._events is not None:
+            return self._events.is_done
+        return b'"message_stop"' in tail[-32:] or b"event: error" in tail

@@ -1,0 +1,240 @@
+"""What an engine answers, in Anthropic's words: events of a stream, or one message. Does no I/O.
+
+    OpenAI chunks     ──▶ Events      ──▶ events        an engine that does not speak Anthropic's protocol
+    OpenAI answer     ──▶ message     ──▶ one object
+    Anthropic events  ──▶ Gathering   ──▶ one object    an engine that does, for a client without a stream
+
+An answer is a row of blocks (text, thinking, tool_use); one is open at a time, and opening the next closes it.
+"""
+
+from typing import cast
+
+import msgspec
+
+from watchbill.engines.sse import EventReader
+from watchbill.errors import EngineFailed
+from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.events import Chunk, ChunkReader, event, read_chunk
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.toolcalls import ToolCalls
+
+__all__ = ["PING", "Events", "Gathering", "fallen_back", "fallen_back_events", "message"]
+
+Fields = dict[str, object]
+
+_decode = msgspec.json.Decoder(Fields).decode
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+#: Where a delta of this type goes in its block.
+_GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+PING = event({"type": "ping"}, "ping")
+
+
+class Events:
+    """OpenAI chunks to Anthropic's events."""
+
+    def __init__(self, id: str, model: str) -> None:
+        self._id = id
+        self._model = model
+        self._reader = ChunkReader()
+        self._calls = ToolCalls()
+        self._begun = False
+        self._index = -1
+        self._open: object = None  # "text", "thinking", or the index of a tool call
+        self._reason = "end_turn"
+        self._usage: Fields = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the engine said that its answer is over."""
+        return self._reader.is_done
+
+    def feed(self, piece: bytes) -> bytes:
+        """The events that a piece completes. Raises what the engine says went wrong."""
+        return b"".join(self._take(chunk) for chunk in self._reader.feed(piece))
+
+    def end(self) -> bytes:
+        """The last events: the open block, the reason of the end, the counts."""
+        said = self._begin() + self._close()
+        delta: Fields = {"stop_reason": self._reason, "stop_sequence": None}
+        told = {"type": "message_delta", "delta": delta, "usage": usage_of(self._usage)}
+        return said + event(told, "message_delta") + event({"type": "message_stop"}, "message_stop")
+
+    def _take(self, chunk: Chunk) -> bytes:
+        self._usage = chunk.usage or self._usage
+        if chunk.finish_reason:
+            self._reason = _REASONS.get(chunk.finish_reason, "end_turn")
+        said = self._begin()
+        if chunk.reasoning:
+            said += self._turn_to("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            said += self._grow({"type": "thinking_delta", "thinking": chunk.reasoning})
+        if chunk.text:
+            said += self._turn_to("text", {"type": "text", "text": ""})
+            said += self._grow({"type": "text_delta", "text": chunk.text})
+        for call, text in self._calls.take(chunk.tool_calls):
+            if call.index != self._open and call is not self._calls.calls[-1]:
+                raise EngineFailed("the engine went back to a tool call that it had ended")
+            id = call.id or f"toolu_{self._id}_{call.index}"
+            block: Fields = {"type": "tool_use", "id": id, "name": call.name, "input": {}}
+            said += self._turn_to(call.index, block)
+            if text:
+                said += self._grow({"type": "input_json_delta", "partial_json": text})
+        return said
+
+    def _begin(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        head = _message(self._id, self._model, [], None, usage_of({}))
+        return event({"type": "message_start", "message": head}, "message_start")
+
+    def _turn_to(self, kind: object, block: Fields) -> bytes:
+        if self._open == kind:
+            return b""
+        closed = self._close()
+        self._open = kind
+        self._index += 1
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return closed + event(start, "content_block_start")
+
+    def _grow(self, delta: Fields) -> bytes:
+        told = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return event(told, "content_block_delta")
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return event({"type": "content_block_stop", "index": self._index}, "content_block_stop")
+
+
+def message(answer: Fields, id: str, model: str) -> Fields:
+    """An OpenAI answer as one message."""
+    chunk, calls = read_chunk(answer), ToolCalls()
+    calls.take([{**call, "index": at} for at, call in enumerate(chunk.tool_calls)])
+    content: list[Fields] = []
+    if chunk.reasoning:
+        content.append({"type": "thinking", "thinking": chunk.reasoning, "signature": ""})
+    if chunk.text:
+        content.append({"type": "text", "text": chunk.text})
+    for call in calls.whole(cut=chunk.finish_reason == "length"):
+        id_of_call = call.id or f"toolu_{id}_{call.index}"
+        content.append({"type": "tool_use", "id": id_of_call, "name": call.name, "input": call.parsed()})
+    reason = _REASONS.get(chunk.finish_reason or "", "end_turn")
+    return _message(id, model, content, reason, usage_of(chunk.usage or {}))
+
+
+def fallen_back(fallback: Fallback, id: str) -> Fields:
+    """A fallback as one message."""
+    said = _message(id, fallback.model, [{"type": "text", "text": fallback.text}], "end_turn", usage_of({}))
+    return {**said, "watchbill": fallback.note}
+
+
+def fallen_back_events(fallback: Fallback, id: str) -> bytes:
+    """A fallback as a stream."""
+    head = {**_message(id, fallback.model, [], None, usage_of({})), "watchbill": fallback.note}
+    delta = {"type": "text_delta", "text": fallback.text}
+    block = {"type": "text", "text": ""}
+    stop = {"stop_reason": "end_turn", "stop_sequence": None}
+    told: tuple[Fields, ...] = (
+        {"type": "message_start", "message": head},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": stop, "usage": usage_of({})},
+        {"type": "message_stop"},
+    )
+    return b"".join(event(each, str(each["type"])) for each in told)
+
+
+def usage_of(usage: Fields) -> Fields:
+    """Token counts in Anthropic's words."""
+    details = usage.get("prompt_tokens_details")
+    cached = cast("Fields", details).get("cached_tokens") if isinstance(details, dict) else None
+    return {
+        "input_tokens": usage.get("prompt_tokens") or 0,
+        "output_tokens": usage.get("completion_tokens") or 0,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached or 0,
+    }
+
+
+def _message(id: str, model: str, content: list[Fields], reason: str | None, usage: Fields) -> Fields:
+    return {
+        "id": f"msg_{id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+
+
+class Gathering:
+    """Makes one message out of Anthropic's own events."""
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self._message: Fields = {}
+        self._blocks: dict[int, Fields] = {}
+        self._json: dict[int, str] = {}
+        self._is_done = False
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage."""
+        for payload in self._reader.feed(piece):
+            try:
+                self._take(_decode(payload))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+
+    def result(self) -> Fields:
+        """The whole message. Raises EngineFailed when the stream ended before its end."""
+        if not self._is_done:
+            raise EngineFailed("the engine's stream ended before its answer did")
+        for index, text in self._json.items():
+            if index in self._blocks:
+                self._blocks[index]["input"] = _arguments(text)
+        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+
+    def _take(self, told: Fields) -> None:
+        index = told.get("index")
+        at = index if isinstance(index, int) else 0
+        match told.get("type"):
+            case "error":
+                raise engine_error(502, told)
+            case "message_start":
+                self._message = dict(_object(told.get("message")))
+            case "content_block_start":
+                self._blocks[at] = dict(_object(told.get("content_block")))
+            case "content_block_delta":
+                self._grow(at, _object(told.get("delta")))
+            case "message_delta":
+                self._message.update(_object(told.get("delta")))
+                used = {**_object(self._message.get("usage")), **_object(told.get("usage"))}
+                self._message["usage"] = used
+            case "message_stop":
+                self._is_done = True
+            case _:
+                pass  # pings, and what nobody has heard of
+
+    def _grow(self, index: int, delta: Fields) -> None:
+        block = self._blocks.setdefault(index, {})
+        kind = str(delta.get("type"))
+        if kind == "input_json_delta":
+            self._json[index] = self._json.get(index, "") + str(delta.get("partial_json", ""))
+        elif name := _GROWS.get(kind):
+            block[name] = str(block.get(name) or "") + str(delta.get(name, ""))
+
+
+def _arguments(text: str) -> Fields:
+    try:
+        return _decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineFailed(f"the model called a tool with arguments that are no JSON: {error}") from None
+
+
+def _object(value: object) -> Fields:
+    return cast("Fields", value) if isinstance(value, dict) else {}

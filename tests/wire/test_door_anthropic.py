@@ -1,0 +1,340 @@
+"""The Anthropic door, asked by Anthropic's own client: passed to engines that speak it, translated for the rest."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import anthropic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.house import CATALOG, LANES, House, house
+from support.peer import Asked, Talk, chat_events, sse, stream_of
+from watchbill.catalog import ApiKey, Lane, Server
+from watchbill.errors import EngineFailed
+from watchbill.gateway import relay
+from watchbill.gateway.anthropic_tell import Events, Gathering
+from watchbill.gateway.events import event
+from watchbill.units import Millis
+
+HERE = replace(
+    CATALOG,
+    lanes={
+        **LANES,
+        "kind": Lane("kind", fallback="I am busy."),
+        "brief": Lane("brief", timeout_ms=Millis(200), fallback="Later."),
+        "tiny": Lane("tiny", queue_max=1),
+    },
+)
+ASK = {"model": "a", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def without_messages(talk: Talk) -> Talk:
+    """An engine that has OpenAI's addresses only."""
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path.startswith("/v1/messages"):
+            talk_here = stream_of(b'{"error":{"message":"no"}}', content_type="application/json", status=404)
+            await talk_here(asked, writer)
+        else:
+            await talk(asked, writer)
+
+    return answer
+
+
+HELLO = without_messages(stream_of(sse(*chat_events("hello there"))))
+
+
+def native_events(text: str = "hello there") -> bytes:
+    """What an engine that speaks Anthropic's protocol sends, with a field that nobody has heard of."""
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "engine-name"}
+    head |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 0}}
+    told = [
+        {"type": "message_start", "message": {**head, "odd": 1}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        *(
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}}
+            for word in text
+        ),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+        {"type": "message_stop"},
+    ]
+    return b"".join(event(each, each["type"]) for each in told)
+
+
+@asynccontextmanager
+async def served(
+    talk: Talk, *, key: str = "x", server: Server | None = None
+) -> AsyncIterator[tuple[House, anthropic.AsyncAnthropic]]:
+    async with (
+        house(talk, catalog=HERE, server=server) as opened,
+        anthropic.AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=0) as client,
+    ):
+        yield opened, client
+
+
+@pytest.mark.parametrize("talk", [HELLO, stream_of(native_events())], ids=["translated", "passed"])
+async def test_the_anthropic_client_is_served(talk: Talk) -> None:
+    """api.md: messages, whole and streamed, with counts and the reason of the end."""
+    async with served(talk) as (opened, client):
+        whole = await client.messages.create(**ASK)
+        assert [block.text for block in whole.content] == ["hello there"]
+        assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "end_turn")
+        assert whole.usage.input_tokens > 0 and whole.usage.output_tokens == 2
+        async with client.messages.stream(**ASK) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            final = await stream.get_final_message()
+        assert text == "hello there" and final.stop_reason == "end_turn"
+        assert final.usage.output_tokens == 2
+        kinds = [told.type async for told in await client.messages.create(**ASK, stream=True)]
+        assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+        assert opened.outcomes() == {"ok": 3}
+
+
+async def test_an_engine_that_lacks_the_protocol_is_asked_for_it_once() -> None:
+    """api.md: pass through where the engine has it, else translate; one turn, and it is remembered."""
+    async with served(HELLO) as (opened, client):
+        await client.messages.create(**ASK)
+        await client.messages.create(**ASK)
+        assert [asked.path for asked in opened.peer.asked] == [
+            "/v1/messages", "/v1/chat/completions", "/v1/chat/completions",
+        ]  # fmt: skip
+        assert opened.outcomes() == {"ok": 2}
+
+
+async def test_an_engines_own_events_pass_unchanged() -> None:
+    """LANE-09"""
+    body = native_events()
+    for step in (1, 13, len(body)):
+        pieces = [body[at : at + step] for at in range(0, len(body), step)]
+        async with house(stream_of(*pieces), catalog=HERE) as opened:
+            answer = await opened.ask("/v1/messages", {**ASK, "stream": True})
+            assert answer.body == body
+            assert answer.headers["content-type"] == "text/event-stream"
+
+
+TOOLS = [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}]
+
+
+def tool_events() -> list[object]:
+    def delta(fields: dict[str, object], reason: str | None = None) -> dict[str, object]:
+        return {"choices": [{"index": 0, "delta": fields, "finish_reason": reason}]}
+
+    def call(index: int, **function: str) -> dict[str, object]:
+        head = {"id": f"call_{index}", "type": "function"} if "name" in function else {}
+        return {"tool_calls": [{"index": index, **head, "function": function}]}
+
+    return [
+        delta({"role": "assistant", "reasoning_content": "hm"}), delta({"content": "I look."}),
+        delta(call(0, name="look", arguments="")), delta(call(0, arguments='{"at"')),
+        delta(call(0, arguments=': "x"}')), delta(call(1, name="go", arguments="{}")),
+        delta({}, "tool_calls"), "[DONE]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tools_are_translated_both_ways(stream: bool) -> None:
+    """api.md: tool use."""
+    async with served(without_messages(stream_of(sse(*tool_events())))) as (opened, client):
+        if stream:
+            async with client.messages.stream(**ASK, tools=TOOLS, tool_choice={"type": "any"}) as told:
+                said = await told.get_final_message()
+        else:
+            said = await client.messages.create(**ASK, tools=TOOLS, tool_choice={"type": "any"})
+        kinds = [block.type for block in said.content]
+        assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+        assert [(block.name, block.input) for block in said.content[2:]] == [
+            ("look", {"at": "x"}),
+            ("go", {}),
+        ]
+        assert said.stop_reason == "tool_use"
+        sent = opened.peer.asked[-1].json
+        assert sent["tools"][0]["function"]["parameters"] == {"type": "object"}
+        assert sent["tool_choice"] == "required"
+        results = [
+            {"type": "tool_result", "tool_use_id": "call_0", "content": [{"type": "text", "text": "seen"}]},
+            {"type": "tool_result", "tool_use_id": "call_1", "content": "wall", "is_error": True},
+            {"type": "text", "text": "go on"},
+        ]
+        history = [*ASK["messages"], {"role": "assistant", "content": said.model_dump()["content"]}]
+        await client.messages.create(**{**ASK, "messages": [*history, {"role": "user", "content": results}]})
+        _, did, seen, wall, last = opened.peer.asked[-1].json["messages"]
+        assert [call["id"] for call in did["tool_calls"]] == ["call_0", "call_1"]
+        assert did["reasoning_content"] == "hm" and did["content"] == "I look."
+        assert (seen["role"], seen["tool_call_id"], seen["content"]) == ("tool", "call_0", "seen")
+        assert wall["content"] == "Error: wall" and last == {"role": "user", "content": "go on"}
+
+
+async def test_system_texts_images_and_limits_reach_the_engine_in_its_own_words() -> None:
+    """api.md"""
+    image = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    async with served(HELLO) as (opened, client):
+        await client.messages.create(
+            model="a",
+            max_tokens=7,
+            system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": image}, {"type": "text", "text": "?"}],
+                }
+            ],
+            stop_sequences=["END"],
+            metadata={"user_id": "u"},
+            thinking={"type": "disabled"},
+            extra_body={"grammar": "g", "temperature": 0.5},
+        )
+        sent = opened.peer.asked[-1].json
+        assert sent["messages"][0] == {"role": "system", "content": "be brief"}
+        assert sent["messages"][1]["content"][0]["image_url"]["url"] == "data:image/png;base64,aGk="
+        assert (sent["max_tokens"], sent["stop"], sent["temperature"], sent["grammar"]) == (
+            7,
+            ["END"],
+            0.5,
+            "g",
+        )
+        assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+        assert not {"system", "metadata", "thinking", "stop_sequences"} & sent.keys()
+
+
+async def test_tokens_are_counted_by_the_engine_or_estimated() -> None:
+    """api.md: /count_tokens."""
+    counted = stream_of(b'{"input_tokens": 12}', content_type="application/json")
+    async with served(counted) as (opened, client):
+        assert (await client.messages.count_tokens(model="a", messages=ASK["messages"])).input_tokens == 12
+        assert opened.peer.asked[0].path == "/v1/messages/count_tokens"
+    async with served(HELLO) as (opened, client):
+        assert (await client.messages.count_tokens(model="a", messages=ASK["messages"])).input_tokens > 0
+
+
+async def test_a_stream_that_waits_carries_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LANE-09: while a model loads, the stream is kept alive."""
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", 20)
+    monkeypatch.setattr(relay, "KEEP_ALIVE_COMMENT_MS", 20)
+    async with served(HELLO) as (opened, client):
+        opened.engine.gate.clear()
+        reader, writer = await opened.connect()
+        body = json.dumps({**ASK, "stream": True}).encode()
+        writer.write(
+            b"POST /v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        async with asyncio.timeout(5):
+            await reader.readuntil(b'event: ping\ndata: {"type":"ping"}\n\n')
+        waiting = asyncio.ensure_future(client.messages.create(**ASK, stream=True))
+        await opened.until_waiting(2)
+        opened.engine.gate.set()
+        kinds = [told.type async for told in await waiting]
+        assert kinds[0] == "message_start"
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"event: message_stop")
+
+
+# ------------------------------------------------------------------ failures
+
+
+async def test_errors_have_anthropics_shape_and_class() -> None:
+    """api.md: the error shape, and the status that the client's classes are made from."""
+    keys = (ApiKey("me", "k" * 16),)
+    async with served(HELLO, key="wrong", server=Server(keys=keys)) as (_, client):
+        with pytest.raises(anthropic.AuthenticationError) as denied:
+            await client.messages.create(**ASK)
+        assert denied.value.body["type"] == "error"
+    async with served(HELLO, key="k" * 16, server=Server(keys=keys)) as (opened, client):
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            await client.messages.create(**{**ASK, "model": "nope"})
+        assert missing.value.body["error"]["type"] == "not_found_error"
+        opened.engine.gate.clear()
+        lane = {"X-Watchbill-Lane": "tiny"}
+        first = asyncio.ensure_future(client.messages.create(**ASK, extra_headers=lane))
+        await opened.until_waiting()
+        with pytest.raises(anthropic.RateLimitError) as full:
+            await client.messages.create(**ASK, extra_headers=lane)
+        assert full.value.body["error"]["type"] == "rate_limit_error"
+        assert 1 <= int(full.value.response.headers["retry-after"]) <= 60
+        with pytest.raises(anthropic.APIStatusError) as late:
+            await client.messages.create(**ASK, extra_headers={"X-Watchbill-Deadline-Ms": "1"})
+        assert (late.value.status_code, late.value.body["error"]["type"]) == (503, "overloaded_error")
+        opened.engine.gate.set()
+        await first
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["passed", "translated"])
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(native: bool) -> None:
+    """R30: never a silent end, never half an event."""
+    whole = native_events() if native else sse(*chat_events("one two three"))
+    broken = stream_of(whole[: len(whole) * 2 // 3], end=False)
+    async with served(broken if native else without_messages(broken)) as (_, client):
+        stream = await client.messages.create(**ASK, stream=True)
+        with pytest.raises(anthropic.APIStatusError) as failed:
+            [told async for told in stream]
+        assert failed.value.body["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_lane_with_a_fallback_answers_with_a_message(stream: bool) -> None:
+    """LANE-04"""
+
+    async def silent(_asked: Asked, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async with served(silent) as (opened, client):
+        lane = {"X-Watchbill-Lane": "brief"}
+        answer = await opened.ask("/v1/messages", {**ASK, "stream": stream}, headers=lane)
+        assert (answer.status, answer.headers["x-watchbill-fallback"]) == (200, "timeout")
+        assert b'"watchbill":{"fallback":true,"error":"timeout"}' in answer.body
+        if stream:
+            async with client.messages.stream(**ASK, extra_headers=lane) as told:
+                said = await told.get_final_message()
+        else:
+            said = await client.messages.create(**ASK, extra_headers=lane)
+        assert said.content[0].text == "Later." and said.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": True}, {"max_tokens": 10**12}, {"messages": "hi"},
+        {"messages": [7]}, {"messages": [{"role": "x", "content": "a"}]}, {"stream": "yes"}, {"system": 7},
+        {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, {"temperature": "hot"}, {"tools": [{}]},
+        {"tools": [{"type": "web_search_20250305", "name": "w"}]}, {"model": ""},
+        {"tools": TOOLS, "tool_choice": {"type": "odd"}},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_nonsense_is_refused(fields: dict[str, object]) -> None:
+    """R42, R47: 400 in Anthropic's shape, and nothing reaches the engine."""
+    async with house(HELLO, catalog=HERE) as opened:
+        answer = await opened.ask("/v1/messages", {**ASK, **fields})
+        assert answer.status == 400 and answer.json["error"]["type"] == "invalid_request_error"
+        assert opened.peer.asked == []
+
+
+# ------------------------------------------------------------------ without I/O
+
+
+def test_events_and_messages_are_the_same_at_every_byte() -> None:
+    """LANE-09"""
+    text, native = sse(*tool_events()), native_events()
+    whole = Events("1", "m")
+    expected = whole.feed(text) + whole.end()
+    for cut in range(len(text) + 1):
+        events = Events("1", "m")
+        assert events.feed(text[:cut]) + events.feed(text[cut:]) + events.end() == expected
+    for cut in range(0, len(native) + 1, 3):
+        gathering = Gathering()
+        gathering.feed(native[:cut])
+        gathering.feed(native[cut:])
+        assert gathering.result()["content"] == [{"type": "text", "text": "hello there"}]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_of_an_engine_is_the_engines_failure(noise: bytes) -> None:
+    """R30: whatever an engine sends, it never becomes a failure of ours."""
+    for make in (lambda: Events("1", "m"), Gathering):
+        with suppress(EngineFailed):
+            make().feed(b"data: " + noise + b"\n\n" + native_events("x")[:-40])
