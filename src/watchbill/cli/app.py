@@ -37,8 +37,23 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("watchbill.cli.queries:explain", "Say what a model or a request waits for, and why."),
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
     },
+    "Spool": {
+        "spool": (
+            "watchbill.cli.spool:app",
+            "Put events into a durable queue of files, look at it, drain it.",
+        ),
+        "corpus": (
+            "watchbill.cli.corpus:app",
+            "Read, check and mend the JSONL files that spools are drained into.",
+        ),
+    },
     "Set-up": {
         "config": ("watchbill.cli.config:app", "Write, check and show the config file."),
+        "systemd": ("watchbill.cli.systemd:app", "Write unit files for models and for Watchbill itself."),
+        "reactor": (
+            "watchbill.cli.systemd:reactor",
+            "Start and stop units of the host for the daemon of this root.",
+        ),
         "completion": (
             "watchbill.cli.completion:completion",
             "Print the completion script of a shell, or install it.",
@@ -49,11 +64,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 _HELP = """Runs more local language models than the memory holds. Begin with: watchbill up
 
 Exit codes: 0 done, 1 failed, 2 wrong use or config, 3 no daemon, 130 stopped with Ctrl-C. NO_COLOR turns colours off.
-        "systemd": ("watchbill.cli.systemd:app", "Write unit files for models and for Watchbill itself."),
-        "reactor": (
-            "watchbill.cli.systemd:reactor",
-            "Start and stop units of the host for the daemon of this root.",
-        ),
 """
 
 

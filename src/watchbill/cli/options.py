@@ -8,16 +8,16 @@ from cyclopts import Group, Parameter
 
 from watchbill.cli.session import Session, open_session
 
-__all__ = ["Common", "Json", "Where"]
+__all__ = ["QUIET", "ROOT", "Common", "Json", "Where"]
 
 _WHERE = Group("Which Watchbill", sort_key=90)
 
-_ROOT = Parameter(
+ROOT = Parameter(
     group=_WHERE,
     help="The state root. Default: $WATCHBILL_HOME, else ~/.local/share/watchbill.",
     show_default=False,
 )
-_QUIET = Parameter(
+QUIET = Parameter(
     name=["--quiet", "-q"],
     negative="",
     group=_WHERE,
@@ -33,8 +33,8 @@ Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print th
 class Where:
     """Which root; for commands that need no daemon."""
 
-    root: Annotated[Path | None, _ROOT] = None
-    quiet: Annotated[bool, _QUIET] = False
+    root: Annotated[Path | None, ROOT] = None
+    quiet: Annotated[bool, QUIET] = False
 
 
 @Parameter(name="*")
@@ -51,8 +51,8 @@ class Common:
             show_default=False,
         ),
     ] = None
-    root: Annotated[Path | None, _ROOT] = None
-    quiet: Annotated[bool, _QUIET] = False
+    root: Annotated[Path | None, ROOT] = None
+    quiet: Annotated[bool, QUIET] = False
 
     def session(self) -> Session:
         """The session that these options ask for."""

@@ -20,7 +20,7 @@ from watchbill.limits import CLI_POLL_INTERVAL_S
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Report", "byte_bar", "waiting_bar", "while_watching"]
+__all__ = ["Report", "byte_bar", "count_bar", "waiting_bar", "while_watching"]
 
 #: Called with (done, whole); `whole` is None while it is not known.
 Report = Callable[[int, int | None], None]
@@ -80,6 +80,20 @@ def byte_bar(terminal: Terminal, text: str) -> Generator[Report]:
     with _bar(terminal, *columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(plain(text), total=None)
         yield lambda done, whole: bar.update(task, completed=done, total=whole)
+
+
+@contextmanager
+def count_bar(terminal: Terminal, text: str, whole: int | None) -> Generator[Callable[[int], None]]:
+    """A bar for things that are done one after the other; the caller says how many are."""
+    if not terminal.is_live:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _bar(terminal, *columns) as bar:
+        task = bar.add_task(plain(text), total=whole)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _perform(act: Callable[[], bytes], outcomes: "queue.SimpleQueue[bytes | BaseException]") -> None:

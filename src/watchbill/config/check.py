@@ -17,6 +17,7 @@ from watchbill.config.fit import check_fit
 from watchbill.config.locate import KeyPath
 from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.settle import GPU_DEFAULTS
+from watchbill.config.spools import check_spools
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.units import spell_bytes
 
@@ -40,6 +41,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
     yield from _check_names(draft)
     yield from _check_tiers(draft)
     yield from check_fit(draft)
+    yield from check_spools(draft)
 
 
 def refuse_open_bind(host: str, has_keys: bool) -> None:
@@ -133,8 +135,6 @@ def _check_engine(draft: Draft, name: str, table: EngineTable) -> Iterator[Wrong
         yield ("engines", name, key), f"the driver {table.driver} does not read it", hint
     if table.url is None and (driver.needs_url or (table.shared and "url" in driver.engine_reads)):
         yield ("engines", name), "a shared engine needs its address", 'add url = "http://127.0.0.1:9000"'
-
-
     if driver.is_shared and "shared" in draft.keys_at("engines", name) and not table.shared:
         yield ("engines", name, "shared"), f"an engine of the driver {table.driver} always is", "remove it"
     yield from _check_address(("engines", name, "url"), table.url)
@@ -145,6 +145,8 @@ def _check_address(path: KeyPath, url: str | None) -> Iterator[Wrong]:
     parts = urlsplit(url or "")
     if parts.query or parts.fragment or parts.username is not None:
         yield path, "holds more than an address", "write for example http://127.0.0.1:9000"
+
+
 def _no_driver(driver: str) -> tuple[str, str]:
     if driver in DRIVERS:
         return (
@@ -167,11 +169,11 @@ def _check_model(draft: Draft, name: str, table: ModelTable) -> Iterator[Wrong]:
             yield _unknown((*path, "engine"), "engine", table.engine, known)
         elif not DRIVERS[table.engine].is_available:
             yield (*path, "engine"), *_no_driver(table.engine)
-    if driver_name in DRIVERS:
-        yield from _check_driver_keys(path, draft.keys_at(*path), driver_name)
         elif DRIVERS[table.engine].needs_url:
             example = f'add [engines.{table.engine}] with driver = "{table.engine}" and url = ...'
             yield (*path, "engine"), "needs an address", example
+    if driver_name in DRIVERS:
+        yield from _check_driver_keys(path, draft.keys_at(*path), driver_name)
     yield from _check_address((*path, "url"), table.url)
     if engine is not None and (engine.shared or (driver_name in DRIVERS and DRIVERS[driver_name].is_shared)):
         for key in sorted(_MANAGED & draft.keys_at(*path)):

@@ -86,24 +86,40 @@ def find_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
 
 
 def read(
-    path: Path | None = None, *, root: Path | None = None, environment: Mapping[str, str] = os.environ
+    path: Path | None = None,
+    *,
+    root: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    only: str | None = None,
 ) -> Loaded:
-    """As `load`, with everything that is needed to show or examine the config."""
+    """As `load`, with everything that is needed to show or examine the config.
+
+    `only` names the one table that matters to the caller: whoever asks for a spool is not to fail for the want of
+    an API key.
+    """
     found = find_config(path, environment)
     if found is None:
         base = find_root(root, environment).path
         return read_text(EMBEDDED, base=base, origin=EMBEDDED_ORIGIN, environment=environment)
     text = _read_file(found)
     return read_text(
-        text, base=found.absolute().parent, origin=str(found), environment=environment, file=found
+        text, base=found.absolute().parent, origin=str(found), environment=environment, file=found, only=only
     )
 
 
 def read_text(
-    text: str, *, base: Path, origin: str, environment: Mapping[str, str], file: Path | None = None
+    text: str,
+    *,
+    base: Path,
+    origin: str,
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    only: str | None = None,
 ) -> Loaded:
     """Reads, checks and builds. Raises ConfigError with every problem there is."""
     raw, lines = _read_toml(text.removeprefix("\ufeff"), origin)
+    if only is not None:
+        raw = {key: value for key, value in raw.items() if key == only}
     document, wrongs = _examine_values(raw, base, environment)
     if wrongs or document is None:
         raise _refusal(wrongs, lines, origin)

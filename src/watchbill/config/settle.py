@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from watchbill.catalog import DEFAULT_LANE, RAM
 from watchbill.config.document import DeviceTable, Document, LaneTable, ModelTable
+from watchbill.config.spools import settle_spool
 from watchbill.units import Bytes, Millis
 
 __all__ = ["GPU_DEFAULTS", "RAM_RESERVE", "devices_of", "memory_of", "settle"]
@@ -35,6 +36,7 @@ def settle(document: Document) -> Document:
             "devices": _settle_devices(document.devices, models.values()),
             "models": models,
             "lanes": {name: _settle_lane(table) for name, table in lanes.items()},
+            "spool": {name: settle_spool(name, table) for name, table in document.spool.items()},
         }
     )
 

@@ -1,0 +1,233 @@
+"""`corpus`: the JSONL files that spools are drained into, read and looked after.
+
+Reads while drains append. Only `repair` writes, under the appender's lock, and every byte it takes out is kept.
+"""
+
+import json as jsonlib
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from watchbill.cli.options import QUIET, ROOT
+from watchbill.cli.spool_choice import AsJson, Config, in_config
+from watchbill.cli.terminal import Column, Terminal, plain
+from watchbill.errors import TheirsError
+from watchbill.root import find_root
+from watchbill.spool import reader
+from watchbill.spool.events import Event
+
+__all__ = ["app"]
+
+FAILED = 1
+#: Bad lines that are named one by one to a person; --json names more.
+_NAMED = 20
+
+app = App(name="corpus", help="Read, check and mend the JSONL files that spools are drained into.")
+
+_File = Annotated[str, Parameter(name="FILE", help="The corpus, or the name of a spool of the config.")]
+_All = Annotated[
+    bool,
+    Parameter(
+        name="--all", negative="", show_default=False, help="Repeated ids, too; each id once otherwise."
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a corpus is found and read."""
+
+    id_key: Annotated[
+        str | None,
+        Parameter(
+            help="The key of an event that holds its id. Default: the config's, else id.", show_default=False
+        ),
+    ] = None
+    config: Config = None
+    root: Annotated[Path | None, ROOT] = None
+    quiet: Annotated[bool, QUIET] = False
+
+    @property
+    def terminal(self) -> Terminal:
+        return Terminal(quiet=self.quiet)
+
+    def find(self, text: str) -> "_Found":
+        """The file that is meant. Raises TheirsError when there is none."""
+        path = Path(text).expanduser()
+        if "/" not in text and not path.exists():
+            rules = in_config(text, self.config, self.root)
+            if rules is not None:
+                files = sorted(set(rules.corpora.values()))
+                if len(files) > 1:
+                    raise TheirsError(f"the spool {text} has several corpora; name one of {', '.join(files)}")
+                return _Found(find_root(self.root).path / files[0], self.id_key or rules.id_key)
+        return _Found(path, self.id_key or "id")
+
+
+class _Found(NamedTuple):
+    path: Path
+    id_key: str
+
+
+_DEFAULTS = How()
+
+
+@app.command
+def read(
+    file: _File,
+    /,
+    *,
+    all_: _All = False,
+    kind: Annotated[str | None, Parameter(help="Only events of this kind.", show_default=False)] = None,
+    how: How = _DEFAULTS,
+) -> None:
+    """Print the events, byte for byte, each id once.
+
+    Lines that are no event are left out; `corpus check` names them.
+    """
+    path, id_key = how.find(file)
+    with _readable(path):
+        for found in reader.read(path, id_key=id_key, unique=not all_):
+            if kind is None or found.event.get("kind") == kind:
+                sys.stdout.buffer.write(found.line + b"\n")
+        sys.stdout.buffer.flush()
+
+
+@app.command
+def check(file: _File, /, *, json: AsJson = False, how: How = _DEFAULTS) -> int:
+    """Read everything and name what is no event. Exit code 1 when there is such a line."""
+    path, id_key = how.find(file)
+    with _readable(path):
+        report = reader.check(path, id_key=id_key)
+    if json:
+        told = {
+            "ok": report.is_clean,
+            **_counts(report),
+            "records": [_record(each) for each in report.records],
+        }
+        how.terminal.show(jsonlib.dumps(told))
+    else:
+        for each in report.records[:_NAMED]:
+            how.terminal.show(f"{path}: byte {each.offset}: {plain(each.reason)}")
+        if report.bad > _NAMED:
+            how.terminal.show(f"and {report.bad - _NAMED} more")
+        how.terminal.show(
+            f"{_told(report)}{'' if report.is_clean else '; watchbill corpus repair takes them out'}"
+        )
+    return 0 if report.is_clean else FAILED
+
+
+@app.command
+def repair(
+    file: _File,
+    /,
+    *,
+    unique: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Take out repeated ids, too.")
+    ] = False,
+    json: AsJson = False,
+    how: How = _DEFAULTS,
+) -> None:
+    """Take out lines that are no event; they are kept in FILE.torn.
+
+    Drains may run meanwhile: they wait for it.
+    """
+    path, id_key = how.find(file)
+    with _readable(path):
+        report = reader.repair(path, id_key=id_key, unique=unique)
+    removed = report.bad + (report.duplicates if unique else 0)
+    if json:
+        how.terminal.show(jsonlib.dumps({"removed": removed, **_counts(report)}))
+    elif removed:
+        how.terminal.show(f"took out {removed} of {report.lines} lines; they are kept in {path}.torn")
+    else:
+        how.terminal.show(f"nothing to mend: {_told(report)}")
+
+
+@app.command
+def count(file: _File, /, *, all_: _All = False, json: AsJson = False, how: How = _DEFAULTS) -> None:
+    """Count the events, each id once, by kind."""
+    path, id_key = how.find(file)
+    with _readable(path):
+        kinds = Counter(_kind(found.event) for found in reader.read(path, id_key=id_key, unique=not all_))
+    if json:
+        how.terminal.show(jsonlib.dumps({"events": kinds.total(), "kinds": dict(kinds.most_common())}))
+        return
+    rows = [(plain(kind), str(number)) for kind, number in kinds.most_common()]
+    table = how.terminal.table(
+        (Column("KIND"), Column("EVENTS", right=True)), [*rows, ("all", str(kinds.total()))]
+    )
+    how.terminal.show(*table)
+
+
+@app.command
+def tail(
+    file: _File,
+    /,
+    *,
+    lines: Annotated[
+        int, Parameter(name=["--lines", "-n"], help="How many of the last lines.", validator=Number(gte=0))
+    ] = 10,
+    follow: Annotated[
+        bool,
+        Parameter(
+            name=["--follow", "-f"],
+            negative="",
+            show_default=False,
+            help="Go on as it grows; Ctrl-C ends it.",
+        ),
+    ] = False,
+    how: How = _DEFAULTS,
+) -> None:
+    """Print the last events, and those to come."""
+    path, _ = how.find(file)
+    with _readable(path):
+        grown = reader.follow(path) if follow else iter(())
+        for line in reader.tail(path, lines):
+            sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+        for line in grown:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise TheirsError(f"cannot read the corpus {path}: {(reason or str(error)).lower()}") from error
+
+
+def _kind(event: Event) -> str:
+    kind = event.get("kind")
+    return kind if isinstance(kind, str) else "(none)"
+
+
+def _counts(report: reader.Report) -> dict[str, object]:
+    return {
+        "lines": report.lines,
+        "events": report.events,
+        "duplicates": report.duplicates,
+        "bad": report.bad,
+        "torn_tail": report.torn_tail,
+    }
+
+
+def _record(record: reader.BadRecord) -> dict[str, object]:
+    return {"offset": record.offset, "bytes": record.size, "reason": record.reason}
+
+
+def _told(report: reader.Report) -> str:
+    return f"events: {report.events}, repeated: {report.duplicates}, lines that are no event: {report.bad}"

@@ -1,0 +1,222 @@
+"""`spool`: events into a durable queue of files, and everything one does with it by hand.
+
+Works on the spool's folders alone: no daemon is needed, and workers may run meanwhile.
+"""
+
+import heapq
+import json as jsonlib
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from watchbill.catalog import SpoolRules
+from watchbill.cli.app import WrongUse
+from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
+from watchbill.cli.spool_hook import app as hook
+from watchbill.cli.spool_hook import key
+from watchbill.cli.spool_moves import find_events, poison, release, requeue
+from watchbill.cli.spool_views import WORDS, as_fields, draw_entries, draw_event, draw_stats, events_of
+from watchbill.cli.spool_work import drain, gc
+from watchbill.cli.terminal import plain
+from watchbill.errors import TheirsError
+from watchbill.limits import CLI_SPOOL_ROWS
+from watchbill.root import find_root
+from watchbill.spool import Entry, SpoolLayout, State, entries
+
+__all__ = ["app"]
+
+_DEFAULTS = Which()
+_STATES = {word: state for state, word in WORDS.items()}
+
+app = App(name="spool", help="Put events into a durable queue of files, look at it, drain it.")
+for _command in (release, poison, requeue, drain, gc, key):
+    app.command(_command)
+app.command(hook)
+
+
+@app.command
+def enqueue(
+    file: Annotated[
+        str,
+        Parameter(
+            name="FILE",
+            help="Events, one JSON object a line; - is standard input.",
+            allow_leading_hyphen=True,
+        ),
+    ] = "-",
+    /,
+    *,
+    bundle: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Keep them together: one file, leased and finished as one."
+        ),
+    ] = False,
+    sign: Annotated[
+        Path | None, Parameter(help="A private key (PEM) to sign them with.", show_default=False)
+    ] = None,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> None:
+    """Store events; when it returns they survive a power cut.
+
+    Prints the name of each event's file. An event is never altered. If a line of FILE is no JSON object, nothing of it
+    is stored; standard input is stored as it comes.
+    """
+    from watchbill.cli.spool_feed import STANDARD_INPUT, feed
+
+    if file.startswith("-") and file != STANDARD_INPUT:
+        raise WrongUse(f"Unknown option: {file}. See: watchbill spool enqueue --help")
+    chosen, terminal, names = which.choose(), which.terminal, list[str]()
+    if sign is not None:
+        chosen = chosen._replace(rules=replace(chosen.rules, sign=str(sign.expanduser().absolute())))
+    if file == STANDARD_INPUT and sys.stdin.isatty():
+        terminal.note("type events, one JSON object a line; Ctrl-D ends")
+    with chosen.make(signed=True) as spool:
+        try:
+            feed(spool, file, bundle=bundle, stored=names.extend if json else lambda new: terminal.show(*new))
+        finally:
+            if json:
+                terminal.show(jsonlib.dumps({"enqueued": len(names), "names": names}))
+
+
+@app.command(name="list")
+def list_events(
+    *,
+    state: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--state", help="queue, in-flight, done or poison; may be given twice.", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Parameter(
+            name=["--limit", "-n"],
+            help=f"How many, oldest first; 0 is all. Default: {CLI_SPOOL_ROWS}, with --json all.",
+            validator=Number(gte=0),
+            show_default=False,
+        ),
+    ] = None,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> None:
+    """List the events of a spool and where they are."""
+    from watchbill.spool.replay import replay_dead, unreplayed
+
+    states, terminal = [_state(word) for word in state or ()], which.terminal
+    with which.choose().look() as spool:
+        replay_dead(spool.layout)
+        kept = limit if limit is not None else 0 if json else CLI_SPOOL_ROWS
+        found, total = _oldest(entries(spool, *states), kept)
+        hidden = unreplayed(spool.layout)
+    if json:
+        told = {"events": [as_fields(each) for each in found], "total": total, "unreplayed": hidden}
+        terminal.show(jsonlib.dumps(told))
+        return
+    terminal.show(*(draw_entries(found, terminal) if found else ["no events"]))
+    if total > len(found):
+        terminal.note(f"and {total - len(found)} more; --limit 0 lists all")
+    if hidden:
+        terminal.note(f"{hidden} more are safe in a dead writer's log and wait for room to be shown")
+
+
+@app.command
+def show(
+    name: Annotated[
+        str, Parameter(name="NAME", help="Its file, as `list` shows it; the beginning is enough.")
+    ],
+    /,
+    *,
+    raw: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print its bytes and nothing else.")
+    ] = False,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> None:
+    """Show one event: where it is, how often it was tried, and what it says."""
+    from watchbill.spool import show as read_event
+
+    terminal = which.terminal
+    with which.choose().look() as spool:
+        entry, content = _quietly(lambda: read_event(spool, find_events(spool, [name])[0]))
+    if raw:
+        terminal.show_json(content)
+    elif json:
+        told = as_fields(entry) | {"content": events_of(content), "reason": entry.reason}
+        terminal.show(jsonlib.dumps(told))
+    else:
+        terminal.show(*draw_event(entry, content, terminal))
+
+
+@app.command
+def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> None:
+    """Count the events of a spool by state.
+
+    Without --spool every spool of the config is counted.
+    """
+    from watchbill.spool import stats as count
+
+    terminal = which.terminal
+    if which.spool is not None:
+        chosen = which.choose()
+        with chosen.look() as spool:
+            counts = {chosen.rules.name: count(spool)}
+            for warning in [] if json else spool.warnings():
+                terminal.note(plain(warning))
+    else:
+        counts = {}
+        for name, rules in _all(which).items():
+            with closing(Chosen(rules, find_root(which.root).path).make()) as spool:
+                counts[name] = count(spool)
+    if json and which.spool is not None:
+        terminal.show(jsonlib.dumps(next(iter(counts.values())).as_dict()))
+    elif json:
+        terminal.show(jsonlib.dumps({"spools": {name: each.as_dict() for name, each in counts.items()}}))
+    else:
+        terminal.show(*draw_stats(counts, terminal))
+
+
+def _all(which: Which) -> dict[str, SpoolRules]:
+    spools = configured(which.config, which.root)
+    if not spools:
+        raise WrongUse("no spool is named: say --spool DIR, or add [spool.NAME] to the config")
+    return spools
+
+
+def _state(word: str) -> State:
+    state = _STATES.get(word.removeprefix("queue-").replace("_", "-"))
+    if state is None:
+        raise WrongUse(f"{word} is not a state; there are {', '.join(_STATES)}")
+    return state
+
+
+def _oldest(found: Iterable[Entry], limit: int) -> tuple[list[Entry], int]:
+    """The oldest files and how many there are in all; a million of them are not kept in memory for fifty."""
+    total = 0
+
+    def counted() -> Iterable[Entry]:
+        nonlocal total
+        for entry in found:
+            total += 1
+            yield entry
+
+    def order(entry: Entry) -> tuple[int, str]:
+        return -entry.age_ms, entry.name
+
+    kept = heapq.nsmallest(limit, counted(), key=order) if limit else sorted(counted(), key=order)
+    return kept, total
+
+
+def _quietly(act: Callable[[], tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
+    """An event that is gone or unreadable is no mistake in the use of the command."""
+    try:
+        return act()
+    except SpoolLayout as error:
+        raise TheirsError(str(error)) from error

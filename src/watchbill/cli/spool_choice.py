@@ -1,0 +1,119 @@
+"""Which spool a command means: a folder, or a `[spool.NAME]` of the config.
+
+A text with a slash, and a folder that already is a spool, are folders; any other word is looked up in the config
+first. Only then is the config read, and of it nothing but the spools: a spool must work where a model's file or an
+API key is missing.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+from cyclopts import Group, Parameter
+
+from watchbill.catalog import SpoolRules
+from watchbill.cli.app import WrongUse
+from watchbill.cli.options import QUIET, ROOT
+from watchbill.cli.terminal import Terminal
+from watchbill.errors import ConfigError
+from watchbill.root import find_root
+from watchbill.runtime.spools import folder_of, open_spool
+from watchbill.spool import Spool
+
+__all__ = ["AsJson", "Chosen", "Config", "Which", "configured", "in_config"]
+
+_WHICH = Group("Which spool", sort_key=80)
+
+Config = Annotated[
+    Path | None,
+    Parameter(
+        name="--config",
+        group=_WHICH,
+        help="The config with the spool's table. Default: the one `up` would take.",
+        show_default=False,
+    ),
+]
+
+
+AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")]
+
+
+class Chosen(NamedTuple):
+    """A spool's rules, and the root that their paths are relative to."""
+
+    rules: SpoolRules
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.rules, self.root)
+
+    def make(self, *, signed: bool = False) -> Spool:
+        """The spool; its folders are made where they are missing."""
+        return open_spool(self.rules, self.root, signed=signed)
+
+    def look(self) -> Spool:
+        """The spool, for commands that only look or move: a mistyped folder is not made into a spool."""
+        if not (self.folder / "queue").is_dir():
+            raise ConfigError(
+                f"there is no spool in {self.folder}; the first `watchbill spool enqueue` makes one"
+            )
+        return self.make()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which spool."""
+
+    spool: Annotated[
+        str | None,
+        Parameter(
+            name=["--spool", "-s"],
+            group=_WHICH,
+            help="The spool's folder, or its name in the config. Default: the config's only spool.",
+            show_default=False,
+        ),
+    ] = None
+    config: Config = None
+    root: Annotated[Path | None, ROOT] = None
+    quiet: Annotated[bool, QUIET] = False
+
+    @property
+    def terminal(self) -> Terminal:
+        return Terminal(quiet=self.quiet)
+
+    def choose(self) -> Chosen:
+        """The spool that is meant. Raises WrongUse or ConfigError."""
+        root = find_root(self.root).path
+        if self.spool is None:
+            return Chosen(_only(configured(self.config, self.root)), root)
+        folder = Path(self.spool).expanduser()
+        if not self.spool or "\0" in self.spool:
+            raise WrongUse("--spool is empty; name a folder or a spool of the config")
+        if "/" not in self.spool and not (folder / "queue").is_dir():
+            known = in_config(self.spool, self.config, self.root)
+            if known is not None:
+                return Chosen(known, root)
+        return Chosen(SpoolRules(self.spool, str(folder.absolute()), MappingProxyType({})), root)
+
+
+def in_config(name: str, config: Path | None, root: Path | None) -> SpoolRules | None:
+    """The config's spool of this name."""
+    return configured(config, root).get(name)
+
+
+def configured(config: Path | None, root: Path | None) -> dict[str, SpoolRules]:
+    """Every spool of the config."""
+    from watchbill.config import read
+
+    return dict(read(config, root=find_root(root).path, only="spool").catalog.spools)
+
+
+def _only(spools: dict[str, SpoolRules]) -> SpoolRules:
+    if len(spools) == 1:
+        return next(iter(spools.values()))
+    if not spools:
+        raise WrongUse("no spool is named: say --spool DIR, or add [spool.NAME] to the config")
+    raise WrongUse(f"the config has several spools; say --spool with one of {', '.join(spools)}")

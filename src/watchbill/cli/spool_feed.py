@@ -1,0 +1,118 @@
+"""Events from a file or a pipe into a spool.
+
+A file is read twice: nothing of it is stored when one of its lines is no event. A pipe is stored as it comes, so that
+`producer | watchbill spool enqueue` loses nothing when the producer stays; it ends at the first line that is no event.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from watchbill.errors import TheirsError
+from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
+from watchbill.spool import EventRefused, Spool
+from watchbill.spool.events import encode
+from watchbill.spool.limits import EVENT_BYTES_MAX
+
+__all__ = ["STANDARD_INPUT", "feed"]
+
+STANDARD_INPUT = "-"
+_READ_BYTES = 2**20
+
+
+class _Line(NamedTuple):
+    number: int
+    text: bytes
+
+
+def feed(spool: Spool, source: str, *, bundle: bool, stored: Callable[[list[str]], None]) -> None:
+    """Stores the events of a source; `stored` gets their names as they are safe.
+
+    Raises TheirsError with the place of the first line that is no event, or what the spool raises.
+    """
+    descriptor = sys.stdin.fileno() if source == STANDARD_INPUT else _open(source)
+    try:
+        again = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        start = os.lseek(descriptor, 0, os.SEEK_CUR) if again else 0
+        if bundle:
+            lines = [line for batch in _batches(descriptor) for line in batch]
+            _check(lines, source, "nothing was stored")
+            stored(spool.enqueue_many([line.text for line in lines], bundle=True))
+            return
+        if again:
+            for batch in _batches(descriptor):
+                _check(batch, source, "nothing was stored")
+            os.lseek(descriptor, start, os.SEEK_SET)
+        for batch in _batches(descriptor):
+            good = batch if again else _good_ones(batch)
+            if good:
+                stored(spool.enqueue_many([line.text for line in good]))
+            _check(batch[len(good) :], source, "what came before it is stored, it and the rest are not")
+    finally:
+        if source != STANDARD_INPUT:
+            os.close(descriptor)
+
+
+def _open(source: str) -> int:
+    try:
+        return os.open(Path(source).expanduser(), os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # the operator named this file: whatever the reason, say it
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise TheirsError(f"cannot read {source}: {(reason or str(error)).lower()}") from error
+
+
+def _batches(descriptor: int) -> Iterator[list[_Line]]:
+    """The lines in groups, as they arrive; empty ones are left out."""
+    rest, number, batch, size = b"", 0, list[_Line](), 0
+    while chunk := _read(descriptor):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for text in lines:
+            number += 1
+            if text.strip():
+                batch.append(_Line(number, text))
+                size += len(text)
+            if len(batch) >= CLI_ENQUEUE_BATCH_MAX or size >= CLI_ENQUEUE_BATCH_BYTES_MAX:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+            batch, size = [], 0
+        if len(rest) > EVENT_BYTES_MAX:
+            yield [_Line(number + 1, rest)]  # too long already: it is refused, and nothing more is read
+            return
+    if rest.strip():
+        yield [_Line(number + 1, rest)]
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _READ_BYTES)
+    except OSError as error:  # a folder, a disk that fails
+        raise TheirsError(f"cannot read the events: {(error.strerror or str(error)).lower()}") from error
+
+
+def _good_ones(batch: list[_Line]) -> list[_Line]:
+    """The lines before the first that is no event."""
+    for place, line in enumerate(batch):
+        if _complaint(line) is not None:
+            return batch[:place]
+    return batch
+
+
+def _check(batch: list[_Line], source: str, outcome: str) -> None:
+    for line in batch:
+        complaint = _complaint(line)
+        if complaint is not None:
+            where = "standard input" if source == STANDARD_INPUT else source
+            raise TheirsError(f"{where}:{line.number}: {complaint}; {outcome} (one JSON object on each line)")
+
+
+def _complaint(line: _Line) -> str | None:
+    try:
+        encode(line.text)
+    except EventRefused as error:
+        return str(error)
+    return None

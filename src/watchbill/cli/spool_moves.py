@@ -1,0 +1,137 @@
+"""`spool release|poison|requeue`: single events moved by hand, while workers run."""
+
+import json as jsonlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from watchbill.cli.app import WrongUse
+from watchbill.cli.spool_choice import AsJson, Which
+from watchbill.cli.spool_views import WORDS
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import TheirsError
+from watchbill.spool import Entry, Spool, SpoolLayout, State, entries
+from watchbill.spool.names import stem_of
+
+__all__ = ["find_events", "poison", "release", "requeue"]
+
+FAILED = 1
+_DEFAULTS = Which()
+
+_Names = Annotated[
+    list[str], Parameter(name="NAME", help="An event's file, as `list` shows it; its beginning is enough.")
+]
+_Force = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Even if the worker that leased it is alive.")
+]
+
+
+def release(
+    names: _Names, /, *, force: _Force = False, json: AsJson = False, which: Which = _DEFAULTS
+) -> int:
+    """Put events in flight back into the queue.
+
+    Only for a worker that hangs: what a dead one left comes back by itself.
+    """
+    from watchbill.spool import release_named
+
+    with which.choose().look() as spool:
+        found = find_events(spool, names, State.IN_FLIGHT)
+        return _move(found, lambda entry: release_named(spool, entry, force=force), which.terminal, json=json)
+
+
+def poison(
+    names: _Names,
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="Why; it stands beside the event.")] = "given up by hand",
+    force: _Force = False,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> int:
+    """Give up events that wait or are in flight."""
+    from watchbill.spool import poison_named
+
+    with which.choose().look() as spool:
+        found = find_events(spool, names, State.QUEUE, State.IN_FLIGHT)
+        return _move(
+            found, lambda entry: poison_named(spool, entry, reason, force=force), which.terminal, json=json
+        )
+
+
+def requeue(
+    names: Annotated[
+        list[str] | None,
+        Parameter(name="NAME", help="A poisoned or finished event's file.", show_default=False),
+    ] = None,
+    /,
+    *,
+    all_: Annotated[
+        bool, Parameter(name="--all", negative="", show_default=False, help="Everything in poison.")
+    ] = False,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> int:
+    """Give poisoned or finished events all their attempts again.
+
+    A poisoned file may be edited first: `show` says where it lies.
+    """
+    from watchbill.spool import requeue as put_back
+
+    if bool(names) == all_:
+        raise WrongUse("name the events to requeue, or say --all. See: watchbill spool requeue --help")
+    with which.choose().look() as spool:
+        found = (
+            list(entries(spool, State.POISON))
+            if all_
+            else find_events(spool, names or [], State.POISON, State.DONE)
+        )
+        return _move(found, lambda entry: put_back(spool, entry), which.terminal, json=json)
+
+
+def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
+    """The files of these names, each given in full, as a path, or by a beginning that only one has."""
+    stems = {name: stem_of(Path(name).name) for name in names}
+    found: dict[str, list[Entry]] = {name: [] for name in names}
+    for entry in entries(spool, *states):
+        stem = stem_of(entry.name)
+        for name, asked in stems.items():
+            if stem == asked:
+                found[name] = [entry]
+            elif (
+                asked
+                and stem.startswith(asked)
+                and not any(stem_of(each.name) == asked for each in found[name])
+            ):
+                found[name].append(entry)
+    return [_single(name, found[name], states) for name in names]
+
+
+def _single(name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TheirsError(f"{len(found)} events begin with {name}; name one in full")
+    where = " or ".join(WORDS[state] for state in states) or "this spool"
+    raise TheirsError(f"no event {name} in {where}; watchbill spool list shows what there is")
+
+
+def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *, json: bool) -> int:
+    """Moves one after the other; one that cannot be moved does not keep the others."""
+    moved: list[str] = []
+    failed: list[str] = []
+    for entry in found:
+        try:
+            moved.append(act(entry))
+        except SpoolLayout as error:
+            failed.append(str(error))
+    if json:
+        terminal.show(jsonlib.dumps({"moved": moved, "failed": failed}))
+    else:
+        terminal.show(*moved)
+    for each in failed:
+        print(f"watchbill: {plain(each)}", file=sys.stderr, flush=True)
+    return FAILED if failed else 0

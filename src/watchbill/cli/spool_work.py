@@ -1,0 +1,146 @@
+"""`spool drain` and `spool gc`: what a daemon does with a spool, in the foreground."""
+
+import json as jsonlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from watchbill.cli.app import WrongUse
+from watchbill.cli.spool_choice import AsJson, Chosen, Which
+from watchbill.cli.spool_drain import Foreground
+from watchbill.cli.terminal import Terminal
+from watchbill.limits import DRAIN_WORKERS_MAX
+from watchbill.runtime.spools import corpora_of, make_drains
+from watchbill.spool import gc as collect
+from watchbill.spool import stats
+from watchbill.units import parse_millis
+
+__all__ = ["drain", "gc"]
+
+_DEFAULTS = Which()
+
+
+def drain(
+    *,
+    corpus: Annotated[
+        Path | None, Parameter(help="The JSONL file to append to. Default: the config's.", show_default=False)
+    ] = None,
+    schema: Annotated[
+        str | None,
+        Parameter(
+            help="A JSON Schema file, builtin (id, kind and ts), or any. Default: the config's, else builtin.",
+            show_default=False,
+        ),
+    ] = None,
+    once: Annotated[bool, Parameter(negative="", show_default=False, help="End when nothing waits.")] = False,
+    idle: Annotated[
+        str | None, Parameter(help="End when nothing came for this long, as 10m.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        Parameter(
+            help="Drain workers. Default: the config's, else 1.",
+            show_default=False,
+            validator=Number(gte=1, lte=DRAIN_WORKERS_MAX),
+        ),
+    ] = None,
+    ordered: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Keep the order of arrival across all workers.")
+    ] = False,
+    id_key: Annotated[
+        str | None, Parameter(help="The key of an event that holds its id.", show_default=False)
+    ] = None,
+    verify: Annotated[
+        list[Path] | None,
+        Parameter(help="A public key (PEM): poison what none of them signed.", show_default=False),
+    ] = None,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> int:
+    """Move events into the corpus until Ctrl-C, or until nothing waits.
+
+    Events that a crashed worker left are taken up first. What is no valid event goes to poison with its reason; a disk
+    that is full is waited for. Exit code 0 also when some events were poisoned: the output counts them.
+    """
+    chosen = which.choose()
+    rules = chosen.rules
+    if corpus is not None:
+        rules = replace(rules, corpora=MappingProxyType({"*": str(corpus.expanduser().absolute())}))
+    if not rules.corpora:
+        raise WrongUse("no corpus is named: say --corpus FILE, or drain a spool of the config")
+    rules = replace(
+        rules,
+        schema=rules.schema if schema is None else _schema(schema),
+        workers=workers or rules.workers,
+        ordered=ordered or rules.ordered,
+        id_key=id_key or rules.id_key,
+        verify=tuple(str(key.expanduser().absolute()) for key in verify or ()) or rules.verify,
+    )
+    return _drain(chosen._replace(rules=rules), which.terminal, once=once, idle=idle, json=json)
+
+
+def gc(
+    *,
+    keep: Annotated[
+        str | None,
+        Parameter(
+            help="Keep finished events this long, as 7d. Default: the config's, else 7d.", show_default=False
+        ),
+    ] = None,
+    archive: Annotated[
+        Path | None, Parameter(help="Move them here instead of deleting them.", show_default=False)
+    ] = None,
+    compact: Annotated[
+        bool,
+        Parameter(negative="--no-compact", help="Make one file of each finished day.", show_default=False),
+    ] = True,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
+) -> None:
+    """Compact finished days and delete or archive old ones.
+
+    Days are whole UTC days; today is not touched, and poison never.
+    """
+    chosen, terminal = which.choose(), which.terminal
+    keep_ms = chosen.rules.keep_done_ms if keep is None else parse_millis(keep)
+    where = archive or (chosen.root / chosen.rules.archive if chosen.rules.archive else None)
+    with chosen.look() as spool:
+        done = collect(spool, keep_done_s=keep_ms / 1000, compact=compact, archive=where)
+    if json:
+        terminal.show(jsonlib.dumps(asdict(done)))
+    else:
+        terminal.show(f"compacted {done.compacted}, removed {done.removed}, archived {done.archived}")
+
+
+def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, json: bool) -> int:
+    idle_s = None if idle is None else parse_millis(idle) / 1000
+    drains = make_drains(chosen.rules, chosen.root)
+    try:
+        for corpus in corpora_of(chosen.rules, chosen.root).values():
+            with corpus:
+                corpus.append([])  # a corpus that can never be written is said now, not waited for
+        if not once:
+            files = ", ".join(sorted(set(chosen.rules.corpora.values())))
+            terminal.note(f"draining {chosen.folder} into {files}; Ctrl-C ends it")
+        waiting = stats(drains[0].spool) if once and terminal.is_live else None
+        foreground = Foreground(drains, terminal)
+        report = foreground.run(
+            once=once, idle_s=idle_s, waiting=waiting.queue + waiting.in_flight if waiting else 0
+        )
+    finally:
+        for each in drains:
+            each.spool.close()
+    if json:
+        terminal.show(jsonlib.dumps(asdict(report)))
+    else:
+        told = f"appended {report.appended}, already there {report.duplicates}, poisoned {report.poisoned}"
+        terminal.show(told + (f", put back {report.released}" if report.released else ""))
+    return foreground.exit_code
+
+
+def _schema(text: str) -> str:
+    return text if text in ("builtin", "any") else str(Path(text).expanduser().absolute())
