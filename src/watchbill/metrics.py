@@ -6,13 +6,18 @@ through the small methods here. No globals: a registry of our own, so two daemon
 
 Names follow OpenTelemetry where it has one (`gen_ai.server.*`, dots become underscores), else `watchbill_*`. Labels
 come from the catalog or from closed lists, never from a client: a stranger cannot grow the number of series.
+
+Everything here belongs to the event loop. The recorders are our own for that reason: the library's look their
+labels up and take locks for every value, and every request leaves seven of them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -74,41 +79,41 @@ class Metrics:
 
     def observe_wait(self, lane: str, ms: float) -> None:
         """A request started after waiting `ms`."""
-        self._wait.labels(lane).observe(ms / 1000)
+        self._wait.observe(ms / 1000, lane)
 
     def observe_forecast(self, lane: str, error_ms: float) -> None:
         """A request started `error_ms` after its forecast; negative: before it."""
-        self._forecast.labels(lane).observe(error_ms / 1000)
+        self._forecast.observe(error_ms / 1000, lane)
 
     def observe_first_byte(self, model: str, ms: float) -> None:
         """A caller saw the first byte `ms` after it arrived."""
-        self._first.labels(model).observe(ms / 1000)
+        self._first.observe(ms / 1000, model)
 
     def observe_service(self, model: str, ms: float) -> None:
         """An answer ran for `ms`."""
-        self._service.labels(model).observe(ms / 1000)
-        self._serving_s.inc(ms / 1000)
+        self._service.observe(ms / 1000, model)
+        self._serving_s.add(ms / 1000)
         self._serving_ms += ms
 
     def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
         """A load ended after `ms`."""
-        self._loads.labels(model, "ok" if ok else "failed").inc()
-        self._loading_s.inc(ms / 1000)
+        self._loads.add(1, model, "ok" if ok else "failed")
+        self._loading_s.add(ms / 1000)
         self._loading_ms += ms
         if ok:
-            self._load.labels(model, "true" if cached else "false").observe(ms / 1000)
+            self._load.observe(ms / 1000, model, "true" if cached else "false")
 
     def count_eviction(self, model: str, reason: str) -> None:
         """A model left. `reason` is one word of a closed list (idle, swap, emergency, operator, ...)."""
-        self._evictions.labels(model, reason).inc()
+        self._evictions.add(1, model, reason)
 
     def count_request(self, lane: str, outcome: str) -> None:
         """A request ended: `ok`, `cancelled`, or one of the error codes."""
-        self._requests.labels(lane, outcome).inc()
+        self._requests.add(1, lane, outcome)
 
     def count_late_answer(self) -> None:
         """An answer came for an attempt that was over."""
-        self._late.inc()
+        self._late.add(1)
 
     def observe_lag(self, ms: float) -> None:
         """The event loop's timer fired `ms` late."""
@@ -123,11 +128,61 @@ class Metrics:
         """The page, in the text format of CONTENT_TYPE."""
         return generate_latest(self._registry)
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> "_Histogram":
+        histogram = _Histogram(name, text, labels, bounds)
+        self._registry.register(histogram)
+        return histogram
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        return Counter(name, text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, labels: list[str]) -> "_Counter":
+        counter = _Counter(name, text, labels)
+        self._registry.register(counter)
+        return counter
+
+
+class _Counter(Collector):
+    """Sums that only grow, one per set of label values."""
+
+    def __init__(self, name: str, text: str, labels: list[str]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._sums: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+
+    def add(self, amount: float, *labels: str) -> None:
+        self._sums[labels] = self._sums.get(labels, 0.0) + amount
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, total in self._sums.items():
+            family.add_metric(labels, total)
+        yield family
+
+
+class _Histogram(Collector):
+    """How many values were at most each bound, per set of label values."""
+
+    def __init__(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> None:
+        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._counts: dict[tuple[str, ...], list[int]] = {}  # one for each bound and one for what is beyond
+        self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._begin(())
+
+    def observe(self, value: float, *labels: str) -> None:
+        counts = self._counts.get(labels) or self._begin(labels)
+        counts[bisect_left(self._bounds, value)] += 1
+        self._sums[labels] += value
+
+    def _begin(self, labels: tuple[str, ...]) -> list[int]:
+        self._sums[labels] = 0.0
+        self._counts[labels] = [0] * (len(self._bounds) + 1)
+        return self._counts[labels]
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, counts in self._counts.items():
+            summed = zip(names, accumulate(counts), strict=True)
+            family.add_metric(labels, list(summed), self._sums[labels])
+        yield family
 
 
 class _ThrashCollector(Collector):

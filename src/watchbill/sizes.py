@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,11 +49,16 @@ class Facts:
     cache_type: str
     engine: str  # driver and version
     devices: tuple[str, ...]
+    #: A short name for exactly these facts. Made once: it is looked up for every request that is served.
+    key: str = field(init=False, repr=False, compare=False)
 
-    def key(self) -> str:
-        """A short name for exactly these facts."""
-        text = json.dumps(astuple(self), separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+    def __post_init__(self) -> None:
+        facts = (
+            self.model, self.source, self.file_bytes, self.file_mtime_ns, self.context, self.slots,
+            self.cache_type, self.engine, self.devices,
+        )  # fmt: skip
+        text = json.dumps(facts, separators=(",", ":"))
+        object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
 def facts_of(
@@ -123,7 +128,7 @@ class Sizes:
 
     def recall(self, facts: Facts) -> Learned | None:
         """What is known under exactly these facts; None when they were never seen."""
-        entry = self._entries.get(facts.key())
+        entry = self._entries.get(facts.key)
         if entry is None:
             return None
         return Learned(
@@ -180,7 +185,7 @@ class Sizes:
                     self._warn(f"{self._path}: {refusal.strerror}; learned sizes are kept in memory")
 
     def _entry(self, facts: Facts) -> _Entry:
-        key = facts.key()
+        key = facts.key
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= SIZES_MODELS_MAX:

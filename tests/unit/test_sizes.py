@@ -139,6 +139,6 @@ def test_the_facts_of_a_file_change_with_it(tmp_path: Path) -> None:
 
     first = now()
     source.write_bytes(b"other")
-    assert (first.file_bytes, now().file_bytes) == (3, 5) and first.key() != now().key()
+    assert (first.file_bytes, now().file_bytes) == (3, 5) and first.key != now().key
     source.unlink()
     assert now().file_bytes == 0
