@@ -256,6 +256,8 @@ READY_TURN_MS = 15_000
 LEARNED_SAVE_MS = 5_000
 #: How long an operator's `load` or `evict` waits for its end.
 OPERATOR_MS_MAX = 900_000
+#: A driver ends a load at its limit by itself, with the engine's last words; one that does not is ended after this.
+LOAD_OVERTIME_MS = 5_000
 #: How often the daemon looks whether its config file changed.
 CONFIG_LOOK_MS = 2_000
 
@@ -322,6 +324,9 @@ DRAIN_AGAIN_MS = 1_000
 DRAIN_AGAIN_MS_MAX = 60_000
 #: How long a drain gets at shutdown for the batch in its hands; what it cannot end is delivered again later.
 DRAIN_STOP_MS = 8_000
+#: How often a spool's keeper looks at its workers, and how often at most it tells of poisoned events.
+DRAIN_LOOK_MS = 1_000
+DRAIN_POISON_TOLD_MS = 60_000
 #: Finished events are compacted and deleted this often.
 DONE_COLLECT_MS = 3_600_000
 #: Captured events that wait for the disk, and their text; more are dropped, counted and alerted.
@@ -372,3 +377,12 @@ TASK_COMMAND_MS = 600_000
 TASK_OUTPUT_CHARS_MAX = 20_000
 #: The longest answer to a background prompt.
 TASK_TOKENS_MAX = 512
+
+# ------------------------------------------------------------------ traces and simulation
+
+#: What was recorded reaches the file at the latest after this.
+TRACE_FLUSH_MS = 1_000
+#: Lines of a trace that a replay reads.
+TRACE_LINES_MAX = 5_000_000
+#: Seeds of one simulation.
+SIMULATE_SEEDS_MAX = 1_000
