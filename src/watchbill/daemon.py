@@ -37,6 +37,7 @@ from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.deliver import Deliverer
+from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.knowledge import Memories
 from watchbill.runtime.lookout import Lookout
@@ -136,27 +137,31 @@ class _Setting:
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
     root, stopping = setting.root, _Stopping()
     journal = Journal(root.path, catalog.journal)
-    driver = _make_driver(root, catalog, journal)
+    alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
+    driver = _make_driver(root, catalog, journal, alerts)
+    drains = Drains(root.path, partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_))
     try:
         await driver.start()
         _tell_of_failures(driver, setting.screen)
         serving = await _open(driver, catalog.server)
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)
-        reloading = _Reloading(driver, serving, setting)
+        await asyncio.to_thread(drains.reconfigure, catalog.spools)
+        reloading = _Reloading(driver, drains, serving, setting)
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
         await reloading.close()
         driver.stop_admitting()
         await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
     finally:
+        await asyncio.to_thread(drains.close)
         await driver.close()
         journal.close()
         root.forget_daemon()
     return stopping.exit_code
 
 
-def _make_driver(root: Root, catalog: Catalog, journal: Journal) -> Driver:
+def _make_driver(root: Root, catalog: Catalog, journal: Journal, alerts: Alerts) -> Driver:
     ram = RamProbe()
     return Driver(
         catalog,
@@ -165,7 +170,7 @@ def _make_driver(root: Root, catalog: Catalog, journal: Journal) -> Driver:
             memories=Memories(catalog, Sizes(root.path)),
             root=root.path,
             journal=journal,
-            alerts=Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver),
+            alerts=alerts,
             make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),
         ),
     )
@@ -242,8 +247,8 @@ class _Stopping:
 class _Reloading:
     """Takes a changed config over while the daemon runs, or refuses it whole."""
 
-    def __init__(self, driver: Driver, serving: Serving, setting: _Setting) -> None:
-        self._driver, self._serving = driver, serving
+    def __init__(self, driver: Driver, drains: Drains, serving: Serving, setting: _Setting) -> None:
+        self._driver, self._drains, self._serving = driver, drains, serving
         self._file, self._options, self._screen = setting.file, setting.options, setting.screen
         self._seen = self._stamp()
         self._asked = asyncio.Event()
@@ -280,6 +285,7 @@ class _Reloading:
         catalog = _with_address(loaded.catalog, self._options)
         before = _failures(self._driver)
         changes = await self._driver.reload(catalog)
+        changes += await asyncio.to_thread(self._drains.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(self._driver).items() if before.get(name) != text]
         self._serving.gateway.reconfigure(catalog.server)
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")

@@ -1,0 +1,221 @@
+"""Drains beside the scheduler: every spool of the config is drained and looked after in threads of its own.
+
+    keeper, one per spool:  open ─▶ workers run ─▶ look each second ─▶ collect finished events each hour
+                             ▲                        │ a worker failed
+                             └────── a growing pause ─┘
+
+Nothing here runs on the event loop, and nothing a spool does stops another one or the daemon: a folder that cannot be
+made, a schema that cannot be read, a disk that fails are told once and tried again. What a drain cannot end at
+shutdown stays leased and is delivered again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from watchbill.catalog import SpoolRules
+from watchbill.core.messages import Alert
+from watchbill.limits import (
+    DONE_COLLECT_MS,
+    DRAIN_AGAIN_MS,
+    DRAIN_AGAIN_MS_MAX,
+    DRAIN_LOOK_MS,
+    DRAIN_POISON_TOLD_MS,
+    DRAIN_STOP_MS,
+)
+from watchbill.runtime.spools import folder_of, make_drains, open_spool
+from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, gc
+
+__all__ = ["Drains"]
+
+_LOG = logging.getLogger("watchbill.drains")
+#: Takes an alert from any thread.
+Tell = Callable[[Alert], object]
+
+
+class Drains:
+    """All spools of one daemon. Blocks for at most DRAIN_STOP_MS and a little: call it from a thread."""
+
+    def __init__(self, root: Path, tell: Tell) -> None:
+        self._root, self._tell = root, tell
+        self._keepers: dict[str, _Keeper] = {}
+        self._lock = threading.Lock()
+
+    def reconfigure(self, spools: Mapping[str, SpoolRules]) -> list[str]:
+        """Drains these spools from now on, and no others. Says what changed."""
+        with self._lock:
+            gone = [name for name, keeper in self._keepers.items() if spools.get(name) != keeper.rules]
+            self._stop(gone)
+            changes = [f"spool {name} {'changed' if name in spools else 'is gone'}" for name in gone]
+            for name, rules in spools.items():
+                if name not in self._keepers:
+                    changes += [] if name in gone else [f"spool {name} is new"]
+                    self._keepers[name] = keeper = _Keeper(rules, self._root, self._tell)
+                    keeper.start()
+        return changes
+
+    def close(self) -> None:
+        """Lets every worker end the batch in its hands; leaves after a while in any case."""
+        with self._lock:
+            self._stop(list(self._keepers))
+
+    def view(self) -> dict[str, dict[str, object]]:
+        """What has become of each spool's events since the start, and what it complains about."""
+        return {name: keeper.view() for name, keeper in self._keepers.items()}
+
+    def _stop(self, names: list[str]) -> None:
+        stopped = [self._keepers.pop(name) for name in names]
+        for keeper in stopped:
+            keeper.ask_to_stop()
+        deadline = time.monotonic() + DRAIN_STOP_MS / 1000
+        for keeper in stopped:
+            if not keeper.join(deadline):
+                _LOG.warning(
+                    "spool=%s a drain does not end; its events are delivered again", keeper.rules.name
+                )
+
+
+class _Keeper:
+    """One spool's thread and its workers."""
+
+    def __init__(self, rules: SpoolRules, root: Path, tell: Tell) -> None:
+        self.rules = rules
+        self._root, self._tell = root, tell
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"spool-{rules.name}", daemon=True)
+        self._drains: list[Drain] = []
+        self._done_before = dict.fromkeys(("appended", "duplicates", "poisoned", "released"), 0)
+        self._complaint = ""  # told, and not over yet
+        self._poisoned_told, self._poisoned_told_at_s = 0, float("-inf")
+        self._collect_at_s = time.monotonic()
+        self._settled = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stopped.set()
+
+    def join(self, deadline_s: float) -> bool:
+        """Waits for the end until then; False when it did not come."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def view(self) -> dict[str, object]:
+        return {**self._counts(), "complaint": self._complaint}
+
+    def _counts(self) -> dict[str, int]:
+        """What has become of events since the start, also under workers that failed."""
+        return {
+            name: before + sum(int(getattr(drain.report, name)) for drain in self._drains)
+            for name, before in self._done_before.items()
+        }
+
+    def _run(self) -> None:
+        pause_ms = DRAIN_AGAIN_MS
+        while not self._stopped.is_set():
+            settled = self._settled
+            try:
+                self._work()
+            except Exception as error:  # noqa: BLE001  one spool's fault, whatever it is, ends here: told and tried again
+                self._complain(f"{type(error).__name__}: {error}" if not str(error) else str(error))
+                _LOG.debug("spool=%s", self.rules.name, exc_info=True)
+            pause_ms = DRAIN_AGAIN_MS if self._settled > settled else min(pause_ms * 2, DRAIN_AGAIN_MS_MAX)
+            self._stopped.wait(pause_ms / 1000)
+
+    def _work(self) -> None:
+        """Runs the workers until the end, or until one of them fails. Raises its error."""
+        if not self.rules.drain:
+            self._look_after_until_stopped()
+            return
+        self._drains = make_drains(self.rules, self._root)
+        for warning in self._drains[0].spool.warnings():
+            _LOG.warning("spool=%s %s", self.rules.name, warning)
+        errors: list[Exception] = []
+        workers = [
+            threading.Thread(
+                target=self._drain, args=(drain, errors), name=f"drain-{self.rules.name}", daemon=True
+            )
+            for drain in self._drains
+        ]
+        try:
+            for worker in workers:
+                worker.start()
+            while not errors and not self._stopped.wait(DRAIN_LOOK_MS / 1000):
+                self._look()
+        finally:
+            self._end(workers)
+        if errors:
+            raise errors[0]
+
+    @staticmethod
+    def _drain(drain: Drain, errors: list[Exception]) -> None:
+        try:
+            drain.run()
+        except Exception as error:  # noqa: BLE001  raised again by the keeper
+            errors.append(error)
+
+    def _end(self, workers: list[threading.Thread]) -> None:
+        for drain in self._drains:
+            drain.stop()
+        deadline = time.monotonic() + DRAIN_STOP_MS / 1000
+        for drain, worker in zip(self._drains, workers, strict=True):
+            worker.join(max(0.0, deadline - time.monotonic()))
+            if not worker.is_alive():
+                drain.spool.close()
+        self._done_before, self._drains = self._counts(), []
+
+    def _look(self) -> None:
+        """What the workers met since the last look, and whether finished events are due for collection."""
+        counts = self._counts()
+        settled = counts["appended"] + counts["duplicates"] + counts["poisoned"]
+        if settled != self._settled:
+            self._settled = settled
+            for drain in self._drains:
+                drain.last_error = ""
+        trouble = next((drain.last_error for drain in self._drains if drain.last_error), "")
+        if trouble:
+            self._complain(trouble)
+        else:
+            self._complaint = ""
+        self._tell_of_poison(counts["poisoned"])
+        self._collect_if_due()
+
+    def _look_after_until_stopped(self) -> None:
+        while not self._stopped.wait(DRAIN_LOOK_MS / 1000):
+            self._collect_if_due()
+
+    def _tell_of_poison(self, poisoned: int) -> None:
+        new = poisoned - self._poisoned_told
+        now_s = time.monotonic()
+        if new <= 0 or now_s - self._poisoned_told_at_s < DRAIN_POISON_TOLD_MS / 1000:
+            return
+        self._poisoned_told += new
+        self._poisoned_told_at_s = now_s
+        events = "an event was" if new == 1 else f"{new} events were"
+        advice = f"see: watchbill spool list --spool {self.rules.name} --state poison"
+        self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
+
+    def _complain(self, text: str) -> None:
+        """Tells a trouble once; it is over when a look finds none."""
+        if text != self._complaint:
+            self._complaint = text
+            self._tell(Alert("spool", f"spool {self.rules.name}: {text}"))
+
+    def _collect_if_due(self) -> None:
+        if time.monotonic() < self._collect_at_s or not folder_of(self.rules, self._root).is_dir():
+            return
+        self._collect_at_s = time.monotonic() + DONE_COLLECT_MS / 1000
+        archive = self._root / self.rules.archive if self.rules.archive else None
+        try:
+            with open_spool(self.rules, self._root) as spool:
+                done = gc(spool, keep_done_s=self.rules.keep_done_ms / 1000, archive=archive)
+        except (SpoolBroken, SpoolFull, SpoolLayout) as error:  # no reason to stop draining
+            self._complain(str(error))
+            return
+        _LOG.info(
+            "action=collect spool=%s compacted=%d removed=%d archived=%d",
+            self.rules.name, done.compacted, done.removed, done.archived,
+        )  # fmt: skip
