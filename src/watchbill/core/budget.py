@@ -93,6 +93,11 @@ class Ledger:
             if device.max_resident is not None
         }
 
+    def readings(self) -> dict[str, tuple[int, int]]:
+        """What the machine last said: device -> capacity and what is available of it."""
+        seen = {name: book.reading for name, book in self.books.items()}
+        return {name: (reading.capacity, reading.available) for name, reading in seen.items() if reading}
+
     def limit(self, resource: str) -> int:
         """How much of a resource there is in all."""
         book = self.books.get(resource)

@@ -30,7 +30,7 @@ class Dispatch:
         for station in self._state.stations.values():
             if station.stage is Stage.READY:
                 station.ghost = None  # its owner finds the model here
-                while self._grant_next(station, now):
+                while station.line and self._grant_next(station, now):
                     pass
 
     def _grant_next(self, station: Station, now: int) -> bool:
@@ -46,6 +46,7 @@ class Dispatch:
             station.last_used = now
         station.aborts = station.reversals = 0
         self._state.active_at = now
+        self._state.wakes.append(now + request.timeout_ms)
         self._state.out.append(Grant(request.id, station.name, station.attempt))
         return True
 

@@ -1,7 +1,8 @@
 """Embedding epochs: a bounded window in which ingestion work counts as normal work (RES-19).
 
 Opened by its schedule, or earlier when an ingestion item is about to run out of patience; closed when the work is done
-or the window ends. Inside it the work goes before background work and still after every person.
+or the window ends. Inside it the work goes before background work and still after every person, and its model's turn is
+due at once: a higher class alone would not move a model that is busy with a long backlog.
 """
 
 from msgspec.structs import replace
@@ -30,8 +31,9 @@ class Epochs:
         for epoch in self._state.catalog.epochs.values():
             stations = [self._state.stations[n] for n in epoch.models if n in self._state.stations]
             self._open_or_close(epoch, stations, now)
-            if epoch.name in self._opened:
-                for station in stations:
+            for station in stations:
+                station.in_epoch = epoch.name in self._opened
+                if station.in_epoch:
                     self._raise(station, epoch)
 
     def _open_or_close(self, epoch: Epoch, stations: list[Station], now: int) -> None:

@@ -47,6 +47,9 @@ class Lanes:
         self._supersede(request)
         if self._is_full(request):
             return
+        if choices[0].can_start(request.work_class, now):
+            self._admit(request, choices[0], 0, now)  # nothing to foretell, and by far the most common
+            return
         forecasts: list[float] = []
         for choice in choices:
             forecast = self.policy.forecast(self._state, choice, request, now)
@@ -60,7 +63,9 @@ class Lanes:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         below = [] if request.exact else self._state.tiers_below(station)
         usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._state.can_ever_fit(s)]
-        return sorted(usable, key=self._must_wait_for_health)  # stable: a tier steps down only for that
+        if len(usable) > 1:
+            usable.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
+        return usable
 
     def _must_wait_for_health(self, station: Station) -> bool:
         """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""

@@ -84,19 +84,19 @@ class Machine:
             return state.out  # a flag was set; nothing can follow from it
         if type(event) in REQUEST_EVENTS and self._armed is not None:
             self._dispatch.grant(now)
-            if state.is_calm() and not any(at < self._armed for at in self._dispatch.deadlines()):
+            if state.is_calm() and self._armed <= min(state.wakes, default=self._armed):
                 return state.out  # the common case: a ready model, nobody in the way
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
         self._lanes.expire(now)
         self._dispatch.expire(now)
         self._residency.enforce_deadlines(now)
         self._do.drop_unwanted_plans(now)
+        self._operator.answer()
         self._epochs.turn(now)
         self._dispatch.grant(now)
         self._force(now)
         self._plan(now)
         self._do.advance(now)
-        self._operator.answer()
         self._reconfigure.settle()
         self._rotation.turn(now)
         self._watchdog.listen(self._rotation.interval_ms, now)
@@ -118,9 +118,7 @@ class Machine:
             self._do.close(station, "", "its definition in the config changed", now)
 
     def _plan(self, now: int) -> None:
-        if not any(
-            s.stage is Stage.ABSENT and (s.line or s.ghost or s.model.permanent) for s in self.state.managed
-        ):
+        if not any(s.wants_memory or s.must_return for s in self.state.managed):
             return
         for _ in range(2 * len(self.state.stations) + 2):
             plan = self.policy.choose(self.state, now)

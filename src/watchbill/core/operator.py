@@ -37,6 +37,7 @@ class Operator:
             self._do.unplan(station, now)
             reply(Reply(event.command, True, f"the planned load of {station.name} was dropped"))
         else:
+            station.is_benched = True
             self._commands.setdefault(station.name, []).append(event.command)
             self._do.close(station, "", "the operator asked for it", now)
 

@@ -13,6 +13,8 @@ from watchbill.core.transition import Transitions
 
 __all__ = ["Residency"]
 
+#: The engine layer ends a load at its limit and says why; the core waits a little longer for that answer.
+LOAD_ANSWER_MS = 15_000
 #: The engine layer's own stop ladder ends well before this.
 STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
@@ -38,7 +40,7 @@ class Residency:
         station.failures, station.failure, station.hopeless = 0, None, False
         self._state.enter(station, Stage.READY, now)
         station.ready_at = station.last_used = self._state.active_at = now
-        station.loads, station.bad_answers = station.loads + 1, 0
+        station.loads, station.bad_answers, station.is_benched = station.loads + 1, 0, False
         self._measure(station, event.measured)
         station.warm_size = dict(event.measured)
         size = sum(station.sizes().values())
@@ -138,7 +140,7 @@ class Residency:
     def deadline(self, station: Station) -> int | None:
         """When a station that waits for an answer stops waiting."""
         if station.stage is Stage.LOADING:
-            return station.since + self._do.load_limit(station)
+            return station.since + self._do.load_limit(station) + LOAD_ANSWER_MS
         if station.stage is Stage.STOPPING:
             return station.since + STOP_LIMIT_MS
         if station.stage is Stage.PLANNED:

@@ -181,7 +181,7 @@ class State:
         """Nobody waits and nothing changes: there is nothing to decide."""
         if self.waiting or self.moving:
             return False
-        return not any(s.ghost or (s.model.permanent and s.stage is Stage.ABSENT) for s in self.managed)
+        return not any(s.ghost or s.must_return for s in self.managed)
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""

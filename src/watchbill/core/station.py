@@ -99,7 +99,8 @@ class Station:
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
         size = sum(known.footprint.expected.values())
-        self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS)
+        self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
+        self.load = MedianEstimate(self.load_from_disk_ms)
         self.service = MeanEstimate(SERVICE_GUESS_MS)
         self.halt = MeanEstimate(STOP_GUESS_MS)
         self.slowdown = SLOWDOWN_GUESS
@@ -112,6 +113,8 @@ class Station:
         self.leaving_why = ""
         self.aborts = self.reversals = 0
         self.emergency = False  # it leaves because memory ran out: its drain is bounded by a grace
+        self.is_benched = False  # taken out by hand: it returns when somebody asks for it, not by itself
+        self.in_epoch = False  # its ingestion window is open: its turn is due now
         self.successor: Model | None = None  # its new definition, once it is out of memory
         self.is_retired = False  # no longer in the config
         # -- trouble
@@ -168,6 +171,11 @@ class Station:
         """Whether there is work for which it would have to be loaded."""
         return self.stage is Stage.ABSENT and bool(self.line or self.ghost)
 
+    @property
+    def must_return(self) -> bool:
+        """Whether it is permanent, not there, and nobody took it out by hand."""
+        return self.model.permanent and self.stage is Stage.ABSENT and not self.is_benched
+
     def top_class(self) -> WorkClass:
         """The highest class of its work; rotation when there is none. Ghosts do not count."""
         running = min((r.request.work_class for r in self.running.values()), default=WorkClass.ROTATION)
@@ -189,6 +197,14 @@ class Station:
         slots = self.model.concurrency
         keep = slots > 1 and work_class > WorkClass.INTERACTIVE
         return slots - 1 if keep and now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
+
+    def can_start(self, work_class: WorkClass, now: int) -> bool:
+        """Whether one of this class would start at once: the model is ready, nobody waits, a slot is free."""
+        return (
+            self.stage is Stage.READY
+            and not self.line
+            and len(self.running) < self.slots_for(work_class, now)
+        )
 
     # ------------------------------------------------------------------ durations
 

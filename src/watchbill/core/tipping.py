@@ -81,7 +81,7 @@ def movable(state: State) -> list[Station]:
 def returning(state: State, now: int) -> Plan | None:
     """A permanent model that is not there returns into free memory, or over idle models."""
     for station in state.managed:
-        wanted = station.model.permanent and station.stage is Stage.ABSENT and not state.is_closing
+        wanted = station.must_return and not state.is_closing
         if not wanted or now < station.retry_at or not state.may_load(station, now):
             continue
         short = shortage(station.needs, state.planned_free(station))
@@ -199,9 +199,9 @@ class Rate:
             oldest = station.due() if station.wants_memory else None
             if oldest is None or (station.ghost is None and station.top_class() is WorkClass.ROTATION):
                 continue  # rotation is never promised a turn
-            start_by = oldest - self._lead_ms(state, station, now)
+            start_by = now if station.in_epoch else oldest - self._lead_ms(state, station, now)
             if now >= start_by:
-                due.append((oldest, station))
+                due.append((min(oldest, now) if station.in_epoch else oldest, station))
             else:
                 later.append((start_by, station))
                 state.wakes.append(start_by)

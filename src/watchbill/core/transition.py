@@ -17,7 +17,6 @@ __all__ = ["Transitions"]
 #: Limits of a load: what was never measured gets more.
 LOAD_LIMIT_FACTOR = 3
 LOAD_LIMIT_EXTRA_MS = 10_000
-LOAD_LIMIT_MIN_MS = 60_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 
 
@@ -146,5 +145,7 @@ class Transitions:
         """How long a load may take."""
         if station.model.load_timeout_ms is not None:
             return station.model.load_timeout_ms
-        floor = LOAD_LIMIT_UNMEASURED_MS if station.load.is_guess else LOAD_LIMIT_MIN_MS
-        return max(floor, round(LOAD_LIMIT_FACTOR * station.load.high_ms) + LOAD_LIMIT_EXTRA_MS)
+        # A model seen only from the page cache may come from a cold disk next time: its size sets the floor.
+        usual = max(station.load.high_ms, station.load_from_disk_ms)
+        limit = round(LOAD_LIMIT_FACTOR * usual) + LOAD_LIMIT_EXTRA_MS
+        return max(limit, LOAD_LIMIT_UNMEASURED_MS) if station.load.is_guess else limit

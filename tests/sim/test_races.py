@@ -1,0 +1,204 @@
+"""The races that other servers got wrong, at every point at which they can happen.
+
+Each test first lets a story run and notes every moment at which the core was told something. Then it tells the story
+again, once for each of these moments and the milliseconds around them, with one more thing happening just then.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from watchbill.catalog import Model
+from watchbill.core import messages as m
+from watchbill.simulate.world import Caller, Faults, World
+from watchbill.units import Millis
+
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+Story = Callable[[], World]
+
+#: Around each event: just before, at the same time but after it, and just after.
+OFFSETS_MS = (-1.0, 0.0, 0.5, 1.0)
+
+
+def moments(story: Story, until_ms: float) -> list[float]:
+    """Every time at which something happens in a story, and the times around it."""
+    world, seen = story(), set[float]()
+    feed = world.feed
+
+    def noting(event: m.Event) -> None:
+        seen.add(world.now)
+        feed(event)
+
+    world.feed = noting  # type: ignore[method-assign]
+    world.run(until_ms)
+    return sorted({max(0.0, t + offset) for t in seen for offset in OFFSETS_MS})
+
+
+def retold(story: Story, until_ms: float, act: Callable[[World], object]) -> list[tuple[float, World]]:
+    """The story again, with `act` at each of its moments."""
+    worlds: list[tuple[float, World]] = []
+    for moment in moments(story, until_ms):
+        world = story()
+        world.at(moment, lambda world=world: act(world))
+        world.run(until_ms + 200_000)
+        worlds.append((moment, world))
+    assert len(worlds) > 20
+    return worlds
+
+
+def assert_sound(worlds: list[tuple[float, World]], outcomes: tuple[str, ...] = ("answered",)) -> None:
+    for moment, world in worlds:
+        assert not world.judge.broken, (moment, world.judge.broken)
+        odd = [(c.request.id, c.outcome) for c in world.callers.values() if c.outcome not in outcomes]
+        assert not odd, (moment, odd)
+
+
+@pytest.fixture
+def swap(world_of: WorldOf, model: ModelOf) -> Story:
+    """A serves, then B is asked for and A must leave for it."""
+
+    def story() -> World:
+        world = world_of(model("A", concurrency=2), model("B", concurrency=2), load_ms=1_000)
+        world.at(500, lambda: world.arrive("A", 400, lane="chat"))
+        world.at(4_000, lambda: world.arrive("B", 400, lane="chat"))
+        return world
+
+    return story
+
+
+def test_the_victim_of_an_eviction_gets_a_request_at_any_point(swap: Story) -> None:
+    """RES-12: race 1, R20: it is not resurrected, nobody hangs, everybody is answered."""
+    assert_sound(retold(swap, 12_000, lambda world: world.arrive("A", 400, lane="chat")))
+
+
+def test_a_loaded_model_serves_its_own_first_request_whatever_else_arrives(swap: Story) -> None:
+    """RES-11: race 2: no model is evicted between its load and its first request."""
+
+    def flood(world: World) -> None:
+        for _ in range(3):
+            world.arrive("A", 400, lane="chat")
+            world.arrive("B", 400, lane="chat")
+
+    worlds = retold(swap, 12_000, flood)
+    assert_sound(worlds)
+    assert max(world.tally.loads for _, world in worlds) <= 5
+
+
+def test_two_models_that_do_not_fit_together_are_both_served(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-04: race 3: one after the other, memory never exceeded."""
+    world = world_of(model("A"), model("B"))
+    world.run(1_000)
+    callers = [world.arrive(name, 400, lane="chat") for name in "AB"]
+    world.run(60_000)
+    assert [c.outcome for c in callers] == ["answered", "answered"]
+    assert not world.judge.broken
+    assert world.tally.peak["gpu:0"] == 16 * 10**9
+
+
+def test_a_client_that_leaves_at_any_point_leaks_nothing(swap: Story) -> None:
+    """LANE-07: races 4 and 5: queued, loading, prefill, mid-stream; no count is stranded, others are served."""
+
+    def leave_all(world: World) -> None:
+        for caller in list(world.open.values()):
+            world.leave(caller)
+
+    for moment, world in retold(swap, 12_000, leave_all):
+        assert not world.judge.broken, (moment, world.judge.broken)
+        later = world.arrive("A", 300, lane="chat")
+        world.run(world.now + 30_000)
+        assert later.outcome == "answered", moment
+        assert all(not s.running and not s.line for s in world.core.state.stations.values()), moment
+
+
+def test_one_who_leaves_does_not_cancel_the_load_of_others(swap: Story) -> None:
+    """LANE-07: race 11: followers of a load are served when the first one leaves."""
+
+    def leave_first(world: World) -> None:
+        world.arrive("B", 400, lane="chat")
+        first = next((c for c in world.open.values() if c.request.model == "B"), None)
+        if first is not None and len([c for c in world.open.values() if c.request.model == "B"]) > 1:
+            world.leave(first)
+
+    assert_sound(retold(swap, 12_000, leave_first), ("answered", "left"))
+
+
+def test_the_idle_timer_fires_as_a_request_lands(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-07: race 6: at the very millisecond of its idle time, and around it, the request is served."""
+
+    def story() -> World:
+        world = world_of(model("A", idle_ms=Millis(3_000)), load_ms=500)
+        world.at(500, lambda: world.arrive("A", 300, lane="chat"))
+        return world
+
+    assert_sound(retold(story, 6_000, lambda world: world.arrive("A", 300, lane="chat")))
+
+
+def test_an_engine_dies_at_any_point(swap: Story) -> None:
+    """RES-12, RES-20: race 7: while loading, ready, draining; the request is repeated or fails clearly."""
+
+    def kill(world: World) -> None:
+        for name, engine in world.engines.items():
+            if engine.power.value in ("loading", "warm"):
+                engine.jobs, engine.generation = {}, engine.generation + 1
+                attempt, engine.power = engine.attempt, type(engine.power).DEAD
+                world.feed(m.Died(name, attempt, "killed by the test"))
+
+    assert_sound(retold(swap, 12_000, kill), ("answered", "engine_failed"))
+
+
+def test_an_operator_evicts_at_any_point(swap: Story) -> None:
+    """RES-12: race 7: stop during start, during a drain, during a stop; the work still gets done."""
+
+    def evict(world: World) -> None:
+        for number, name in enumerate("AB"):
+            world.feed(m.EvictAsked(number, name))
+
+    for moment, world in retold(swap, 12_000, evict):
+        assert not world.judge.broken, (moment, world.judge.broken)
+        assert sorted(r.command for r in world.replies) == [0, 1], moment
+        assert all(c.outcome == "answered" for c in world.callers.values()), moment
+
+
+def test_steady_traffic_cannot_keep_another_model_out(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: race 8, R22: B's wait is bounded by its max_wait, and the bound was printed as its forecast."""
+    world = world_of(model("A", concurrency=4), model("B"), load_ms=6_000)
+    for i in range(600):
+        world.at(1_000 + i * 500, lambda: world.arrive("A", 800, lane="chat"))
+    asked: list[Caller] = []
+    world.at(60_000, lambda: asked.append(world.arrive("B", 500, lane="chat")))
+    world.run(200_000)
+    assert asked[0].outcome == "answered"
+    assert (asked[0].started_at or 1e9) - 60_000 <= 60_000
+    assert asked[0].forecast_ms > 0
+
+
+def test_waiting_for_an_eviction_does_not_block_a_warm_model(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-10: race 12: while B waits for C to drain a long answer, requests for warm A start at once."""
+
+    def story() -> World:
+        world = world_of(model("A", 4, concurrency=2), model("C", 14), model("B", 14), load_ms=500)
+        world.at(100, lambda: world.arrive("A", 200, lane="chat"))
+        world.at(100, lambda: world.arrive("C", 9_000, lane="chat"))
+        world.at(3_000, lambda: world.arrive("B", 300, lane="chat"))
+        return world
+
+    worlds = retold(story, 16_000, lambda world: world.arrive("A", 200, lane="chat"))
+    assert_sound(worlds)
+    for moment, world in worlds:
+        late = [c for c in world.callers.values() if c.request.model == "A" and c.request.arrived_at > 2_000]
+        assert all((c.started_at or 1e9) - c.request.arrived_at < 1_000 for c in late), moment
+
+
+def test_an_engine_that_never_becomes_warm_is_given_up(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: race 13, R31: a load that hangs ends at its deadline; who waits is told, others are served."""
+    small = [model(name, 0.4) for name in "AB"]
+    world = world_of(*small, faults=Faults(load_hangs=1.0, until_ms=2_000))
+    world.run(1_000)
+    hung = world.arrive("A", 300, lane="chat")
+    world.run(5_000)
+    other = world.arrive("B", 300, lane="chat")
+    world.run(100_000)
+    assert (hung.outcome, other.outcome) == ("answered", "answered")
+    assert world.tally.loads_by_model == {"A": 2, "B": 1}
+    assert not world.judge.broken

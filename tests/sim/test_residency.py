@@ -1,0 +1,379 @@
+"""What residency promises, one promise a test, in a world where exactly one thing happens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from watchbill.catalog import (
+    BackgroundTask,
+    Device,
+    Epoch,
+    Lane,
+    Model,
+    Reservation,
+    RotationRules,
+    WorkClass,
+)
+from watchbill.core import messages as m
+from watchbill.core.station import Stage
+from watchbill.simulate.engine import Power
+from watchbill.simulate.world import Faults, World
+from watchbill.units import Bytes, Millis
+
+GB = 10**9
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+
+
+def stage(world: World, name: str) -> Stage:
+    return world.core.state.stations[name].stage
+
+
+def reasons(world: World, event: str, model: str | None = None) -> list[str]:
+    return [n.reason for _, n in world.journal if n.event == event and model in (None, n.model)]
+
+
+def test_a_model_loads_on_demand_and_leaves_when_idle(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-07: an idle model is evicted after its time to live; the journal says why."""
+    world = world_of(model("A", idle_ms=Millis(20_000)))
+    world.run(1_000)
+    caller = world.arrive("A", 500, lane="chat")
+    world.run(10_000)
+    assert caller.outcome == "answered"
+    assert stage(world, "A") is Stage.READY
+    world.run(26_000)
+    assert stage(world, "A") is Stage.ABSENT
+    assert reasons(world, "evict", "A") == ["idle for 20 s"]
+
+
+def test_a_permanent_model_loads_at_start_and_stays(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-02: permanent models are loaded at start, ignore their idle time and are not evicted without force."""
+    world = world_of(model("P", permanent=True, idle_ms=Millis(5_000)))
+    world.run(120_000)
+    assert stage(world, "P") is Stage.READY
+    world.feed(m.EvictAsked(1, "P"))
+    assert [r.ok for r in world.replies] == [False]
+    assert stage(world, "P") is Stage.READY
+    world.feed(m.EvictAsked(2, "P", force=True))
+    world.run(122_000)
+    assert world.replies[-1] == m.Reply(2, True, "P is out of memory")
+
+
+def test_nothing_loads_without_room_above_the_reserve(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-04: available memory >= size + reserve, as the machine reports it, whatever the books say."""
+    device = Device("ram", capacity=Bytes(15 * GB), reserve=Bytes(2 * GB))
+    world = world_of(model("A", 4.6, "ram"), device=device)
+    world.foreign["ram"] = 9 * GB  # 6 GB available: 0.6 short
+    world.run(1_000)
+    caller = world.arrive("A", 500, lane="chat")
+    world.run(30_000)
+    assert world.tally.loads == 0
+    assert caller.state == "waiting"
+    world.foreign["ram"] = 8 * GB
+    world.run(45_000)
+    assert caller.outcome == "answered"
+
+
+def test_small_models_sit_beside_large_ones_until_the_budget_is_full(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-03, RES-11: what fits beside the others loads without any tipping point and nobody leaves."""
+    world = world_of(model("big", 16), model("small", 4), model("tiny", 4))
+    for name in ("big", "small", "tiny"):
+        world.at(1_000, lambda name=name: world.arrive(name, 300, lane="chat"))
+    world.run(30_000)
+    assert {n for n in ("big", "small", "tiny") if stage(world, n) is Stage.READY} == {"big", "small", "tiny"}
+    assert not reasons(world, "evict")
+
+
+def test_a_count_of_resident_models_can_be_capped(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-03: max_resident is a limit beside memory."""
+    device = Device("gpu:0", capacity=Bytes(24 * GB), max_resident=1)
+    world = world_of(model("A", 2), model("B", 2), device=device)
+    for name in "AB":
+        world.at(1_000, lambda name=name: world.arrive(name, 300, lane="chat"))
+    world.run(60_000)
+    assert all(c.outcome == "answered" for c in world.callers.values())
+    assert world.tally.peak["gpu:0"] == 2 * GB
+
+
+def test_a_group_is_never_resident_twice_even_when_a_load_fails(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-08: at most one member of an exclusive group on a device, also while transitions fail."""
+    faults = Faults(load_fails=0.5, memory_late=0.5, until_ms=40_000)
+    world = world_of(model("A", 2, group="heavy"), model("B", 2, group="heavy"), faults=faults)
+    for i in range(20):
+        world.at(i * 2_000 + 1, lambda i=i: world.arrive("AB"[i % 2], 300, lane="chat"))
+    world.run(200_000)
+    assert not world.judge.broken
+    assert any(c.outcome == "answered" for c in world.callers.values())
+
+
+def test_a_serial_model_gets_one_request_at_a_time(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-10, LANE-01: concurrency 1 is serial, and a model is never swapped for itself."""
+    world = world_of(model("A", concurrency=1))
+    for _ in range(5):
+        world.at(1_000, lambda: world.arrive("A", 1_000, lane="chat"))
+    world.run(30_000)
+    assert world.tally.loads == 1
+    starts = sorted(c.started_at or 0 for c in world.callers.values())
+    assert all(later - earlier >= 999 for earlier, later in pairwise(starts))
+
+
+def test_an_emergency_takes_even_a_permanent_model(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-05, RES-06: 173 MB free with a 4.6 GB permanent model: it leaves within the grace, and returns later."""
+    device = Device("ram", capacity=Bytes(15 * GB), reserve=Bytes(2 * GB))
+    world = world_of(model("mnemos", 4.6, "ram", permanent=True), device=device, load_ms=30_000)
+    world.run(40_000)
+    assert stage(world, "mnemos") is Stage.READY
+    world.arrive("mnemos", 60_000, lane="chat")
+    world.run(42_000)
+    world.foreign["ram"] = 15 * GB - int(4.6 * GB) - 173_000_000
+    world.look()
+    world.run(world.now + 2_600)
+    assert world.engines["mnemos"].power is Power.OFF
+    assert [a.kind for a in world.alerts] == ["emergency"]
+    assert next(iter(world.callers.values())).outcome == "preempted"
+    world.foreign["ram"] = 3 * GB
+    world.run(world.now + 60_000)
+    assert stage(world, "mnemos") is Stage.READY
+
+
+def test_an_emergency_takes_the_cheapest_loss_first_and_looks_before_the_next(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-06: the idle one goes, not the busy or the permanent one; and only one, when that is enough."""
+    device = Device("ram", capacity=Bytes(20 * GB), reserve=Bytes(2 * GB))
+    world = world_of(
+        model("P", 4, "ram", permanent=True), model("busy", 4, "ram"), model("idle", 4, "ram"), device=device
+    )
+    for name in ("busy", "idle"):
+        world.at(5_000, lambda name=name: world.arrive(name, 300, lane="chat"))
+    world.run(30_000)
+    world.arrive("busy", 60_000, lane="chat")
+    world.run(33_000)
+    world.foreign["ram"] = 7 * GB
+    world.look()
+    world.run(60_000)
+    assert reasons(world, "evict", "idle")
+    assert {name: stage(world, name) for name in ("P", "busy")} == {"P": Stage.READY, "busy": Stage.READY}
+
+
+def test_the_reserved_core_model_is_the_last_to_leave(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-15: memory is kept for the core model, no swap takes it, and an emergency takes it last."""
+    device = Device(
+        "gpu:0",
+        capacity=Bytes(10 * GB),
+        reserve=Bytes(GB),
+        reservation=Reservation("lexicon", Bytes(2 * GB)),
+    )
+    world = world_of(model("lexicon", 2), model("other", 7), model("large", 8), device=device)
+    world.run(1_000)
+    assert world.arrive("large", 300, lane="chat").state == "waiting"
+    world.arrive("other", 300, lane="chat")
+    world.run(15_000)
+    assert stage(world, "other") is Stage.READY
+    assert stage(world, "large") is Stage.ABSENT  # 8 GB fit the budget of 9, but not beside the reservation
+    world.arrive("lexicon", 300, lane="chat")
+    world.run(25_000)
+    assert stage(world, "lexicon") is Stage.READY
+    world.foreign["gpu:0"] = int(0.5 * GB)
+    world.look()
+    world.run(40_000)
+    assert stage(world, "lexicon") is Stage.READY
+    assert reasons(world, "evict", "other")
+
+
+def test_maintenance_empties_the_device_and_permanents_return(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-14: everything drains and unloads; requests wait, then 503 maintenance; on release permanents return."""
+    lanes = {"chat": Lane("chat", max_wait_ms=Millis(20_000))}
+    world = world_of(model("P", 4, permanent=True), model("A", 4), lanes=lanes)
+    world.at(2_000, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(20_000)
+    world.feed(m.MaintenanceAsked(1, "gpu:0", True, "forge"))
+    world.run(25_000)
+    assert world.replies == [m.Reply(1, True, "gpu:0 is empty and yours")]
+    assert world.available("gpu:0") == 24 * GB
+    waiting = world.arrive("A", 300, lane="chat")
+    world.run(50_000)
+    assert (waiting.outcome, world.tally.loads) == ("maintenance", 2)
+    world.feed(m.MaintenanceAsked(2, "gpu:0", False, "done"))
+    world.run(60_000)
+    assert stage(world, "P") is Stage.READY
+
+
+def test_a_lower_tier_serves_when_the_asked_one_cannot_in_time(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-13: within a family a smaller tier serves when the asked one would pass the bound; exact opts out."""
+    lanes = {"chat": Lane("chat", max_wait_ms=Millis(8_000))}
+    world = world_of(
+        model("70b", 20, family="reasoning", tier=1), model("8b", 4, family="reasoning", tier=2), lanes=lanes
+    )
+    world.core.state.stations["70b"].load.learn(25_000)
+    world.core.state.stations["70b"].load.learn(25_000)
+    world.run(1_000)
+    caller = world.arrive("70b", 300, lane="chat")
+    world.run(10_000)
+    assert (caller.served_by, caller.outcome) == ("8b", "answered")
+
+
+def test_a_constrained_device_takes_nothing_new_and_recovers(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-27: on a device in bad health nothing is loaded, what is warm serves on; it recovers by itself."""
+    world = world_of(model("A", 4), model("B", 4))
+    world.run(1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    hot = {"gpu:0": m.DeviceReading(24 * GB, 20 * GB, constrained="90 C, and its limit is 85 C")}
+    world.look = lambda: world.feed(m.Observed(int(world.now), hot, {}))  # type: ignore[method-assign]
+    world.look()
+    cold, warm = world.arrive("B", 300, lane="chat"), world.arrive("A", 300, lane="chat")
+    world.run(20_000)
+    assert (cold.state, warm.outcome) == ("waiting", "answered")
+    del world.look
+    world.run(40_000)
+    assert cold.outcome == "answered"
+
+
+def test_a_model_that_fails_three_times_is_quarantined_with_growing_pauses(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: never retried in a tight loop; its requests get a clear error; it comes back when it is mended."""
+    world = world_of(model("A"), faults=Faults(load_fails=1.0, until_ms=400_000))
+    world.run(1_000)
+    caller = world.arrive("A", 300, lane="chat")
+    world.run(60_000)
+    assert caller.outcome == "model_failed"
+    assert world.tally.loads == 3
+    assert [a.kind for a in world.alerts] == ["quarantine"]
+    refused = world.arrive("A", 300, lane="chat")
+    assert (refused.outcome, world.tally.loads) == ("model_failed", 3)
+    world.run(500_000)
+    mended = world.arrive("A", 300, lane="chat")
+    world.run(520_000)
+    assert mended.outcome == "answered"
+
+
+@pytest.mark.parametrize("fault", ["answers", "memory"])
+def test_the_watchdog_resets_what_nobody_reports(world_of: WorldOf, model: ModelOf, fault: str) -> None:
+    """RES-20: only failures in a row, or more memory than its quota: hard reset and an alert."""
+    faults = Faults(answer_fails=1.0, until_ms=30_000) if fault == "answers" else None
+    world = world_of(model("A", 4), faults=faults)
+    for i in range(4):
+        world.at(5_000 + i * 2_000, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(16_000)
+    if fault == "memory":
+        world.engines["A"].held["gpu:0"] = 5 * GB
+        world.look()
+    assert "watchdog" in [a.kind for a in world.alerts]
+
+
+def test_background_rotation_takes_turns_and_yields(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-16, RES-17: in the configured order, one at a time, and an explicit request goes before it."""
+    tasks = [
+        model(name, 16, background=BackgroundTask("Look around.")) for name in ("gamma", "mantis", "logos")
+    ]
+    world = world_of(*tasks, model("chat", 16), load_ms=2_000)
+    rules = RotationRules(Millis(60_000), order=("logos", "gamma", "mantis"))
+    world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
+    world.run(200_000)
+    loaded = [n.model for _, n in world.journal if n.event == "load"]
+    assert loaded[:3] == ["logos", "gamma", "mantis"]
+    assert len(reasons(world, "rotation")) >= 2
+    caller = world.arrive("chat", 300, lane="chat")
+    world.run(210_000)
+    assert caller.outcome == "answered"
+
+
+def test_rotation_slows_down_while_it_loads_more_than_it_works(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-16: the interval doubles up to its maximum while load time exceeds useful time, and comes back."""
+    world = world_of(model("A", 16, background=BackgroundTask("Look.")), load_ms=2_000)
+    rules = RotationRules(Millis(60_000), max_ms=Millis(200_000))
+    world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
+    rotation = world.core._rotation  # pyright: ignore[reportPrivateUsage]
+    seen = [rotation.interval_ms]
+    for load, useful in ((900, 1), (900, 1), (900, 1), (1, 900), (1, 900), (1, 900)):
+        world.feed(m.TaskEnded("A", load, useful, True, "done"))
+        seen.append(rotation.interval_ms)
+    assert seen == [60_000, 120_000, 200_000, 200_000, 100_000, 60_000, 60_000]
+
+
+def test_silence_is_an_alarm_and_probes_do_not_count(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-18: no load, grant or task for longer than the interval and a minute: one alert per silence."""
+    world = world_of(model("A"))
+    rules = RotationRules(Millis(60_000))
+    world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
+    world.run(119_000)
+    assert not world.alerts
+    world.run(600_000)
+    assert [a.kind for a in world.alerts] == ["silence"]
+    world.arrive("A", 300, lane="chat")
+    world.run(1_200_000)
+    assert [a.kind for a in world.alerts] == ["silence", "silence"]
+
+
+def test_an_epoch_lifts_ingestion_above_background_and_below_people(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-19: inside its window ingestion counts as normal work; it still yields to interactive work."""
+    world = world_of(model("embed", 16), model("other", 16), load_ms=2_000)
+    epochs = {"ingest": Epoch("ingest", ("embed",), window_ms=Millis(30_000), every_ms=Millis(60_000))}
+    world.feed(m.Reconfigured(replace(world.catalog, epochs=epochs), {}))
+    for i in range(400):
+        world.at(1_000 + i * 400, lambda: world.arrive("other", 500, lane="batch"))
+    world.at(5_000, lambda: world.arrive("embed", 300, lane="batch"))
+    world.run(75_000)
+    embed = next(c for c in world.callers.values() if c.request.model == "embed")
+    assert reasons(world, "epoch")
+    assert embed.outcome == "answered"
+    lifted = [c for c in world.callers.values() if c.request.model == "other"]
+    assert lifted
+    assert all(c.request.work_class is WorkClass.BACKGROUND for c in lifted)
+
+
+def test_enough_memory_means_no_swaps_at_all(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-25: 80 GB hold sixteen 4.6 GB models beside the reserve; nothing ever leaves."""
+    device = Device("ram", capacity=Bytes(80 * GB), reserve=Bytes(2 * 2**30))
+    names = [f"m{i:02d}" for i in range(16)]
+    world = world_of(*(model(name, 4.6, "ram", idle_ms=Millis(10**8)) for name in names), device=device)
+    for i in range(320):
+        world.at(1_000 + i * 500, lambda i=i: world.arrive(names[i % 16], 300, lane="chat"))
+    world.run(300_000)
+    assert world.tally.loads == 16
+    assert not reasons(world, "evict")
+
+
+def test_every_load_and_eviction_is_in_the_journal_with_its_reason(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-26: each line carries its reason; as many load lines as loads."""
+    world = world_of(model("A"), model("B"), load_ms=1_000)
+    for i in range(20):
+        world.at(1_000 + i * 3_000, lambda i=i: world.arrive("AB"[i % 2], 300, lane="chat"))
+    world.run(120_000)
+    assert len(reasons(world, "load")) == world.tally.loads > 1
+    assert len(reasons(world, "stopped")) == world.tally.evictions > 0
+    assert all(note.reason for _, note in world.journal)
+
+
+def test_all_memory_pinned_is_a_clear_refusal(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: what can never fit beside the permanents is refused at once, without Retry-After (race 9)."""
+    world = world_of(model("P", 20, permanent=True), model("A", 8))
+    world.run(5_000)
+    caller = world.arrive("A", 300, lane="chat")
+    assert (caller.outcome, caller.retry_after_ms) == ("never_fits", 0.0)
+
+
+def test_a_full_lane_refuses_and_latest_wins_keeps_the_newest(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-08, LANE-03: a bound on the queue; and N that arrive during a run cost one further model call."""
+    lanes = {
+        "chat": Lane("chat", queue_max=2),
+        "watch": Lane("watch", policy="latest-wins", queue_max=4),
+    }
+    world = world_of(model("A"), lanes=lanes)
+    world.run(1_000)
+    outcomes = [world.arrive("A", 300, lane="chat").outcome for _ in range(4)]
+    assert outcomes == ["", "", "lane_full", "lane_full"]
+    world.run(20_000)
+    running = world.arrive("A", 2_000, lane="watch")
+    seen = [world.arrive("A", 300, lane="watch") for _ in range(40)]
+    assert [c.outcome for c in seen[:-1]] == ["stale"] * 39
+    world.run(40_000)
+    assert (running.outcome, seen[-1].outcome) == ("answered", "answered")
