@@ -14,7 +14,7 @@ from watchbill.units import Bytes, Millis
 
 __all__ = [
     "DEFAULT_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog", "Device",
-    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "Reservation", "RotationRules",
+    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation", "RotationRules",
     "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
 
@@ -158,6 +158,18 @@ ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000)
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessType:
+    """A type of work that POST /process takes."""
+
+    name: str
+    model: str
+    lane: str = DEFAULT_LANE
+    prompt: str = "{summary}"  # a template, as `templates` reads it
+    fallback: str | None = None  # a template, too; the lane's text otherwise
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyRules:
     """How residency decides. `scheduler.md` of the docs explains each figure."""
 
@@ -244,6 +256,7 @@ class Catalog:
     journal: JournalRules = JournalRules()
     alerts: AlertRules = AlertRules()
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
+    process: Mapping[str, ProcessType] = field(default_factory=lambda: MappingProxyType({}))
 
     def find_lane(self, name: str) -> Lane:
         """The lane of this name. Our own rotation has one that need not be declared."""

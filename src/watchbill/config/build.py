@@ -8,6 +8,7 @@ from watchbill import catalog, names
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTable, ModelTable, ScriptTable
 from watchbill.config.drivers import DRIVERS
+from watchbill.config.process_types import build_process_types
 from watchbill.config.settle import memory_of
 from watchbill.config.spools import build_spools
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
@@ -31,6 +32,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         ),
         alerts=catalog.AlertRules(document.alerts.command, document.alerts.webhook),
         spools=build_spools(document.spool, base),
+        process=build_process_types(document.process),
     )
 
 

@@ -16,6 +16,7 @@ from watchbill.config.fields import is_device_name, is_loopback
 from watchbill.config.fit import check_fit
 from watchbill.config.locate import KeyPath
 from watchbill.config.problems import Wrong, did_you_mean
+from watchbill.config.process_types import check_process_types
 from watchbill.config.settle import GPU_DEFAULTS
 from watchbill.config.spools import check_spools
 from watchbill.errors import ConfigError, NameRefused
@@ -42,6 +43,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
     yield from _check_tiers(draft)
     yield from check_fit(draft)
     yield from check_spools(draft)
+    yield from check_process_types(draft, draft.document.process)
 
 
 def refuse_open_bind(host: str, has_keys: bool) -> None:

@@ -32,6 +32,7 @@ from watchbill.config.fields import (
     UnitName,
     Url,
 )
+from watchbill.config.process_table import ProcessTable
 from watchbill.config.spool_table import SpoolTable
 from watchbill.config.table import Table
 from watchbill.units import Bytes, Millis
@@ -320,6 +321,7 @@ class Document(Table):
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
+    process: dict[PlainName, ProcessTable] = Field(default={}, description="Types of work for POST /process.")
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -338,4 +340,5 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("journal",): JournalTable,
     ("alerts",): AlertsTable,
     ("spool", "*"): SpoolTable,
+    ("process", "*"): ProcessTable,
 }

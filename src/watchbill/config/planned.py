@@ -11,7 +11,6 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("rotation",): "background rotation",
     ("epochs",): "embedding epochs",
     ("sets",): "sets of companion models",
-    ("process",): "POST /process",
     ("coordinator",): "a coordinator",
     ("agents",): "agents",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",
@@ -33,7 +32,6 @@ _VALUES: dict[tuple[tuple[str, ...], str], str] = {
 #: Keys that are read into the catalog and that nothing acts on yet: `config check` says so.
 NOT_ACTED_ON: dict[tuple[str, ...], str] = {
     ("devices", "*", "protect"): "does not watch processes yet",
-    ("lanes", "*", "fallback"): "does not answer with fallbacks yet",
 }
 
 

@@ -27,6 +27,7 @@ from watchbill.gateway.forwarding import Forwarding
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
+from watchbill.gateway.process import ProcessDoor
 from watchbill.gateway.punctual import stop_lingering
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.surface import DriverSurface
@@ -70,6 +71,7 @@ class Gateway:
         self._id_prefix = f"http-{os.urandom(4).hex()}-"
         self._own = NativeDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
+        self._process = ProcessDoor(self)
         self._anthropic = AnthropicDoor(self)
         self._ollama = OllamaDoor(self)
         self._forwarding = Forwarding(self)
@@ -101,6 +103,7 @@ class Gateway:
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
+            ("POST", "/process", Access.KEY, self._process.process),
             ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
             ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
             ("GET", "/", Access.OPEN, api.root),

@@ -132,7 +132,7 @@ def capabilities(model: Model, header: Header | None) -> list[str]:
     """What a model can be asked, in Ollama's words."""
     if model.embedding or (header is not None and header.is_embedding):
         return ["embedding"]
-    return ["completion", "tools"] if header is not None and header.has_chat_template else ["completion"]
+    return ["completion"]
 
 
 def status_of(catalog: Catalog, status: Mapping[str, object]) -> list[tuple[Model, Fields]]:

@@ -1,5 +1,7 @@
 """A visit: one HTTP request while it is in the house, and what is said about it in headers and logs."""
 
+import asyncio
+
 from aiohttp import web
 
 from watchbill.catalog import ApiKey
@@ -40,6 +42,10 @@ class Visit:
         """The request has its turn."""
         self.start = start
         self.model = start.model
+
+    def age_ms(self) -> int:
+        """How long the request has been in the house."""
+        return int((asyncio.get_running_loop().time() - self.began) * 1000)
 
     def headers(self, content_type: str) -> dict[str, str]:
         """What every answer carries. Model, wait and load are left out while they are not known."""

@@ -1,0 +1,45 @@
+"""The table of a type of work for POST /process."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from watchbill import catalog, limits
+from watchbill.config.fields import Line, ModelName, PlainName, refused
+from watchbill.config.table import Table
+from watchbill.errors import ConfigError
+from watchbill.templates import Template
+
+__all__ = ["ProcessTable"]
+
+
+def _check_template(text: str) -> str:
+    try:
+        Template(text)
+    except ConfigError as error:
+        what, _, hint = str(error).partition("; ")
+        raise refused(what, hint) from error
+    return text
+
+
+TemplateText = Annotated[Line, AfterValidator(_check_template)]
+
+
+class ProcessTable(Table):
+    """A type of work that POST /process takes: which model thinks about it, in which lane, and what is said
+    instead when it cannot."""
+
+    model: ModelName = Field(description="The model that thinks about it.", examples=["smollm2"])
+    lane: PlainName = Field(default=catalog.DEFAULT_LANE, description="The lane it waits in.")
+    prompt: TemplateText = Field(
+        default="{summary}",
+        description="What the model is asked: {summary}, {type}, {id} and {payload.NAME} are filled in.",
+    )
+    fallback: TemplateText | None = Field(
+        default=None,
+        description="The thought without a model, filled in like the prompt; the lane's fallback otherwise.",
+        examples=["I notice {summary}."],
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, le=limits.CONTEXT_TOKENS_MAX, description="The longest thought."
+    )

@@ -1,0 +1,133 @@
+"""Typed work: POST /process (LANE-05).
+
+The config maps a type to its lane, model, prompt and fallback. Every answer has the same keys and status 200: a
+thought of the model, or the fallback with the reason in `error`. `stale` means that a newer request took its place
+and no model was asked; `timeout` that it could not start or end in time; anything else is the failure's own code.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from aiohttp import web
+
+from watchbill import names
+from watchbill.catalog import ProcessType
+from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
+from watchbill.gateway.answers import json_response
+from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.events import read_chunk
+from watchbill.gateway.exchange import Exchange, Fields, sender
+from watchbill.gateway.fallback import Fallback, error_name
+from watchbill.gateway.ollama_tell import now_text
+from watchbill.gateway.summary import summarize
+from watchbill.gateway.visit import Visit
+from watchbill.templates import Template
+
+if TYPE_CHECKING:
+    from watchbill.gateway.app import Gateway
+
+__all__ = ["ProcessDoor"]
+
+_JSON = "application/json"
+#: What is said when neither the type nor its lane has a text for it.
+_FALLBACK = "I notice {summary}."
+
+
+class ProcessDoor:
+    """Serves POST /process."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._exchange = Exchange(gateway)
+
+    async def process(self, visit: Visit) -> web.Response:
+        """POST /process with {"type", "id"?, "payload"}."""
+        work = await self._read(visit)
+        try:
+            told = await self._think(visit, work)
+        except TheirsError as error:
+            told = work.answer(visit, work.instead(self._lane_text(work.kind)), error_name(error))
+        return json_response(told, visit.headers(_JSON))
+
+    async def _think(self, visit: Visit, work: "_Work") -> Fields:
+        kind = work.kind
+        body: Fields = {"model": kind.model}
+        # The type decides the lane; a header could otherwise take work out of the lane that culls it.
+        wish = replace(self._gateway.wish(visit, body), lane=kind.lane)
+        body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
+        if kind.max_tokens is not None:
+            body["max_tokens"] = kind.max_tokens
+        send = sender(body, "/v1/chat/completions")
+        answer = await self._exchange.collect(visit, wish, send, lambda: Assembly(chat=True))
+        if isinstance(answer, Fallback):
+            return work.answer(visit, work.instead(self._lane_text(kind)), answer.error)
+        return work.answer(visit, read_chunk(answer.fields()).text.strip(), None)
+
+    def _lane_text(self, kind: ProcessType) -> str | None:
+        lane = self._gateway.driver.catalog.lanes.get(kind.lane)
+        return lane.fallback if lane else None
+
+    async def _read(self, visit: Visit) -> "_Work":
+        if visit.request.content_type != _JSON:
+            raise UnsupportedMedia
+        body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
+        types = self._gateway.driver.catalog.process
+        kind = types.get(str(body.get("type")))
+        if kind is None:
+            known = ", ".join(list(types)[:20]) or "none; add [process.NAME] to the config"
+            raise RequestError(f"type must be one of those that the config names: {known}")
+        payload = body.get("payload", {})
+        if not isinstance(payload, dict):
+            raise RequestError("payload must be an object")
+        return _Work(kind, _id(body.get("id"), visit), cast("Fields", payload))
+
+
+class _Work:
+    """One piece of work, with its texts filled in."""
+
+    def __init__(self, kind: ProcessType, id: str, payload: Fields) -> None:
+        self.kind = kind
+        self.id = id
+        self._payload = payload
+        self._values = {"summary": summarize(payload), "type": kind.name, "id": id}
+        self.prompt = self._fill(kind.prompt)
+        self._own_text = None if kind.fallback is None else self._fill(kind.fallback)
+
+    def _fill(self, text: str) -> str:
+        return Template(text).fill(self._values, self._payload)
+
+    def instead(self, lane_text: str | None) -> str:
+        """The thought that no model had: the type's text, the lane's, or what was noticed."""
+        if self._own_text is not None:
+            return self._own_text
+        return self._fill(_FALLBACK) if lane_text is None else lane_text
+
+    def answer(self, visit: Visit, thought: str, error: str | None) -> Fields:
+        """The answer; its keys are always the same."""
+        if error is not None:
+            visit.fallback = error
+            visit.lane = visit.lane or self.kind.lane
+        return {
+            "id": self.id,
+            "type": self.kind.name,
+            "thought": thought,
+            "fallback": error is not None,
+            "error": error,
+            "model": visit.model if error is None else None,
+            "lane": self.kind.lane,
+            "created_at": now_text(),
+            "wait_ms": visit.start.wait_ms if visit.start is not None else visit.age_ms(),
+        }
+
+
+def _id(given: object, visit: Visit) -> str:
+    if given is None:
+        return visit.id
+    text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(text, str):
+        raise RequestError("id must be a text")
+    try:
+        return names.check_request_id(text)
+    except NameRefused as error:
+        raise RequestError(f"id: {error}") from error

@@ -1,0 +1,57 @@
+"""The summary of a payload: its own, else one line built from its entities and events. Does no I/O."""
+
+from typing import cast
+
+import msgspec
+
+from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
+
+__all__ = ["summarize"]
+
+Fields = dict[str, object]
+
+#: Where a thing's or an event's name stands, the best first.
+_ENTITY_NAMES = ("name", "type", "kind", "label", "id")
+_EVENT_NAMES = ("summary", "description", "text", "message", "type", "kind", "name", "id")
+NOTHING = "nothing of note"
+
+
+def summarize(payload: Fields) -> str:
+    """One line about what a payload says."""
+    own = payload.get("summary")
+    if isinstance(own, str) and own.strip():
+        return _line(own, SUMMARY_CHARS_MAX)
+    parts = [*_listed(payload.get("entities"), _ENTITY_NAMES), *_listed(payload.get("events"), _EVENT_NAMES)]
+    return _line(", ".join(parts), SUMMARY_CHARS_MAX) or NOTHING
+
+
+def _listed(values: object, names: tuple[str, ...]) -> list[str]:
+    """Each thing once, with how often it is there; what is too much is counted."""
+    if not isinstance(values, list):
+        return []
+    counts: dict[str, int] = {}
+    for value in cast("list[object]", values):
+        text = _line(_named(value, names), SUMMARY_ITEM_CHARS_MAX)
+        if text:
+            counts[text] = counts.get(text, 0) + 1
+    told = [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
+    rest = len(told) - SUMMARY_ITEMS_MAX
+    return told if rest <= 0 else [*told[:SUMMARY_ITEMS_MAX], f"and {rest} more"]
+
+
+def _named(value: object, names: tuple[str, ...]) -> str:
+    if isinstance(value, dict):
+        fields = cast("Fields", value)
+        found = next((fields[name] for name in names if _is_text(fields.get(name))), None)
+        return str(found) if found is not None else msgspec.json.encode(fields).decode()
+    return "" if value is None else str(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
+
+
+def _line(text: str, chars_max: int) -> str:
+    """Without newlines and other control characters, and not longer than this."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * chars_max]).split())
+    return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"
