@@ -121,8 +121,11 @@ async def test_a_unit_that_is_still_activating_is_answered_within_the_bound(
     assert (desk.answer()["ok"], desk.answer()["state"]) == (True, "activating")
 
 
-async def test_a_stop_does_not_wait_for_a_start_that_lasts(desk: Desk) -> None:
+async def test_a_stop_does_not_wait_for_a_start_that_lasts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Race 7: whoever gave up must not wait until the unit is up."""
+    monkeypatch.setattr(limits, "REACTOR_START_LOOK_MS", 60_000)
     desk.host.define("watchbill-m.service", states=["activating"])
     desk.put("a1")
     desk.put("a2", verb="stop")
@@ -208,6 +211,23 @@ async def test_an_intent_that_was_withdrawn_is_not_carried_out(desk: Desk) -> No
     assert mailbox.is_waiting(intent) and mailbox.withdraw(intent)
     await desk.work()
     assert desk.host.calls() == [] and not mailbox.withdraw(intent)
+
+
+async def test_an_intent_that_is_withdrawn_while_it_is_read_is_not_carried_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of the two removes it: the daemon knows that nothing will happen."""
+    read = desk.reactor._folders.read
+
+    def read_then_withdrawn(name: str) -> bytes:
+        text = read(name)
+        (desk.intents / name).unlink()
+        return text
+
+    monkeypatch.setattr(desk.reactor._folders, "read", read_then_withdrawn)
+    desk.put()
+    await desk.work()
+    assert desk.host.calls() == [] and list(desk.done.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "folder", "large", "broken", "empty", "deep"])
