@@ -9,11 +9,14 @@ warm is reported at once, because its process may die in the very next moment an
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
 from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Warm
 from watchbill.errors import ConfigError
+from watchbill.limits import LOAD_OVERTIME_MS
+from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]
 
@@ -77,9 +80,11 @@ class EngineRoom:
 
     async def _load(self, model: Model, action: Load) -> None:
         engine = self._hosts[model.name] = self._engines[model.engine]
+        # The driver knows best what a load that takes too long was doing, so the limit is the driver's to keep.
+        limited = replace(model, load_timeout_ms=Millis(action.deadline_ms))
         try:
-            async with asyncio.timeout(action.deadline_ms / 1000):
-                warm = await engine.load(model, action.attempt)
+            async with asyncio.timeout((action.deadline_ms + LOAD_OVERTIME_MS) / 1000):
+                warm = await engine.load(limited, action.attempt)
         except LoadError as error:
             await self._failed(action, str(error), hopeless=error.hopeless)
         except ConfigError as error:
