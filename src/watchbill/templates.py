@@ -63,13 +63,17 @@ def _known(place: str) -> str:
 
 
 def _look_up(payload: Mapping[str, object], place: str) -> object:
-    value: object = payload
+    value: object = dict(payload)
     for name in place.split(".")[1:]:
-        fields = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+        fields = _fields(value)
         if name not in fields:
             raise RequestError(f"the payload has no {place.removeprefix(_PAYLOAD + '.')[:100]!a}")
         value = fields[name]
     return value
+
+
+def _fields(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
 def _spelled(value: object, place: str) -> str:
