@@ -26,6 +26,17 @@ def parsed(text: str, **environment: str) -> Catalog:
 # ------------------------------------------------------------------ what it means
 
 
+def test_rotation_is_on_where_a_model_has_a_background_task_and_off_elsewhere() -> None:
+    """RES-16, RES-18: every 12 min, at most 2 h; without any task there are no turns, and silence is no alarm."""
+    assert parsed(MODEL.format("a")).rotation == catalog.RotationRules()
+    task = MODEL.format("a") + "background = { prompt = 'Look around.' }\n"
+    assert parsed(task).rotation == catalog.RotationRules(720_000, 7_200_000)
+    assert parsed(task + "[rotation]\nevery = 'off'").rotation.every_ms is None
+    assert parsed(task + "[rotation]\nevery = '3h'").rotation.max_ms == 10_800_000
+    assert parsed(task + "[rotation]\nsilence = 'off'").rotation.silence is False
+    assert parsed("[rotation]\nsilence = '1h'\n" + MODEL.format("a")).rotation.silence_ms == 3_600_000
+
+
 def test_an_empty_config_has_the_documented_defaults() -> None:
     """RES-04, RES-07, RES-11, LANE-04: 2 GiB reserve, 5 min idle, 2 min and 15 min to wait, 10 min to answer."""
     found = parsed(
@@ -69,6 +80,10 @@ max_resident = 5
 parallel_loads = 2
 protect = ["routx"]
 reservation = { model = "small", memory = "2GiB" }
+[devices."gpu:0"]
+max_temp_c = 80
+max_vram_percent = 90
+max_power_w = 140
 [engines.own]
 driver = "llamacpp"
 binary = "bin/llama-server"
@@ -100,11 +115,14 @@ health = "/up"
 probe = "embed"
 env = { A = "b" }
 arguments = ["--flash-attn", "on"]
+quota = "6GB"
+background = { command = "last-op" }
 [models.other]
 engine = "process"
 command = "serve --port ${PORT}"
 stop = "SIGINT"
 source = "/abs/x.bin"
+background = { prompt = "Look." }
 [models.unit]
 engine = "systemd"
 memory = "1GiB"
@@ -130,6 +148,16 @@ timeout = "30s"
 queue_max = 7
 concurrency = 3
 fallback = "sorry"
+[rotation]
+every = "2h"
+max = "4h"
+order = ["other", "big"]
+silence = "3h"
+[epochs.ingest]
+models = ["big"]
+window = "5m"
+every = "30m"
+priority = 2
 [journal]
 markdown = "~/radio/queue_log.md"
 events = "e.jsonl"
@@ -147,6 +175,9 @@ webhook = "http://127.0.0.1:9999/"
     assert found.devices["ram"] == catalog.Device(
         "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)
     )
+    assert found.devices["gpu:0"] == catalog.Device(
+        "gpu:0", max_temp_c=80.0, max_vram_percent=90.0, max_power_w=140.0
+    )
     assert found.engines["own"] == catalog.EngineRules(
         "own", "llamacpp", binary="/srv/watchbill/bin/llama-server"
     )
@@ -155,15 +186,23 @@ webhook = "http://127.0.0.1:9999/"
         priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", tier=1, context=8192,
         threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
         probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),
+        quota=6 * gigabyte, background=catalog.BackgroundTask(command="last-op"),
     )  # fmt: skip
     assert found.models["other"] == catalog.Model(
-        "other", "process", "/abs/x.bin", command="serve --port ${PORT}", stop="SIGINT"
+        "other",
+        "process",
+        "/abs/x.bin",
+        command="serve --port ${PORT}",
+        stop="SIGINT",
+        background=catalog.BackgroundTask("Look."),
     )
     assert found.models["small"].memory == {"ram": gibibyte}
     assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)
     assert found.lanes["chat"] == catalog.Lane(
         "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, 3, "sorry"
     )
+    assert found.rotation == catalog.RotationRules(7_200_000, 14_400_000, ("other", "big"), 10_800_000)
+    assert found.epochs == {"ingest": catalog.Epoch("ingest", ("big",), 300_000, 1_800_000, 2)}
     assert found.journal == catalog.JournalRules(str(Path.home() / "radio/queue_log.md"), "e.jsonl")
     assert found.alerts == catalog.AlertRules("notify-send", "http://127.0.0.1:9999/")
 
@@ -180,9 +219,11 @@ def test_no_field_of_the_catalog_was_forgotten() -> None:
     source = Path(__file__).read_text()
     body = source[source.index("def test_every_key_reaches") : source.index("NOT_SET_BY_A_KEY")]
     renamed = {"work_class": "class", "share": "budget", "idle_ms": "idle", "load_timeout_ms": "load_timeout",
-               "max_wait_ms": "max_wait", "timeout_ms": "timeout", "name": ""}  # fmt: skip
+               "max_wait_ms": "max_wait", "timeout_ms": "timeout", "every_ms": "every", "max_ms": "max",
+               "window_ms": "window", "silence_ms": "silence", "name": ""}  # fmt: skip
     for record in (catalog.Device, catalog.EngineRules, catalog.Model, catalog.Lane, catalog.PolicyRules,
-                   catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules):  # fmt: skip
+                   catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules,
+                   catalog.RotationRules, catalog.Epoch, catalog.BackgroundTask):  # fmt: skip
         for field in dataclasses.fields(record):
             key = renamed.get(field.name, field.name)
             assert (record.__name__, field.name) in NOT_SET_BY_A_KEY or f"{key} = " in body or not key, field

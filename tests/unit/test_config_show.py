@@ -184,7 +184,8 @@ def _rest(place: tuple[str, ...], key: Key) -> str:
         each for each in keys_of(table).values() if each.field.is_required() and each.name != key.name
     ]
     rest = "\n".join(f"{each.name} = {each.example}" for each in required)
-    return rest + ('\n[models.ram]\nengine = "scripted"\n' if place == ("models", "*", "script") else "")
+    inside = place[:2] == ("models", "*") and len(place) > 2
+    return rest + ('\n[models.ram]\nengine = "scripted"\n' if inside else "")
 
 
 def _errors(raw: dict[str, object]) -> list[dict[str, object]]:

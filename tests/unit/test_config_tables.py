@@ -22,6 +22,8 @@ def two(first: str, second: str) -> str:
     return f"[models.a]\n{SCRIPTED}{first}\n[models.b]\n{SCRIPTED}{second}\n"
 
 
+TASK = f"[models.a]\n{SCRIPTED}background = {{ prompt = 'Look around.' }}\n"
+
 MATRIX = [
     # engines and drivers
     ('[models.a]\nengine = "lamacpp"\nsource = "x"',
@@ -53,8 +55,8 @@ MATRIX = [
      '3: models.a.devices[0]: there is no device gpu:0; add [devices."gpu:0"] with its capacity'),
     (f'[models.a]\n{SCRIPTED}memory = {{ "gpu:1" = "1GB" }}',
      '3: models.a.memory."gpu:1": there is no device gpu:1; add [devices."gpu:1"] with its capacity'),
-    ('[devices."gpu:0"]',
-     '1: devices."gpu:0": has no capacity, and this version does not read it from the card; add capacity = "24GB"'),
+    ("[devices.ram]\nmax_temp_c = 85",
+     "2: devices.ram.max_temp_c: is a limit of cards; ram has no such figure; remove it"),
     (f'[models.a]\n{SCRIPTED}devices = ["ram", "ram"]', "3: models.a.devices[1]: names ram twice; remove one"),
     ('[devices."gpu:0"]\ncapacity = "8GB"\n' + f'[models.a]\n{SCRIPTED}devices = ["gpu:0", "ram"]\nmemory = "1GB"',
      '6: models.a.memory: one size for several devices; write memory = { "gpu:0" = ..., "ram" = ... }'),
@@ -91,6 +93,33 @@ MATRIX = [
      "2: server.keys.me.key: the key cannot travel in a header; use printable ASCII without spaces"),
     ('[server.keys]\nme = { key = "0123456789abcdef" }\nyou = { key = "env:SAME" }',
      "3: server.keys.you.key: is the same key as me's; give each caller a key of their own"),
+    # background tasks and epochs
+    (TASK + "[rotation]\nevery = '4m'",
+     "5: rotation.every: the rotation's interval of 4m does not exceed the idle time of a, 5m: models would come and "
+     "go without rest; let [rotation] every be more than 5m, or models idle for less"),
+    (TASK + "idle = '12m'",
+     "4: models.a.idle: the rotation's interval of 12m does not exceed the idle time of a, 12m: models would come and "
+     "go without rest; let [rotation] every be more than 12m, or models idle for less"),
+    (TASK + "[rotation]\nmax = '1m'", "5: rotation.max: is shorter than every, 12m; make it longer"),
+    (f"[rotation]\nevery = '12m'\n[models.a]\n{SCRIPTED}",
+     "2: rotation.every: no model has a background task, so nothing would ever run; "
+     'give a model background = { prompt = "..." }, or remove it'),
+    (TASK + f"[models.b]\n{SCRIPTED}[rotation]\norder = ['a', 'b']",
+     "7: rotation.order[1]: b has no background task; give it one, or remove it here"),
+    (TASK + "[rotation]\norder = ['a', 'aa']",
+     "5: rotation.order[1]: there is no model aa; did you mean a?"),
+    (TASK + "[rotation]\norder = ['a', 'a']", "5: rotation.order[1]: names a twice; remove one"),
+    (TASK + TASK.replace("models.a", "models.b") + "[rotation]\norder = ['a']",
+     "8: rotation.order: leaves out b, so that this background task would never run; add it, or remove its task"),
+    (f"[models.a]\n{SCRIPTED}background = {{}}",
+     '3: models.a.background: says nothing to do; add prompt = "..." or command = "..."'),
+    (f"[models.a]\n{SCRIPTED}background = {{ command = 'say \"x' }}".replace("'say \"x'", '"say \'x"'),
+     "3: models.a.background.command: cannot be split into words: no closing quotation; mend its quotes"),
+    (TASK + "[epochs.ingest]\nmodels = ['embedder']",
+     "5: epochs.ingest.models[0]: there is no model embedder; known are a"),
+    (TASK + "[epochs.ingest]\nmodels = []", "5: epochs.ingest.models: must not be empty; name at least one model"),
+    (TASK + "[epochs.ingest]\nmodels = ['a']\nevery = '10m'",
+     "6: epochs.ingest.every: a window of 10m every 10m never closes; make window shorter than every"),
     # what fits
     ('[devices.ram]\ncapacity = "15GB"\n' + f'[models.a]\n{SCRIPTED}memory = "13GB"',
      "5: models.a.memory: 13GB can never fit into the 12.9 GB that ram has for models; "

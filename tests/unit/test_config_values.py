@@ -118,18 +118,16 @@ MATRIX = [
     ('[server]\nkeys = { me = { key = "a b" } }',
      '2: server.keys.me.key: cannot be an API key; use printable ASCII without spaces, '
      'or "env:NAME" to read it from $NAME'),
+    ("[rotation]\nevery = 'soon'",
+     "2: rotation.every: 'soon' is not a duration; write for example 30s, 5m or 1h30m, or \"off\""),
+    ("[rotation]\nevery = 0", '2: rotation.every: must be longer than nothing; write for example 12m, or "off"'),
+    ("[rotation]\nsilence = []",
+     '2: rotation.silence: must be a duration; write for example 12m in quotes, or "auto" or "off"'),
+    (MODEL + "background = 'x'", "3: models.a.background: must be a table, not \"x\""),
     # what is not there yet
-    ("[rotation]\nevery = '12m'",
-     "1: rotation: this version of Watchbill does not have background rotation; remove it"),
-    ("[epochs.ingest]", "1: epochs: this version of Watchbill does not have embedding epochs; remove it"),
     ("[sets.see]", "1: sets: this version of Watchbill does not have sets of companion models; remove it"),
-    ("[process.x]", "1: process: this version of Watchbill does not have POST /process; remove it"),
     ("[coordinator]", "1: coordinator: this version of Watchbill does not have a coordinator; remove it"),
     ("[agents.a]", "1: agents: this version of Watchbill does not have agents; remove it"),
-    (MODEL + "background = { prompt = 'x' }",
-     "3: models.a.background: this version of Watchbill does not have background tasks; remove it"),
-    ("[devices.ram]\nmax_temp_c = 85",
-     "2: devices.ram.max_temp_c: this version of Watchbill does not have device health limits; remove it"),
     ("[lanes.x]\ncapture = 's'",
      "2: lanes.x.capture: this version of Watchbill does not have capture into a spool; remove it"),
 ]  # fmt: skip
@@ -154,7 +152,7 @@ idle = false
 engine = "scripted"
 aliases = ["b"]
 memory = 1.5
-[rotation]
+[agents]
 """
     assert complaints(text) == [
         "2: server.prot: is not a key that Watchbill knows; did you mean port?",
@@ -165,7 +163,7 @@ memory = 1.5
         "8: models.b.idle: False is not a duration in seconds; write for example 30s, 5m or 1h30m",
         "11: models.c.aliases[0]: b is already the name of a model; choose another alias",
         "12: models.c.memory: must be a size; write for example 4.6GB, 2GiB or 512MiB in quotes",
-        "13: rotation: this version of Watchbill does not have background rotation; remove it",
+        "13: agents: this version of Watchbill does not have agents; remove it",
     ]
 
 

@@ -9,6 +9,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTable, ModelTable, ScriptTable
 from watchbill.config.drivers import DRIVERS
 from watchbill.config.process_types import build_process_types
+from watchbill.config.rotations import build_background, build_epochs, build_rotation
 from watchbill.config.settle import memory_of
 from watchbill.config.spools import build_spools
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
@@ -27,6 +28,8 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         lanes={name: _lane(name, table) for name, table in document.lanes.items()},
         policy=_policy(document),
         server=_server(document, environment),
+        rotation=build_rotation(document.rotation),
+        epochs=build_epochs(document),
         journal=catalog.JournalRules(
             _below_root(document.journal.markdown, base), _below_root(document.journal.events, base)
         ),
@@ -65,6 +68,9 @@ def _device(name: str, table: DeviceTable) -> catalog.Device:
         parallel_loads=table.parallel_loads,
         protect=table.protect,
         reservation=catalog.Reservation(kept.model, kept.memory) if kept else None,
+        max_temp_c=table.max_temp_c,
+        max_vram_percent=table.max_vram_percent,
+        max_power_w=table.max_power_w,
     )
 
 
@@ -119,6 +125,8 @@ def _model(
         env=MappingProxyType(table.env),
         arguments=table.arguments,
         script=MappingProxyType(_script(table.script)),
+        background=build_background(table),
+        quota=table.quota,
         url=table.url,
         unit=table.unit,
         image=table.image,

@@ -17,15 +17,18 @@ from watchbill.config.fit import check_fit
 from watchbill.config.locate import KeyPath
 from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.process_types import check_process_types
+from watchbill.config.rotations import check_rotation
 from watchbill.config.settle import GPU_DEFAULTS
 from watchbill.config.spools import check_spools
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.units import spell_bytes
 
-__all__ = ["check", "refuse_open_bind"]
+__all__ = ["HEALTH_KEYS", "check", "refuse_open_bind"]
 
 #: Keys of a model that only mean something when Watchbill manages it.
-_MANAGED = frozenset({"permanent", "memory", "devices", "group", "inertia", "idle", "load_timeout"})
+_MANAGED = frozenset({"permanent", "memory", "devices", "group", "inertia", "idle", "load_timeout", "quota"})
+#: Limits of a card's health; nothing on `ram` measures them.
+HEALTH_KEYS = frozenset({"max_temp_c", "max_vram_percent", "max_power_w"})
 #: Keys that belong to some drivers only; every other key belongs to every model.
 _DRIVER_KEYS = frozenset[str]().union(*(driver.needs | driver.reads for driver in DRIVERS.values()))
 _ENGINE_KEYS = frozenset[str]().union(*(driver.engine_reads for driver in DRIVERS.values()))
@@ -43,6 +46,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
     yield from _check_tiers(draft)
     yield from check_fit(draft)
     yield from check_spools(draft)
+    yield from check_rotation(draft)
     yield from check_process_types(draft, draft.document.process)
 
 
@@ -101,11 +105,11 @@ def _check_devices(draft: Draft) -> Iterator[Wrong]:
                 'write ram, gpu for the defaults of all GPUs, or "gpu:0"',
             )
     for name, table in draft.document.devices.items():
-        if table.capacity is None:
-            if name != RAM and is_device_name(name) and draft.is_sound("devices"):
-                text = "has no capacity, and this version does not read it from the card"
-                yield ("devices", name), text, 'add capacity = "24GB"'
-        elif (table.reserve or 0) >= table.capacity * table.budget and draft.is_sound("devices"):
+        if name == RAM:
+            for key in sorted(HEALTH_KEYS & draft.keys_at("devices", name)):
+                yield ("devices", name, key), "is a limit of cards; ram has no such figure", "remove it"
+        too_much = table.capacity is not None and (table.reserve or 0) >= table.capacity * table.budget
+        if table.capacity is not None and too_much and draft.is_sound("devices"):
             text = f"leaves nothing of the capacity of {spell_bytes(table.capacity)}"
             yield ("devices", name, "reserve"), text, "make it smaller"
         if table.reservation is not None:

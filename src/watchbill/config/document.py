@@ -33,14 +33,15 @@ from watchbill.config.fields import (
     Url,
 )
 from watchbill.config.process_table import ProcessTable
+from watchbill.config.rotation_table import BackgroundTable, EpochTable, RotationTable
 from watchbill.config.spool_table import SpoolTable
 from watchbill.config.table import Table
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "TABLES", "AlertsTable", "DeviceTable", "Document", "EngineTable", "JournalTable", "KeyTable", "LaneTable",
-    "ModelTable", "PolicyTable", "ReservationTable", "ScriptTable", "ServerTable", "SpoolTable", "Table",
-    "WeightsTable",
+    "TABLES", "AlertsTable", "BackgroundTable", "DeviceTable", "Document", "EngineTable", "EpochTable",
+    "JournalTable", "KeyTable", "LaneTable", "ModelTable", "PolicyTable", "ProcessTable", "ReservationTable",
+    "RotationTable", "ScriptTable", "ServerTable", "SpoolTable", "Table", "WeightsTable",
 ]  # fmt: skip
 
 
@@ -116,6 +117,24 @@ class DeviceTable(Table):
         examples=[["routx"]],
     )
     reservation: ReservationTable | None = Field(default=None, description="Memory kept for a core model.")
+    max_temp_c: float | None = Field(
+        default=None,
+        gt=0,
+        le=150,
+        allow_inf_nan=False,
+        description="A hotter card takes no new model; its own slow-down threshold otherwise, else 85.",
+        examples=[85],
+    )
+    max_vram_percent: float = Field(
+        default=95.0, gt=0, le=100, allow_inf_nan=False, description="A fuller card takes no new model."
+    )
+    max_power_w: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="A card that draws more takes no new model; no limit otherwise.",
+        examples=[140],
+    )
 
 
 class EngineTable(Table):
@@ -226,6 +245,15 @@ class ModelTable(Table):
         default=(), strict=False, description="Further arguments for llama-server, as they are."
     )
     script: ScriptTable | None = Field(default=None, description="How the scripted engine behaves.")
+    background: BackgroundTable | None = Field(
+        default=None, description="What it does by itself when it is its turn in the rotation."
+    )
+    quota: Size | None = Field(
+        default=None,
+        ge=1,
+        description="More than this on one device is a fault and resets it; 1.15 x what it needs otherwise.",
+        examples=["6GB"],
+    )
     url: Url | None = Field(
         default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
     )
@@ -318,6 +346,8 @@ class Document(Table):
     models: dict[ModelName, ModelTable] = Field(default={}, description="Models.")
     lanes: dict[PlainName, LaneTable] = Field(default={}, description="Queues.")
     policy: PolicyTable = Field(default=PolicyTable(), description="How residency decides.")
+    rotation: RotationTable = Field(default=RotationTable(), description="Background rotation.")
+    epochs: dict[PlainName, EpochTable] = Field(default={}, description="Windows for ingestion work.")
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
@@ -334,9 +364,12 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("engines", "*"): EngineTable,
     ("models", "*"): ModelTable,
     ("models", "*", "script"): ScriptTable,
+    ("models", "*", "background"): BackgroundTable,
     ("lanes", "*"): LaneTable,
     ("policy",): PolicyTable,
     ("policy", "weights"): WeightsTable,
+    ("rotation",): RotationTable,
+    ("epochs", "*"): EpochTable,
     ("journal",): JournalTable,
     ("alerts",): AlertsTable,
     ("spool", "*"): SpoolTable,

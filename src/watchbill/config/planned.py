@@ -8,8 +8,6 @@ __all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]
 
 #: Place in the file -> what it would configure. "*" is any name.
 _KEYS: dict[tuple[str, ...], str] = {
-    ("rotation",): "background rotation",
-    ("epochs",): "embedding epochs",
     ("sets",): "sets of companion models",
     ("coordinator",): "a coordinator",
     ("agents",): "agents",
@@ -17,10 +15,6 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("server", "keys", "*", "max_priority"): "priority ceilings of keys",
     ("server", "keys", "*", "may_pin"): "pinning by callers",
     ("server", "keys", "*", "capture"): "capture into a spool",
-    ("devices", "*", "max_temp_c"): "device health limits",
-    ("devices", "*", "max_vram_percent"): "device health limits",
-    ("devices", "*", "max_power_w"): "device health limits",
-    ("models", "*", "background"): "background tasks",
     ("models", "*", "capture"): "capture into a spool",
     ("lanes", "*", "capture"): "capture into a spool",
     ("policy", "admission"): "another admission rule",
@@ -30,9 +24,7 @@ _VALUES: dict[tuple[tuple[str, ...], str], str] = {
 }
 
 #: Keys that are read into the catalog and that nothing acts on yet: `config check` says so.
-NOT_ACTED_ON: dict[tuple[str, ...], str] = {
-    ("devices", "*", "protect"): "does not watch processes yet",
-}
+NOT_ACTED_ON: dict[tuple[str, ...], str] = {}
 
 
 def planned_feature(place: tuple[str, ...]) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from watchbill.catalog import DEFAULT_LANE, RAM
 from watchbill.config.document import DeviceTable, Document, LaneTable, ModelTable
+from watchbill.config.rotations import settle_rotation
 from watchbill.config.spools import settle_spool
 from watchbill.units import Bytes, Millis
 
@@ -36,6 +37,7 @@ def settle(document: Document) -> Document:
             "devices": _settle_devices(document.devices, models.values()),
             "models": models,
             "lanes": {name: _settle_lane(table) for name, table in lanes.items()},
+            "rotation": settle_rotation(document),
             "spool": {name: settle_spool(name, table) for name, table in document.spool.items()},
         }
     )

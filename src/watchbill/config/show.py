@@ -6,6 +6,8 @@ What is printed is itself a config with the same meaning (but for keys that are 
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
+from watchbill.catalog import RAM
+from watchbill.config.check import HEALTH_KEYS
 from watchbill.config.document import Document, EngineTable, KeyTable, ModelTable, Table
 from watchbill.config.draft import Raw
 from watchbill.config.drivers import DRIVERS
@@ -55,7 +57,7 @@ def _walk(loaded: Loaded, table: Table, path: KeyPath) -> Iterator[Entry]:
             inner.append((at, value))
         elif _is_named_tables(table, key):
             inner += [((*at, name), each) for name, each in cast("dict[str, Table]", value).items()]
-        elif _matters(loaded.document, table, key.name):
+        elif _matters(loaded.document, table, at):
             yield Entry(at, _spelled(table, key, value), not _is_said(loaded.raw, at), key.meaning)
     for at, each in inner:
         yield from _walk(loaded, each, at)
@@ -65,9 +67,12 @@ def _is_named_tables(table: Table, key: Key) -> bool:
     return isinstance(table, Document) or key.name == "keys"
 
 
-def _matters(document: Document, table: Table, key: str) -> bool:
+def _matters(document: Document, table: Table, path: KeyPath) -> bool:
     """Whether the key means anything here: a driver's own keys are not shown for another driver's model."""
-    if key in ("script", "reservation"):  # shown as tables of their own where they are given
+    key = path[-1]
+    if key in HEALTH_KEYS and path[1] == RAM:
+        return False
+    if key in ("script", "background", "reservation"):  # shown as tables of their own where they are given
         return False
     if isinstance(table, ModelTable):
         engine = document.engines.get(table.engine)

@@ -38,7 +38,7 @@ class Key(NamedTuple):
         """A value to show to somebody who got it wrong; empty when there is no good one."""
         examples = cast("list[object] | None", self.field.examples)
         if examples:
-            return spell_value(examples[0])
+            return spell(examples[0])
         is_plain = isinstance(self.default, str | int | float)
         return self.spell(self.default) if is_plain else ""
 
