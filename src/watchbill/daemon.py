@@ -61,6 +61,8 @@ class Options(Protocol):
     def host(self) -> str | None: ...
     @property
     def port(self) -> int | None: ...
+    @property
+    def ollama_port(self) -> int | None: ...
 
 
 class Screen(Protocol):
@@ -143,7 +145,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     try:
         await driver.start()
         _tell_of_failures(driver, setting.screen)
-        serving = await _open(driver, catalog.server)
+        serving = await _open(driver, catalog.server, setting.options.ollama_port)
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)
         await asyncio.to_thread(drains.reconfigure, catalog.spools)
@@ -203,10 +205,10 @@ def _failures(driver: Driver) -> dict[str, str]:
     return {name: f"model {name} cannot be loaded: {reason}" for name, reason in failed.items()}
 
 
-async def _open(driver: Driver, server: Server) -> Serving:
+async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
     app = make_app(driver, server, access_log=_ACCESS.info, metrics=driver.metrics.render)
     try:
-        return await serve(app, server.host, server.port)
+        serving = await serve(app, server.host, server.port)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             raise
@@ -214,6 +216,23 @@ async def _open(driver: Driver, server: Server) -> Serving:
         raise ConfigError(
             f"cannot listen on {where}: {os.strerror(error.errno).lower()}; "
             f"choose another with --port, or 0 for any that is free"
+        ) from error
+    if ollama_port is not None:
+        await _open_for_ollama(serving, server.host, ollama_port)
+    return serving
+
+
+async def _open_for_ollama(serving: Serving, host: str, port: int) -> None:
+    """Listens where apps look for Ollama, too."""
+    try:
+        await serving.listen_also(host, port)
+    except OSError as error:
+        await serving.close(grace_ms=0)
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        raise ConfigError(
+            f"cannot listen on {host}:{port} for Ollama's apps: {os.strerror(error.errno).lower()}; "
+            f"if Ollama itself runs there, stop it or leave --ollama-port out"
         ) from error
 
 

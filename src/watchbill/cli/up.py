@@ -39,6 +39,7 @@ class UpOptions:
     root: Path
     host: str | None
     port: int | None
+    ollama_port: int | None
     quiet: bool
 
 
@@ -65,6 +66,13 @@ def up(
             show_default=False,
         ),
     ] = None,
+    ollama_port: Annotated[
+        int | None,
+        Parameter(
+            help="Listen here, too, for apps that look for Ollama: 11434 is where they look.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[
         bool,
         Parameter(
@@ -78,7 +86,7 @@ def up(
     The last line it prints at start is `ready http://HOST:PORT`.
     """
     root = find_root(where.root)
-    options = UpOptions(config, root.path, host, port, where.quiet)
+    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet)
     if detach:
         return _up_in_background(options, root)
     from watchbill import daemon
@@ -174,6 +182,7 @@ def _arguments(options: UpOptions) -> list[str]:
         "--root": options.root,
         "--host": options.host,
         "--port": options.port,
+        "--ollama-port": options.ollama_port,
     }
     return [
         "up",

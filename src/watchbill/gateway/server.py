@@ -69,6 +69,10 @@ class Serving:
         """How many clients are connected."""
         return len(self._server.connections)
 
+    async def listen_also(self, host: str, port: int) -> None:
+        """Listens on a further address. Raises OSError when it is taken or not ours."""
+        await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+
     async def close(self, *, grace_ms: int = DRAIN_MS) -> None:
         """Drains and closes. Takes at most `grace_ms` and a little."""
         for site in list(self._runner.sites):
