@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from e2e.place import Place
 from gguf_models import gguf_files
 

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -63,6 +62,13 @@ class Daemon:
         self.url = ""
         self.port = 0
         self._said, self._complained = said, complained
+
+    @classmethod
+    def at(cls, url: str) -> "Daemon":
+        """A daemon that somebody else started: only asking is possible."""
+        found = cls.__new__(cls)
+        found.url, found.port = url, int(url.rpartition(":")[2])
+        return found
 
     def wait_ready(self) -> None:
         """Waits for the ready line, which is the last of the start."""
@@ -222,7 +228,7 @@ class Place:
 
     def begin(self, *arguments: str) -> Daemon:
         """Starts the daemon and does not wait for it. Its output goes to files: a full pipe would stop it."""
-        said, complained = (tempfile.TemporaryFile("w+", dir=self.folder) for _ in range(2))
+        said, complained = (open(self.folder / f".{secrets.token_hex(4)}", "w+") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", *arguments], cwd=self.folder,
             env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, text=True,
@@ -252,6 +258,10 @@ class Place:
         """The ports on which the processes of this place, the daemon apart, take connections."""
         daemons = {daemon.pid for daemon in self.daemons}
         return [port for pid in self.pids() if pid not in daemons for port in _ports_of(pid)]
+
+    def owner(self, port: int) -> int | None:
+        """Whose port it is."""
+        return next((pid for pid in self.pids() if port in _ports_of(pid)), None)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """The lines of the machine's journal, those of these events if any are named."""

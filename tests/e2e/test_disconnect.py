@@ -23,8 +23,8 @@ IDLE_S = 2.0
 
 
 def test_the_engine_stops_when_its_client_leaves(place: Place, gguf_files: GgufFiles) -> None:
-    """LANE-07, races 4 and 5: llama.cpp's own slot is idle within 2 s of a client leaving, streamed or not; its in-flight
-    count is 0 and the next request is served."""
+    """LANE-07, races 4 and 5: llama.cpp's own slot is idle within 2 s of a client leaving, streamed or not; its
+    in-flight count is 0 and the next request is served."""
     place.config.write_text(CONFIG.format(path=gguf_files.chat("60MB")))
     daemon = place.up()
     assert daemon.chat("writer", 1)[0] == 200
@@ -57,8 +57,8 @@ def assert_idle_soon(daemon: Daemon, engine: int) -> None:
 
 
 def test_who_leaves_before_the_first_byte_leaves_nothing_behind(place: Place) -> None:
-    """LANE-07, races 4, 5 and 11: while the model loads, while queued, before the first byte. One follower who leaves does
-    not cancel the load that the others wait for."""
+    """LANE-07, races 4, 5 and 11: while the model loads, while queued, before the first byte. One follower who
+    leaves does not cancel the load that the others wait for."""
     place.config.write_text(scripted("slow", 'load = "2s", service = "10s", tokens = 5'))
     daemon = place.up()
     waiting = [daemon.connect() for _ in range(3)]

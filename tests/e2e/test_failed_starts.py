@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from e2e.place import Place, scripted
 from gguf_models import GgufFiles
 

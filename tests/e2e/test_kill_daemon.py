@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+
 from e2e.place import Daemon, Place, Stream, eventually, is_listening, scripted
 from gguf_models import GgufFiles
 

@@ -6,15 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.place import Daemon, Place, chat_body, eventually
-from gguf_models import GgufFiles
 
+from e2e.place import Daemon, Place, chat_body
+from gguf_models import GgufFiles
 from watchbill.footprint import predict
 from watchbill.gguf import read_header
 
@@ -25,10 +25,10 @@ MODEL = """
 [models.{name}]
 engine = "llamacpp"
 source = "{path}"
-context = %d
-concurrency = %d
+context = {context}
+concurrency = {slots}
 threads = 1
-""" % (CONTEXT, SLOTS)
+"""
 DEVICE = """
 [devices.ram]
 capacity = {capacity}
@@ -80,11 +80,12 @@ def traffic(daemon: Daemon, names: list[str]) -> list[int]:
 
     turns = itertools.cycle(names)
     with ThreadPoolExecutor(20) as crowd:
-        answers = []
+        answers: list[Future[int]] = []
         for wave in range(4):
-            answers += [crowd.submit(ask, 5 * wave + place, next(turns)) for place in range(5)]
+            fresh = [crowd.submit(ask, 5 * wave + place, next(turns)) for place in range(5)]
+            answers += fresh
             # The next wave comes when the first of this one is answered, so that loads and answers overlap.
-            eventually(lambda: any(answer.done() for answer in answers[-5:]), 60)
+            wait(fresh, 60, FIRST_COMPLETED)
         return [answer.result(100) for answer in answers]
 
 
@@ -102,7 +103,9 @@ def test_twenty_requests_for_three_models_stay_within_memory_for_two(
     sizes = {
         name: predict(read_header(path), context=CONTEXT, slots=SLOTS).total for name, path in paths.items()
     }
-    models = "".join(MODEL.format(name=name, path=path) for name, path in paths.items())
+    models = "".join(
+        MODEL.format(name=name, path=path, context=CONTEXT, slots=SLOTS) for name, path in paths.items()
+    )
     budget = sizes["small"] + sizes["large"] + 1_000_000
     assert sizes["middle"] + sizes["large"] > budget
 

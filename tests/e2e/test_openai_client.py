@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
+
 from e2e.place import Daemon, Place, eventually, scripted
 from gguf_models import GgufFiles
 

@@ -57,7 +57,7 @@ def test_an_idle_model_leaves_and_a_permanent_one_stays(place: Place, gguf_files
         assert kinds[:3] == ["plan", "load", "loaded"], kinds
         (evicted,) = [event for event in mine if event["event"] == "evict" and reason in event["reason"]]
         assert evicted["device"] == "ram" and evicted["bytes"] > 0
-        assert [event for event in mine if event["event"] == "loaded"][0]["ms"] > 0
+        assert next(event for event in mine if event["event"] == "loaded")["ms"] > 0
     written = (place.root / "queue_log.md").read_text()
     for event in place.events("load", "loaded", "evict", "stopped"):
         assert any(event["model"] in line and event["reason"] in line for line in written.splitlines()), event

@@ -1,0 +1,158 @@
+"""The end of a daemon, asked for in every way there is, and a config that changes while it runs."""
+
+import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from e2e.place import Daemon, Place, eventually, gone, scripted
+
+TALKER = scripted("talker", 'service = "4s", tokens = 20')
+OTHER = scripted("other", 'text = "one"')
+
+
+def test_a_term_lets_the_running_finish_and_sends_the_waiting_away(place: Place) -> None:
+    """design 9: a running stream ends whole, queued ones get 503 with Retry-After, exit 0 within 30 s."""
+    place.config.write_text(TALKER + OTHER)
+    daemon = place.up()
+    assert daemon.chat("other")[0] == 200
+    stream = daemon.stream("talker", 20)
+    first = stream.event()
+    with ThreadPoolExecutor(2) as crowd:
+        queued = [crowd.submit(daemon.chat, "talker", 5) for _ in range(2)]
+        eventually(lambda: daemon.model("talker")["queued"] == 2)
+        engines = [model["pid"] for model in daemon.status()["models"].values()]
+        daemon.signal(signal.SIGTERM)
+        asked = time.monotonic()
+        for waiting in queued:
+            status, headers, answer = waiting.result(10)
+            assert (status, answer["error"]["code"]) == (503, "shutting_down")
+            assert 1 <= int(headers["retry-after"]) <= 60
+        assert daemon.process.poll() is None  # the stream still runs
+        events = [first, *stream.rest()]
+    assert events[-1] == "[DONE]"
+    words = [json.loads(event)["choices"][0]["delta"].get("content") for event in events[:-1]]
+    assert len([word for word in words if word]) == 20
+    assert daemon.wait() == 0
+    assert time.monotonic() - asked < 30
+    assert gone(engines) and place.leftovers() == []
+    assert "Traceback" not in daemon.stderr
+    assert not (place.root / "run" / "daemon.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [((signal.SIGTERM, signal.SIGTERM), 0), ((signal.SIGINT, signal.SIGINT), 130)],
+    ids=["TERM", "Ctrl-C"],
+)
+def test_a_second_signal_ends_it_now(place: Place, numbers: tuple[int, int], code: int) -> None:
+    """design 9: a second signal does not wait for a stream that would take a minute; it ends with an error event."""
+    place.config.write_text(scripted("talker", 'service = "60s", tokens = 600'))
+    daemon = place.up()
+    stream = daemon.stream("talker", 600)
+    assert stream.event()
+    daemon.signal(numbers[0])
+    eventually(lambda: not is_reachable(daemon))
+    assert daemon.process.poll() is None
+    daemon.signal(numbers[1])
+    assert daemon.wait(8) == code
+    assert place.leftovers() == []
+    assert "Traceback" not in daemon.stderr, daemon.stderr
+    assert stream.rest()[-1] != "[DONE]"
+
+
+def test_ctrl_c_of_an_idle_daemon_is_130(place: Place) -> None:
+    """pitfalls: exit codes."""
+    place.config.write_text(OTHER)
+    daemon = place.up()
+    assert daemon.chat("other")[0] == 200
+    daemon.signal(signal.SIGINT)
+    assert daemon.wait(10) == 130
+    assert place.leftovers() == []
+    assert "Traceback" not in daemon.stderr
+
+
+def test_a_detached_daemon_is_stopped_now(place: Place) -> None:
+    """pitfalls: up --detach returns when it is ready; down --now does not wait for a running answer."""
+    place.config.write_text(scripted("talker", 'service = "60s", tokens = 600'))
+    started = place.run("up", "--detach", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    daemon = Daemon.at(started.stdout.removeprefix("ready ").strip())
+    stream = daemon.stream("talker", 600)
+    assert stream.event()
+    asked = time.monotonic()
+    stopped = place.run("down", "--now")
+    assert stopped.returncode == 0, stopped.stderr
+    assert time.monotonic() - asked < 15
+    assert place.leftovers() == []
+    assert stream.rest()[-1] != "[DONE]"
+
+
+@pytest.mark.parametrize("how", ["SIGHUP", "changed file", "config reload"])
+def test_a_changed_config_touches_only_what_changed(place: Place, how: str) -> None:
+    """pitfalls: unchanged models do not notice, changed ones come back changed, a wrong file is refused whole."""
+    place.config.write_text(TALKER + OTHER)
+    daemon = place.up()
+    assert daemon.chat("other")[0] == 200
+    stream = daemon.stream("talker", 20)
+    assert stream.event()
+    before = {name: daemon.model(name)["pid"] for name in ("talker", "other")}
+
+    changed = TALKER + OTHER.replace("one", "two") + scripted("third")
+    reload(place, daemon, changed, how)
+    eventually(lambda: "third" in daemon.status()["models"])
+    assert daemon.chat("other")[2]["choices"][0]["message"]["content"].split()[0] == "two"
+    assert daemon.model("other")["pid"] != before["other"]
+    assert daemon.model("talker")["pid"] == before["talker"]
+    assert stream.rest()[-1] == "[DONE]"
+    assert daemon.chat("third")[0] == 200
+
+    reload(place, daemon, changed + "[modles.fourth]\n", how, refused=True)
+    assert set(daemon.status()["models"]) == {"talker", "other", "third"}
+    assert daemon.model("talker")["pid"] == before["talker"]
+    if how != "config reload":
+        eventually(lambda: "watchbill.toml:" in daemon.stderr and "modles" in daemon.stderr)
+    assert daemon.stop() == 0
+
+
+def reload(place: Place, daemon: Daemon, config: str, how: str, *, refused: bool = False) -> None:
+    place.config.write_text(config)
+    if how == "SIGHUP":
+        daemon.signal(signal.SIGHUP)
+    elif how == "config reload":
+        done = place.run("config", "reload")
+        assert (done.returncode, "modles" in done.stderr) == (1 if refused else 0, refused), done
+    else:
+        time.sleep(0.1)  # nobody is told; the daemon looks by itself
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
+    """P6: Ctrl-C and TERM at any moment of the start, before there is an event loop, too."""
+    place.config.write_text(scripted("rock", 'load = "3s"', "permanent = true"))
+    ends: list[int] = []
+
+    def trial(pause_s: float, number: int) -> None:
+        daemon = place.begin("--root", str(place.folder / f"root{pause_s}"))
+        time.sleep(pause_s)  # the moment itself
+        daemon.signal(number)
+        ends.append(daemon.wait(20))
+        assert "Traceback" not in daemon.stderr, (pause_s, daemon.stderr)
+
+    moments = (0.3, 0.8, 1.2, 1.6, 2.0)
+    trials = [threading.Thread(target=trial, args=(pause, signal.SIGINT)) for pause in moments]
+    for thread in trials:
+        thread.start()
+    for thread in trials:
+        thread.join()
+    assert len(ends) == len(moments)
+    eventually(lambda: not place.leftovers())
+
+
+def is_reachable(daemon: Daemon) -> bool:
+    try:
+        return daemon.ask("/health", seconds=2)[0] == 200
+    except OSError:
+        return False
