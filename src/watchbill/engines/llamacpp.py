@@ -79,7 +79,7 @@ class LlamaRecipe:
         else:
             program, known = (binary,), await self._flags_of(binary, keeper)
         words = flags_for(model, source, port, known)
-        return Launch((*program, *words, *model.arguments), env={**_visible_devices(model), **model.env})
+        return Launch((*program, *words, *model.arguments), env=model.env)
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
         """The first sign that any of the lines shows."""
@@ -149,8 +149,3 @@ def _if_known(known: frozenset[str], *options: list[str]) -> Iterable[str]:
 
 def _gpus(model: Model) -> list[str]:
     return [device.removeprefix("gpu:") for device in model.devices if device.startswith("gpu:")]
-
-
-def _visible_devices(model: Model) -> dict[str, str]:
-    """A model sees its own cards only; one without cards sees none, which spares a CUDA context of 600 MiB."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(_gpus(model)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

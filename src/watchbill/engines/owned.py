@@ -192,7 +192,10 @@ class OwnedEngine:
         name = host.model.name
         try:
             return await self._keeper.start(
-                name, launch.argv, log=engine_log(self._root, name), env=launch.env
+                name,
+                launch.argv,
+                log=engine_log(self._root, name),
+                env={**visible_cards(host.model), **launch.env},
             )
         except OSError as error:
             reason = f"{name}: cannot start {launch.argv[0]}: {error.strerror or error}"
@@ -273,3 +276,9 @@ class OwnedEngine:
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def visible_cards(model: Model) -> dict[str, str]:
+    """A model sees its own cards only; one without cards sees none, which spares a CUDA context of 600 MiB."""
+    cards = [device.removeprefix("gpu:") for device in model.devices if device.startswith("gpu:")]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(cards), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

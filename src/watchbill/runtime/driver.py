@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
@@ -33,6 +33,7 @@ from watchbill.runtime.explain import explain
 from watchbill.runtime.knowledge import Memories
 from watchbill.runtime.lookout import Lookout
 from watchbill.runtime.protected import Protected
+from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Start, Ticket, Wish
 from watchbill.runtime.views import request_view, requests_view, status_view
@@ -58,6 +59,7 @@ class Parts:
     journal: Journal
     alerts: Alerts
     make_lookout: Callable[..., Lookout]
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class Driver:
@@ -121,6 +123,7 @@ class Driver:
     async def start(self) -> None:
         """Looks at the machine, then lets the core work."""
         await self._look()
+        self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
         self._lookout.start()
         self._protected.start()
         self._saver = asyncio.create_task(self._save_often(), name="learned")
@@ -138,6 +141,7 @@ class Driver:
             await asyncio.wait([self._saver])
         if self._timer is not None:
             self._timer.cancel()
+        self._parts.recorder.close()
         await self._parts.alerts.close()
         await asyncio.to_thread(self._parts.memories.save)
 
@@ -216,6 +220,7 @@ class Driver:
         done = isinstance(event, m.Ended)
         outcome = ("ok" if event.ok else "engine_failed") if done else "cancelled"
         self.metrics.count_request(ticket.request.lane, outcome)
+        self._parts.recorder.ended(ticket, outcome, self.now())
         if outcome == "ok" and ticket.started_at is not None:
             taken = self.now() - ticket.started_at
             self.metrics.observe_service(ticket.model, taken)
@@ -315,6 +320,7 @@ class Driver:
             return
         kind = _ERRORS.get(action.code, TheirsError)
         self.metrics.count_request(ticket.request.lane, action.code)
+        self._parts.recorder.ended(ticket, action.code, self.now())
         self._parts.journal.write(m.Note("refuse", action.message, ticket.request.model, request=action.id))
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
 
@@ -367,7 +373,9 @@ class Driver:
         warm = self._room.warm.get(model)
         cached = self._parts.memories.was_cached(model)
         self.metrics.observe_load(model, ms, cached=cached)
-        self._parts.memories.loaded(model, ms, dict(warm.memory) if warm else {})
+        memory = dict(warm.memory) if warm else {}
+        self._parts.memories.loaded(model, ms, memory)
+        self._parts.recorder.loaded(model, ms, memory, self.now())
 
     def _alert(self, action: m.Alert) -> None:
         self._parts.alerts.raise_(action)

@@ -15,12 +15,15 @@ from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
 from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Warm
 from watchbill.errors import ConfigError
+from watchbill.probes.trees import pids_of_tree
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]
 
 Feed = Callable[[Event], None]
+#: device -> pid -> bytes
+Cards = Mapping[str, Mapping[int, int]]
 MakeEngine = Callable[[EngineRules, DeathCallback], Engine]
 _LOG = logging.getLogger("watchbill.engines")
 
@@ -146,11 +149,22 @@ class EngineRoom:
 
     # ------------------------------------------------------------------ looks
 
-    def memory(self) -> dict[str, tuple[int, Mapping[str, int]]]:
-        """What each process occupies, with the attempt it belongs to. Blocks on /proc: call it in a thread."""
+    def memory(self, cards: Cards) -> dict[str, tuple[int, Mapping[str, int]]]:
+        """What each process occupies, with the attempt it belongs to. Blocks on /proc: call it in a thread.
+
+        `cards` says what each card's driver lists per process; a model's share is what its process tree holds there.
+        """
         found: dict[str, tuple[int, Mapping[str, int]]] = {}
         for model, attempt in list(self.attempts.items()):
             engine = self._hosts.get(model)
             if engine is not None:
-                found[model] = (attempt, engine.memory(model))
+                found[model] = (attempt, {**engine.memory(model), **self._on_cards(model, cards)})
         return found
+
+    def _on_cards(self, model: str, cards: Cards) -> dict[str, int]:
+        warm = self.warm.get(model)
+        if warm is None or warm.pid is None or not any(cards.values()):
+            return {}
+        pids = pids_of_tree(warm.pid)
+        held = {device: sum(listed.get(pid, 0) for pid in pids) for device, listed in cards.items()}
+        return {device: size for device, size in held.items() if size}

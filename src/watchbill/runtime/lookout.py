@@ -20,6 +20,7 @@ from watchbill.probes.ram import RamProbe, next_look_ms
 __all__ = ["Lookout"]
 
 Memory = Mapping[str, tuple[int, Mapping[str, int]]]
+Cards = Mapping[str, Mapping[int, int]]
 
 
 class Lookout:
@@ -29,7 +30,7 @@ class Lookout:
         self,
         catalog: Catalog,
         probes: list[PatientProbe],
-        memory: Callable[[], Memory],
+        memory: Callable[[Cards], Memory],
         feed: Callable[[Observed], None],
         *,
         ram: RamProbe | None = None,
@@ -69,7 +70,8 @@ class Lookout:
         async with self._turn:
             readings = [await probe.look() for probe in self._probes]
             if processes:
-                self._models = await asyncio.to_thread(self._memory)
+                cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
+                self._models = await asyncio.to_thread(self._memory, cards)
                 self._models_at = self._clock()
         now = round(self._clock() * 1000)
         devices = {
