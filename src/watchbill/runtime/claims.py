@@ -1,14 +1,16 @@
 """Claims: who has a device for maintenance, and until when (RES-14).
 
-A claim belongs to a process on this machine (pid and start time), or to whoever renews it in time. It ends when it is
-given back, when its process is gone, or when nobody renewed it: a dead holder never keeps a device.
+A claim belongs to a process on this machine (pid and start time), to whoever renews it in time, or to nobody for so
+many hours. It ends when it is given back, when its process is gone, when nobody renewed it, or when its time is over:
+no claim lasts for ever. Claims live as long as the daemon does.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from watchbill.errors import RequestError
+from watchbill.errors import RequestError, TheirsError
 from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS
 from watchbill.root import start_time
 
@@ -26,12 +28,18 @@ class Claim:
     pid: int | None
     started: int | None  # of the process; a pid alone proves nothing
     renewed_at: int
+    ends_at: int | None  # of a claim that nobody renews
+    is_empty: bool = False  # everything has left the device
 
-    def has_expired(self, now: int) -> bool:
-        """Whether its holder is gone."""
+    def expiry(self, now: int) -> str | None:
+        """Why it is over; None while it stands."""
         if self.pid is not None:
-            return self.started is None or start_time(self.pid) != self.started
-        return now - self.renewed_at > CLAIM_RENEW_MS
+            gone = self.started is None or start_time(self.pid) != self.started
+            return f"its holder, process {self.pid}, is gone" if gone else None
+        if self.ends_at is not None:
+            return "its time is over" if now >= self.ends_at else None
+        late = now - self.renewed_at > CLAIM_RENEW_MS
+        return f"nobody renewed it for {CLAIM_RENEW_MS // 1000} s" if late else None
 
 
 class Claims:
@@ -40,20 +48,41 @@ class Claims:
     def __init__(self, ask: Ask, now: Callable[[], int]) -> None:
         self._ask, self._now = ask, now
         self._claims: dict[str, Claim] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    async def take(self, device: str, why: str, pid: int | None) -> str:
-        """Claims a device; returns when everything has left it. Raises RequestError when somebody has it."""
+    async def take(
+        self, device: str, why: str, *, pid: int | None = None, lasts_ms: int | None = None
+    ) -> str:
+        """Claims a device; returns when everything has left it. Raises RequestError when somebody has it.
+
+        A taker who leaves before that, or who waited in vain, has claimed nothing.
+        """
         held = self._claims.get(device)
-        if held is not None and not held.has_expired(self._now()):
+        if held is not None and held.expiry(self._now()) is None:
             raise RequestError(f"{device} is already in maintenance for {held.why!r}; end that first")
         started = start_time(pid) if pid is not None else None
         if pid is not None and started is None:
             raise RequestError(f"there is no process {pid} that could hold {device}")
-        self._claims[device] = Claim(device, why, pid, started, self._now())
+        now = self._now()
+        ends_at = None if lasts_ms is None else now + lasts_ms
+        claim = self._claims[device] = Claim(device, why, pid, started, now, ends_at)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._sweep(), name="claims")
-        return await self._ask(device, True, why)
+        try:
+            said = await self._ask(device, True, why)
+        except BaseException:
+            if self._claims.get(device) is claim:
+                self._leaving.add(task := asyncio.create_task(self._drop(device)))
+                task.add_done_callback(self._leaving.discard)
+            raise
+        claim.is_empty, claim.renewed_at = True, self._now()
+        return said
+
+    async def _drop(self, device: str) -> None:
+        """Ends a claim whose taker is not there any more, or was told that it cannot be."""
+        with contextlib.suppress(TheirsError):  # there may be no such device
+            await self.give_back(device, "its taker did not wait")
 
     def renew(self, device: str) -> None:
         """Says that the holder still lives."""
@@ -69,19 +98,29 @@ class Claims:
 
     def view(self) -> dict[str, dict[str, object]]:
         """Who has what, for `status`."""
+        now = self._now()
         return {
-            c.device: {"why": c.why, "pid": c.pid, "renewed_ms": self._now() - c.renewed_at}
+            c.device: {
+                "why": c.why,
+                "pid": c.pid,
+                "empty": c.is_empty,
+                "renewed_ms": now - c.renewed_at,
+                "ends_ms": None if c.ends_at is None else max(0, c.ends_at - now),
+            }
             for c in self._claims.values()
         }
 
     async def _sweep(self) -> None:
         while self._claims:
             await asyncio.sleep(CLAIM_LOOK_MS / 1000)
-            for claim in [c for c in self._claims.values() if c.has_expired(self._now())]:
-                await self.give_back(claim.device, f"its holder is gone ({claim.why})")
+            expired = [(c, why) for c in self._claims.values() if (why := c.expiry(self._now()))]
+            for claim, why in expired:
+                await self.give_back(claim.device, f"{why} ({claim.why})")
 
     async def close(self) -> None:
         """Forgets every claim."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        ending = [task for task in (self._task, *self._leaving) if task is not None]
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)

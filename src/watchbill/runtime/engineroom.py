@@ -15,8 +15,8 @@ from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
 from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Warm
 from watchbill.errors import ConfigError
-from watchbill.probes.trees import pids_of_tree
 from watchbill.limits import LOAD_OVERTIME_MS
+from watchbill.probes.trees import pids_of_tree
 from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]
