@@ -40,6 +40,9 @@ class Desk:
         now = datetime.now(UTC)
         fields = {"id": name, "verb": "start", "unit": "watchbill-m.service", "model": "m", "reason": "a test",
                   "issued_at": now.isoformat(), "expires_at": (now + timedelta(seconds=20)).isoformat()}  # fmt: skip
+        for key in ("issued_at", "expires_at"):
+            if isinstance(changes.get(key), int):
+                changes = {**changes, key: (now + timedelta(seconds=changes[key])).isoformat()}
         path = self.intents / f"{name}.json"
         path.write_text(
             json.dumps({key: value for key, value in (fields | changes).items() if value is not None})
@@ -153,13 +156,8 @@ async def test_a_systemctl_that_is_not_there_is_an_answer(tmp_path: Path) -> Non
 
 # ------------------------------------------------------------------ what is refused
 
-NOW = datetime.now(UTC)
 
-
-def ago(seconds: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-
-
+#: Times are seconds from now, as it is when the intent is written.
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a unit off the list", {"unit": "sshd.service"}, "sshd.service is not allowed"),
     ("the reactor itself", {"unit": "watchbill-reactor.service"}, "not allowed"),
@@ -172,10 +170,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("another id", {"id": "zz"}, "its name is not its id"),
     ("a missing field", {"reason": None}, "missing required field"),
     ("an unknown field", {"allow": ["*"]}, "unknown field"),
-    ("an expired one", {"issued_at": ago(60), "expires_at": ago(1)}, "expired"),
-    ("one from the future", {"issued_at": ago(-60), "expires_at": ago(-70)}, "in the future"),
-    ("one for too long", {"expires_at": ago(-86_400)}, "stale"),
-    ("a stale one", {"issued_at": ago(86_400), "expires_at": ago(-10)}, "stale"),
+    ("an expired one", {"issued_at": -60, "expires_at": -1}, "expired"),
+    ("one from the future", {"issued_at": 60, "expires_at": 70}, "in the future"),
+    ("one for too long", {"expires_at": 86_400}, "stale"),
+    ("a stale one", {"issued_at": -86_400, "expires_at": 10}, "stale"),
     ("a time without a zone", {"issued_at": "2026-01-01T00:00:00"}, "no zone"),
 ]  # fmt: skip
 
