@@ -212,7 +212,7 @@ class Place:
         kept = {
             name: os.environ[name]
             for name in os.environ
-            if name in {"PATH", "LANG"} or name.startswith("PIP_")
+            if name in {"PATH", "LANG", "PYTHONPATH"} or name.startswith("PIP_")
         }
         self.environment = kept | {
             "HOME": str(folder), "WATCHBILL_HOME": str(self.root), "PYTHONUTF8": "1", TESTS_MARK: self.mark,

