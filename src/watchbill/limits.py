@@ -170,6 +170,8 @@ UPSTREAM_HEADERS_MAX = 128
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
+#: Events of a stream that are held back to be read at once, for a caller who wants a whole answer.
+ASSEMBLY_EVENTS_HELD = 64
 #: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
 SSE_EVENT_BYTES_MAX = 16 * 2**20
 #: Idle keep-alive connections to one engine. llama.cpp holds one thread for each of them.
@@ -327,6 +329,8 @@ DRAIN_STOP_MS = 8_000
 #: How often a spool's keeper looks at its workers, and how often at most it tells of poisoned events.
 DRAIN_LOOK_MS = 1_000
 DRAIN_POISON_TOLD_MS = 60_000
+#: How long a drain's thread may hold the interpreter while the event loop waits for it.
+DRAIN_SWITCH_MS = 0.5
 #: Finished events are compacted and deleted this often.
 DONE_COLLECT_MS = 3_600_000
 #: Captured events that wait for the disk, and their text; more are dropped, counted and alerted.
@@ -368,10 +372,17 @@ TEMPLATE_CHARS_MAX = 64 * 2**10
 TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
 PROCESS_TYPES_MAX = 1_000
 #: How often protected processes are looked for.
-PROTECTED_LOOK_MS = 10_000
+PROTECTED_LOOK_MS = 5_000
 #: How often the holders of maintenance claims are looked for, and how long a remote one lasts without renewal.
-CLAIM_LOOK_MS = 2_000
+CLAIM_LOOK_MS = 1_000
 CLAIM_RENEW_MS = 60_000
+#: A claim that nobody holds ends by itself after this many hours, or those it asks for, and never later than this.
+CLAIM_HOURS = 8
+CLAIM_HOURS_MAX = 168
+#: How often the command line renews its claim on a device of another machine.
+CLAIM_RENEW_EVERY_S = 20.0
+#: The longest reason that a claim may carry.
+CLAIM_REASON_CHARS_MAX = 200
 #: A background task's command may run this long, and this much of its output goes into the prompt.
 TASK_COMMAND_MS = 600_000
 TASK_OUTPUT_CHARS_MAX = 20_000

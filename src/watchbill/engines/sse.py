@@ -49,12 +49,13 @@ class EventReader:
 
     def _feed_whole(self, piece: bytes) -> list[bytes] | None:
         """What engines send nearly always: whole events of one line each. None when it is anything else."""
-        events = piece[:-2].split(b"\n\n")
-        for event in events:
-            if not event.startswith(b"data: ") or b"\n" in event or len(event) > SSE_EVENT_BYTES_MAX:
-                return None
+        if not piece.startswith(b"data: ") or len(piece) > SSE_EVENT_BYTES_MAX:
+            return None
+        events = piece[6:-2].split(b"\n\ndata: ")
+        if piece.count(b"\n") != 2 * len(events):  # there is a newline within, so another field or event
+            return None
         self._at_start = False
-        return [event[6:] for event in events]
+        return events
 
     def end(self) -> list[bytes]:
         """The payload that only a carriage return at the very end completes. An event without its blank line

@@ -3,15 +3,20 @@
 Engines are always asked to stream, because llama.cpp notices that a caller left only while it streams. What a
 whole answer would have contained is put together here: texts are joined, tool calls by their index, log
 probabilities in order, choices by theirs; fields nobody has heard of are kept. Does no I/O.
+
+Nearly every event of a chat carries a few words and nothing else. Those are read many at once and by type
+(`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as fields.
 """
 
 from typing import cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
+from watchbill.limits import ASSEMBLY_EVENTS_HELD
 
 __all__ = ["Assembly", "engine_error"]
 
@@ -23,25 +28,56 @@ _decode = msgspec.json.Decoder(Fields).decode
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
 
+class _Delta(msgspec.Struct, forbid_unknown_fields=True):
+    content: str | None = None
+    role: str | None = None  # an answer's is always the assistant
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+    delta: _Delta
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """An event of a chat that carries words, or its end, and nothing else."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_Choice]
+    system_fingerprint: str | UnsetType | None = UNSET
+    usage: Fields | UnsetType | None = UNSET
+    timings: Fields | UnsetType | None = UNSET
+
+
+_decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+
+
 class Assembly:
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
         self._reader = EventReader()
+        self._held: list[bytes] = []  # events that are not read yet
         self._top: Fields = {}
         self._choices: dict[int, Fields] = {}
         self._is_done = False
 
     def feed(self, piece: bytes) -> None:
-        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage."""
-        for payload in self._reader.feed(piece):
-            self._take(payload)
+        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
+        the latest at the end."""
+        self._held += self._reader.feed(piece)
+        if len(self._held) >= ASSEMBLY_EVENTS_HELD or b'"error"' in piece:
+            self._read_held()
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
-        for payload in self._reader.end():
-            self._take(payload)
+        self._held += self._reader.end()
+        self._read_held()
         unfinished = any(choice.get("finish_reason") is None for choice in self._choices.values())
         if not self._is_done and (unfinished or not self._choices):
             raise EngineFailed("the engine's stream ended before its answer did")
@@ -49,6 +85,50 @@ class Assembly:
         answer["object"] = "chat.completion" if self._chat else "text_completion"
         answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
         return answer
+
+    def _read_held(self) -> None:
+        held, self._held = self._held, []
+        if held and held[-1] == DONE:
+            self._is_done = True
+            held.pop()
+        try:
+            events = _decode_plain(b"[%b]" % b",".join(held)) if self._chat else []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            events = []
+        if len(events) == len(held):  # else they were not plain, or two in one
+            for event in events:
+                self._take_plain(event)
+        else:
+            for payload in held:
+                self._take(payload)
+
+    def _take_plain(self, event: _Plain) -> None:
+        """Does what `_take` does with the same event."""
+        top = self._top
+        top["id"], top["object"], top["created"], top["model"] = (
+            event.id, event.object, event.created, event.model,
+        )  # fmt: skip
+        for name in ("system_fingerprint", "usage", "timings"):
+            value = getattr(event, name)
+            if value is not UNSET and (value is not None or name not in top):
+                top[name] = value
+        for piece in event.choices:
+            choice = self._choices.get(piece.index) or self._begin(piece.index)
+            if piece.delta.content is not None:
+                _merge_value(cast("Fields", choice["message"]), "content", piece.delta.content)
+            if piece.finish_reason is not None:
+                choice["finish_reason"] = piece.finish_reason
+
+    def _begin(self, index: int) -> Fields:
+        choice: Fields = {"index": index}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": None}
+        else:
+            choice["text"] = ""
+        choice["logprobs"] = None
+        choice["finish_reason"] = None
+        self._choices[index] = choice
+        return choice
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
@@ -75,15 +155,7 @@ class Assembly:
         index = piece.get("index", 0)
         if not isinstance(index, int):
             raise EngineFailed("the engine numbers its choices strangely")
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = {"index": index}
-            if self._chat:
-                choice["message"] = {"role": "assistant", "content": None}
-            else:
-                choice["text"] = ""
-            choice["logprobs"] = None
-            choice["finish_reason"] = None
+        choice = self._choices.get(index) or self._begin(index)
         for name, value in piece.items():
             if name == "delta" and isinstance(value, dict):
                 message = choice.setdefault("message", {"role": "assistant", "content": None})
