@@ -55,7 +55,7 @@ class Ticket:
     """One request of one caller. Not thread-safe: lives on the driver's event loop."""
 
     __slots__ = (
-        "_ended", "_feed", "_sent", "_turn", "cut", "forecast_ms", "model", "on_cut", "refusal", "request",
+        "_ended", "_feed", "_sent", "_start", "_turn", "cut", "forecast_ms", "model", "on_cut", "refusal", "request",
         "started_at",
     )  # fmt: skip
 
@@ -70,7 +70,8 @@ class Ticket:
         #: Called once when `cut` is set: aborts the upstream connection.
         self.on_cut: Callable[[], None] | None = None
         self._feed = feed
-        self._turn: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._start: Start | None = None
+        self._turn: asyncio.Future[Start] | None = None  # made for who has to wait; most do not
         self._ended = False
         self._sent = False
 
@@ -82,7 +83,7 @@ class Ticket:
     @property
     def is_waiting(self) -> bool:
         """Whether the turn is still to come."""
-        return not self._turn.done()
+        return self._start is None and self.refusal is None
 
     @property
     def has_sent(self) -> bool:
@@ -96,6 +97,12 @@ class Ticket:
 
     async def granted(self) -> Start:
         """Waits for the turn. Raises the refusal; the wait is bounded by the request's max_wait."""
+        if self._start is not None:
+            return self._start
+        if self.refusal is not None:
+            raise self.refusal
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._turn)
 
     def first_byte(self) -> None:
@@ -109,7 +116,7 @@ class Ticket:
         if not self._ended:
             self.cut = None
             self.on_cut = None
-            self._turn = asyncio.get_running_loop().create_future()
+            self._start = self._turn = None
             self._feed(Returned(self.id))
 
     def finish(self, *, ok: bool | None) -> None:
@@ -129,14 +136,15 @@ class Ticket:
     def start(self, start: Start) -> None:
         """The driver grants the turn."""
         self.model = start.model
-        if not self._turn.done():
+        self._start = start
+        if self._turn is not None and not self._turn.done():
             self._turn.set_result(start)
 
     def refuse(self, error: "TheirsError") -> None:
         """The driver refuses; the core no longer knows this request."""
         self._ended = True
         self.refusal = error
-        if not self._turn.done():
+        if self._turn is not None and not self._turn.done():
             self._turn.set_exception(error)
             self._turn.exception()  # a caller that left before looking must not leave a warning behind
 
