@@ -16,7 +16,7 @@ GB = 10**9
 def make_world(
     *models: Model,
     capacity_gb: float = 24,
-    load_ms: float = 3_000,
+    load_ms: float | None = 3_000,  # None: 3 s, and nobody knows
     device: Device | None = None,
     lanes: dict[str, Lane] | None = None,
     rules: PolicyRules | None = None,
@@ -36,7 +36,7 @@ def make_world(
         lanes,
         rules or PolicyRules(),
     )
-    truth = {m.name: TrueModel(m.name, load_ms, dict(m.memory), 0.0) for m in models}
+    truth = {m.name: TrueModel(m.name, load_ms or 3_000, dict(m.memory), 0.0) for m in models}
     known = {
         m.name: Knowledge(Footprint(dict(m.memory), dict(m.memory)), load_ms, known_service_ms)
         for m in models

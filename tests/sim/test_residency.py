@@ -377,3 +377,13 @@ def test_a_full_lane_refuses_and_latest_wins_keeps_the_newest(world_of: WorldOf,
     assert [c.outcome for c in seen[:-1]] == ["stale"] * 39
     world.run(40_000)
     assert (running.outcome, seen[-1].outcome) == ("answered", "answered")
+
+
+def test_a_guess_refuses_nobody(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: a model that was never loaded is admitted, however long its size lets us guess; then it is known."""
+    world = world_of(model("large", 24), capacity_gb=80, load_ms=None, known_service_ms=None)
+    world.run(1_000)
+    caller = world.arrive("large", 300, lane="chat")
+    assert (caller.state, caller.forecast_ms) == ("waiting", 60_000)
+    world.run(20_000)
+    assert caller.outcome == "answered"

@@ -52,8 +52,8 @@ class Dispatch:
 
     def _make_way(self, station: Station, request: Request, now: int) -> None:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
-        if request.work_class is not WorkClass.INTERACTIVE:
-            return
+        if request.work_class is not WorkClass.INTERACTIVE or self._policy.in_order:
+            return  # in strict order the older one would be granted again, cut again, and so on for ever
         if any(running.cut == "requeue" for running in station.running.values()):
             return  # a slot is on its way already
         for running in station.running.values():

@@ -53,7 +53,9 @@ class Lanes:
         forecasts: list[float] = []
         for choice in choices:
             forecast = self.policy.forecast(self._state, choice, request, now)
-            if forecast <= request.max_wait_ms or not self.policy.refuses_late:
+            # A guess refuses nobody: a large model that was never loaded here may well come quickly.
+            in_time = forecast <= request.max_wait_ms or choice.load.is_guess
+            if in_time or not self.policy.refuses_late:
                 self._admit(request, choice, min(forecast, request.max_wait_ms), now)
                 return
             forecasts.append(forecast)

@@ -53,7 +53,8 @@ class Watchdog:
         bound = rules.silence_ms or (None if interval_ms is None else interval_ms + SILENCE_EXTRA_MS)
         if not rules.silence or bound is None:
             return
-        if last is None:
+        lent = any(book.in_maintenance for book in self._state.ledger.books.values())
+        if last is None or lent:  # the operator is at work: that is no silence
             last = self._state.active_at = now
         if now - last < bound:
             self._state.wakes.append(last + bound)
