@@ -41,6 +41,7 @@ from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.knowledge import Memories
 from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.recorder import Recorder
 from watchbill.sizes import Sizes
 
 __all__ = ["Options", "Screen", "run"]
@@ -63,6 +64,8 @@ class Options(Protocol):
     def port(self) -> int | None: ...
     @property
     def ollama_port(self) -> int | None: ...
+    @property
+    def record(self) -> Path | None: ...
 
 
 class Screen(Protocol):
@@ -140,7 +143,8 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     root, stopping = setting.root, _Stopping()
     journal = Journal(root.path, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
-    driver = _make_driver(root, catalog, journal, alerts)
+    recorder = Recorder(setting.options.record, Driver.now())
+    driver = _make_driver(root, catalog, journal, alerts, recorder)
     drains = Drains(root.path, partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_))
     try:
         await driver.start()
@@ -163,7 +167,9 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     return stopping.exit_code
 
 
-def _make_driver(root: Root, catalog: Catalog, journal: Journal, alerts: Alerts) -> Driver:
+def _make_driver(
+    root: Root, catalog: Catalog, journal: Journal, alerts: Alerts, recorder: Recorder
+) -> Driver:
     ram = RamProbe()
     return Driver(
         catalog,
@@ -174,6 +180,7 @@ def _make_driver(root: Root, catalog: Catalog, journal: Journal, alerts: Alerts)
             journal=journal,
             alerts=alerts,
             make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),
+            recorder=recorder,
         ),
     )
 

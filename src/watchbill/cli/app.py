@@ -31,11 +31,21 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
         "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
         "pull": ("watchbill.cli.pull:pull", "Fetch a model file into ROOT/models."),
+        "maintenance": (
+            "watchbill.cli.maintenance:app",
+            "Lend all memory of a device to a person or a command.",
+        ),
     },
     "Requests": {
         "requests": ("watchbill.cli.queries:requests", "List the open requests."),
         "explain": ("watchbill.cli.queries:explain", "Say what a model or a request waits for, and why."),
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
+    },
+    "Planning": {
+        "simulate": (
+            "watchbill.cli.simulate:simulate",
+            "Play traffic against the scheduler in virtual time, and judge every step.",
+        ),
     },
     "Spool": {
         "spool": (

@@ -16,7 +16,7 @@ from watchbill.cli.options import Where
 from watchbill.cli.progress import waiting_bar
 from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.errors import NotReachable, TheirsError, WatchbillError
+from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
 from watchbill.limits import (
     CLI_DOWN_NOW_TIMEOUT_S,
     CLI_DOWN_TIMEOUT_S,
@@ -41,6 +41,7 @@ class UpOptions:
     port: int | None
     ollama_port: int | None
     quiet: bool
+    record: Path | None = None
 
 
 def up(
@@ -79,6 +80,13 @@ def up(
             negative="", show_default=False, help="Run in the background; return when the daemon is ready."
         ),
     ] = False,
+    record: Annotated[
+        Path | None,
+        Parameter(
+            help="Append who asks for what and when to this file, for: watchbill simulate --trace. No prompts.",
+            show_default=False,
+        ),
+    ] = None,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start the daemon and stay until Ctrl-C.
@@ -86,7 +94,7 @@ def up(
     The last line it prints at start is `ready http://HOST:PORT`.
     """
     root = find_root(where.root)
-    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet)
+    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet, _writable(record))
     if detach:
         return _up_in_background(options, root)
     from watchbill import daemon
@@ -176,6 +184,17 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
     return 0
 
 
+def _writable(record: Path | None) -> Path | None:
+    """The file of a recording, made now: a daemon that cannot write it should not start."""
+    if record is None:
+        return None
+    try:
+        record.open("ab").close()
+    except OSError as error:  # whichever errno: the person who named it is told at once
+        raise ConfigError(f"--record {record}: {error.strerror}") from error
+    return record.absolute()
+
+
 def _arguments(options: UpOptions) -> list[str]:
     named = {
         "--config": options.config,
@@ -183,6 +202,7 @@ def _arguments(options: UpOptions) -> list[str]:
         "--host": options.host,
         "--port": options.port,
         "--ollama-port": options.ollama_port,
+        "--record": options.record,
     }
     return [
         "up",

@@ -8,7 +8,28 @@ from watchbill.catalog import WorkClass
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import World
 
-__all__ = ["ClassFigures", "Report"]
+__all__ = ["LAWS", "ClassFigures", "Report"]
+
+#: What the judge checks after every step, each by the breach it would write down.
+LAWS = (
+    "memory over the budget when a load was emitted",
+    "two of an exclusive group on one device",
+    "more loads at once than allowed",
+    "a shared engine was managed",
+    "a permanent model was closed for another",
+    "a grant on a model that is not ready",
+    "a grant on a draining model",
+    "reopened after the stop",
+    "more in flight than slots",
+    "in-flight counts differ",
+    "a request ended twice",
+    "a request waits past its due without an answer",
+    "work waits before a ready, idle model",
+    "something waits and no timer is armed",
+    "closed before its waiting work was granted",
+    "closed inside its quantum",
+    "a busy model was closed for an equal",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +99,9 @@ def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], 
 
 def _wait(caller: Caller, now: float) -> float:
     end = caller.started_at if caller.started_at is not None else caller.ended_at
-    return (now if end is None else end) - caller.request.arrived_at
+    return (
+        int(now if end is None else end) - caller.request.arrived_at
+    )  # the core's clock has whole milliseconds
 
 
 def _part(ordered: list[float], share: float) -> float:

@@ -17,6 +17,7 @@ kind = "poisson"                # poisson, loop, or times
 models = { chat = 1 }           # with weights
 lane = "chat"
 every = "6s"                    # poisson and times: mean or fixed distance
+start = "8h"                    # and stop: when this traffic begins and ends; the whole time otherwise
 service = { mean = "3s", sigma = 0.6 }   # log-normal; { base, exp } or { mean, spread } as well
 """
 
@@ -26,7 +27,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import Footprint, Knowledge
@@ -34,10 +35,10 @@ from watchbill.core.tipping import Policy
 from watchbill.errors import ConfigError
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import TrueModel
-from watchbill.simulate.world import World
+from watchbill.simulate.world import LOOK_EVERY_MS, World
 from watchbill.units import Millis, parse_bytes, parse_millis
 
-__all__ = ["Scenario", "Traffic"]
+__all__ = ["Scenario", "Source", "Traffic"]
 
 _Table = Mapping[str, Any]
 #: A caller who was refused obeys Retry-After, up to this.
@@ -46,9 +47,17 @@ RETRY_PATIENCE_MS = 30_000.0
 ENDLESS = Millis(10**9)
 
 
+class Source(Protocol):
+    """Whatever puts requests on a world's agenda."""
+
+    def begin(self, world: World, until_ms: float) -> None:
+        """Puts them there."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One source of requests."""
+    """One source of requests that are drawn at random."""
 
     kind: str  # poisson, loop, times
     models: tuple[str, ...]  # drawn from by weight, or taken in turn by `times`
@@ -57,12 +66,14 @@ class Traffic:
     service: Callable[[random.Random], float]
     every_ms: float = 0.0
     start_ms: float = 0.0
+    stop_ms: float = math.inf
     count: int | None = None
     clients: int = 1
     think_ms: tuple[float, float] = (0.0, 0.0)
 
     def begin(self, world: World, until_ms: float) -> None:
         """Puts the traffic on the world's agenda."""
+        until_ms = min(until_ms, self.stop_ms)
         {"poisson": self._poisson, "times": self._times, "loop": self._loops}[self.kind](world, until_ms)
 
     def _ask(self, world: World, model: str, then: Callable[[Caller], None] | None = None) -> None:
@@ -112,16 +123,28 @@ class Scenario:
     catalog: Catalog
     truth: Mapping[str, TrueModel]
     service_ms: Mapping[str, float]
-    traffic: Sequence[Traffic]
+    traffic: "Sequence[Source]"
+    look_every_ms: float = LOOK_EVERY_MS
     faults: Faults = field(default_factory=Faults)
 
     @classmethod
     def read(cls, path: Path) -> "Scenario":
         """Reads a scenario file. Raises ConfigError with the file's name."""
         try:
-            return _scenario(path.stem, tomllib.loads(path.read_text()))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: not a scenario: {error!r}") from error
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        return cls.parse(text, path.stem, str(path))
+
+    @classmethod
+    def parse(cls, text: str, name: str, origin: str) -> "Scenario":
+        """Takes a scenario from its text. Raises ConfigError with the name of its origin."""
+        try:
+            return _scenario(name, tomllib.loads(text))
+        except KeyError as error:
+            raise ConfigError(f"{origin}: not a scenario: {error.args[0]!r} is missing or unknown") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{origin}: not a scenario: {error}") from error
 
     def world(
         self,
@@ -147,6 +170,7 @@ class Scenario:
         world = World(
             catalog, self.truth, capacity, seed=seed, faults=self.faults, policy=policy, known=known
         )
+        world.look_every_ms = self.look_every_ms
         for traffic in self.traffic:
             traffic.begin(world, self.duration_ms)
         return world
@@ -184,6 +208,7 @@ def _scenario(name: str, table: _Table) -> Scenario:
         truth,
         {n: float(parse_millis(t["service"])) for n, t in table["models"].items()},
         [_traffic(t) for t in table["traffic"]],
+        _precise(table.get("look", f"{LOOK_EVERY_MS}ms")),
         Faults(**table.get("faults", {})),
     )
 
@@ -237,6 +262,7 @@ def _traffic(table: _Table) -> Traffic:
         _duration(table["service"]),
         every_ms=_precise(table.get("every", "0s")),
         start_ms=_precise(table.get("start", "0s")),
+        stop_ms=_precise(table["stop"]) if "stop" in table else math.inf,
         count=table.get("count"),
         clients=table.get("clients", 1),
         think_ms=(_precise(think[0]), _precise(think[1])),

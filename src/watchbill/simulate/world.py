@@ -59,6 +59,7 @@ class World:
         self.open: dict[str, Caller] = {}
         self.tally = Tally()
         self.steps = 0
+        self.look_every_ms: float = LOOK_EVERY_MS
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -328,7 +329,7 @@ class World:
         if self.happens(self.faults.foreign_use):
             self._be_foreign()
         self.look()
-        self.at(self.now + LOOK_EVERY_MS, self._look_again)
+        self.at(self.now + self.look_every_ms, self._look_again)
 
     def _be_foreign(self) -> None:
         device = self.random.choice(sorted(self.capacity))

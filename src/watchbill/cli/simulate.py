@@ -1,0 +1,172 @@
+"""`simulate`: the real scheduler in a simulated house. Needs no daemon, no model and no GPU."""
+
+import json as jsonlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from watchbill.cli.options import QUIET
+from watchbill.cli.progress import count_bar
+from watchbill.cli.simulation import draw_comparison, draw_frontier, draw_laws, draw_run
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import OursError
+from watchbill.limits import SIMULATE_SEEDS_MAX
+from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive_weight
+from watchbill.simulate.compare import CONTENDERS, average, run
+from watchbill.simulate.day import day
+from watchbill.simulate.report import LAWS, Report
+from watchbill.simulate.scenario import Scenario
+from watchbill.simulate.trace import Trace
+
+__all__ = ["simulate"]
+
+_NO_CHANGES: tuple[str, ...] = ()
+
+
+def simulate(
+    scenario: Annotated[
+        Path | None,
+        Parameter(
+            name="SCENARIO",
+            help="A scenario file (TOML): devices, models, lanes, traffic. Default: a built-in day of traffic.",
+            show_default=False,
+        ),
+    ] = None,
+    /,
+    *,
+    trace: Annotated[
+        Path | None,
+        Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="With --trace: the config to replay it against. Default: the one that `up` would use.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        Literal["rate", "turns", "fifo", "exhaustive"] | None,
+        Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
+    ] = None,
+    compare: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Run every policy on the same traffic.")
+    ] = False,
+    frontier: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
+        ),
+    ] = False,
+    seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")] = 0,
+    seeds: Annotated[int, Parameter(help="How many seeds to average over.")] = 1,
+    change: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
+            "lanes.chat.max_wait=30s. May be repeated.",
+        ),
+    ] = _NO_CHANGES,
+    json: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print the figures as JSON.")
+    ] = False,
+    quiet: Annotated[bool, QUIET] = False,
+) -> int:
+    """Play traffic against the scheduler in virtual time, and judge every step.
+
+    Prints loads, waits per class, memory and the laws that were checked; exit code 1 when one was broken.
+
+    Example: watchbill simulate bench/scenarios/flood.toml --compare --seeds 5
+    """
+    if scenario is not None and trace is not None:
+        raise OursError("give a scenario or --trace, not both")
+    if not 1 <= seeds <= SIMULATE_SEEDS_MAX:
+        raise OursError(f"--seeds is from 1 to {SIMULATE_SEEDS_MAX}")
+    played = adjust(_scenario(scenario, trace, config), change)
+    chosen = policy or played.catalog.policy.name
+    task = _Task(played, range(seed, seed + seeds), Terminal(quiet=quiet), json=json)
+    if frontier:
+        return task.frontier(chosen)
+    return task.comparison() if compare else task.single(chosen)
+
+
+def _scenario(file: Path | None, trace: Path | None, config: Path | None) -> Scenario:
+    if trace is not None:
+        from watchbill.config import read  # pydantic takes a moment, and only replays need it
+
+        return Trace.read(trace).scenario(read(config).catalog)
+    if config is not None:
+        raise OursError("--config goes with --trace; a scenario file names its own models")
+    return day() if file is None else Scenario.read(file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be played, and where it is shown."""
+
+    scenario: Scenario
+    seeds: range
+    terminal: Terminal
+    json: bool
+
+    def single(self, policy: str) -> int:
+        """One policy."""
+        report = self._average({policy: (policy, self.scenario)})[policy]
+        self._head(policy)
+        return self._end({policy: report}, draw_run(report, self.scenario, self.terminal))
+
+    def comparison(self) -> int:
+        """Every policy."""
+        reports = self._average({name: (name, self.scenario) for name in CONTENDERS})
+        self._head("fifo and exhaustive without bounds, the others with them")
+        return self._end(reports, draw_comparison(reports, self.terminal))
+
+    def frontier(self, policy: str) -> int:
+        """One policy with several weights."""
+        runs = {f"{w:g}": (policy, with_interactive_weight(self.scenario, w)) for w in FRONTIER_WEIGHTS}
+        reports = self._average(runs)
+        self._head(f"{policy}, weight of a person's request against 1 of background work")
+        points = dict(zip(FRONTIER_WEIGHTS, reports.values(), strict=True))
+        return self._end(reports, draw_frontier(points, self.terminal))
+
+    def _average(self, runs: dict[str, tuple[str, Scenario]]) -> dict[str, Report]:
+        reports: dict[str, Report] = {}
+        with count_bar(self.terminal, "simulating", len(runs) * len(self.seeds)) as show:
+            for done, (name, (policy, scenario)) in enumerate(runs.items()):
+                first = done * len(self.seeds)
+                reports[name] = average(self._each(policy, scenario, lambda n, first=first: show(first + n)))
+        return reports
+
+    def _each(self, policy: str, scenario: Scenario, show: Callable[[int], None]) -> list[Report]:
+        reports: list[Report] = []
+        for seed in self.seeds:
+            reports.append(run(scenario, CONTENDERS[policy], seed))
+            show(len(reports))
+        return reports
+
+    def _head(self, what: str) -> None:
+        if not self.json:
+            first, last = self.seeds[0], self.seeds[-1]
+            seeds = f"seed {first}" if first == last else f"average of seeds {first} to {last}"
+            self.terminal.show(plain(self.scenario.title), f"{what}; {seeds}", "")
+
+    def _end(self, reports: dict[str, Report], lines: list[str]) -> int:
+        if self.json:
+            told = {name: _json(report) for name, report in reports.items()}
+            self.terminal.show(jsonlib.dumps({"scenario": self.scenario.name, "runs": told, "laws": LAWS}))
+        else:
+            self.terminal.show(*lines, "", *draw_laws(list(reports.values())))
+        return 1 if any(report.broken for report in reports.values()) else 0
+
+
+def _json(report: Report) -> dict[str, object]:
+    classes = {work_class.name.lower(): asdict(figures) for work_class, figures in report.classes.items()}
+    return {**asdict(report), "classes": classes}

@@ -1,0 +1,114 @@
+"""The recorder: who asked what and when, for `watchbill simulate --trace`. One JSON object per line.
+
+    {"kind":"machine","at_ms":0,"devices":{"ram":{"capacity":16000000000,"free":9000000000}}}
+    {"kind":"load","at_ms":812,"model":"chat","ms":2210,"memory":{"ram":4600000000}}
+    {"kind":"request","at_ms":30,"model":"chat","lane":"default","work_class":"interactive","waited_ms":3010,
+     "forecast_ms":2900,"service_ms":1240,"outcome":"ok"}
+
+Holds no prompts, no answers and no names of callers. A request is written when it ends, so lines are not in order of
+arrival. When the disk fails, recording ends with a warning and the daemon goes on.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from watchbill.limits import TRACE_FLUSH_MS
+from watchbill.runtime.ticket import Ticket
+
+__all__ = ["DeviceLine", "LoadLine", "MachineLine", "Recorder", "RequestLine"]
+
+_LOG = logging.getLogger("watchbill.recorder")
+
+
+class DeviceLine(msgspec.Struct, frozen=True):
+    """One device at the start of the recording."""
+
+    capacity: int
+    free: int  # for models: what others use is not in it
+
+
+class MachineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="machine"):
+    """The machine at the start of the recording."""
+
+    at_ms: int
+    devices: dict[str, DeviceLine]
+
+
+class LoadLine(msgspec.Struct, frozen=True, tag_field="kind", tag="load"):
+    """A model became warm."""
+
+    at_ms: int
+    model: str
+    ms: int
+    memory: dict[str, int]
+
+
+class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request"):
+    """A request came at `at_ms` and has ended."""
+
+    at_ms: int
+    model: str  # the one that was asked for
+    lane: str
+    work_class: str
+    waited_ms: int
+    forecast_ms: int
+    service_ms: int | None  # None when it never started
+    outcome: str  # ok, engine_failed, cancelled, or the code of the refusal
+
+
+class Recorder:
+    """Writes a trace, or nothing when there is no file."""
+
+    def __init__(self, file: Path | None = None, now: int = 0) -> None:
+        self._file: BinaryIO | None = file.open("ab", buffering=1 << 16) if file else None
+        self._began = self._flushed = now
+        self._encode = msgspec.json.Encoder().encode
+
+    def machine(self, devices: Mapping[str, tuple[int, int]], now: int) -> None:
+        """Writes down what there is: device -> capacity and what is free of it for models."""
+        lines = {name: DeviceLine(capacity, free) for name, (capacity, free) in devices.items()}
+        self._write(MachineLine(now - self._began, lines), now)
+
+    def loaded(self, model: str, ms: int, memory: Mapping[str, int], now: int) -> None:
+        """Writes down a load."""
+        self._write(LoadLine(now - self._began, model, ms, dict(memory)), now)
+
+    def ended(self, ticket: Ticket, outcome: str, now: int) -> None:
+        """Writes down a request that is over, however it ended."""
+        request, started = ticket.request, ticket.started_at
+        line = RequestLine(
+            request.arrived_at - self._began,
+            request.model,
+            request.lane,
+            request.work_class.name.lower(),
+            (now if started is None else started) - request.arrived_at,
+            ticket.forecast_ms,
+            None if started is None else now - started,
+            outcome,
+        )
+        self._write(line, now)
+
+    def _write(self, line: MachineLine | LoadLine | RequestLine, now: int) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(self._encode(line) + b"\n")
+            if now - self._flushed >= TRACE_FLUSH_MS:
+                self._flushed = now
+                self._file.flush()
+        except OSError as error:  # whichever errno: a full or failing disk must not stop the daemon
+            _LOG.warning("recording ends: %s", error)
+            self._file = None
+
+    def close(self) -> None:
+        """Brings the last lines to the file."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:  # the same disk, the same answer
+                _LOG.warning("recording ends: %s", error)
