@@ -14,7 +14,11 @@ from cyclopts import App
 from watchbill.cli.app import COMMANDS, build_app
 
 STORED = Path(__file__).parent / "help"
-SUB_COMMANDS = {"config": ("check", "init", "reference", "reload", "schema", "show"), "systemd": ("units",)}
+SUB_COMMANDS = {
+    "maintenance": ("end", "start"),
+    "config": ("check", "init", "reference", "reload", "schema", "show"),
+    "systemd": ("units",),
+}
 PAGES = [
     (),
     *((name,) for commands in COMMANDS.values() for name in commands),

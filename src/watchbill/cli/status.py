@@ -61,8 +61,10 @@ def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
     """Everything at one glance: devices, models, lanes."""
     devices, models, lanes = (fields(status.get(part)) for part in ("devices", "models", "lanes"))
     lines = [_headline(status, models, lanes, address, terminal)]
+    lent = fields(status.get("maintenance"))
     for name, device in devices.items():
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]
+        lines += _draw_troubles(fields(device), fields(lent.get(name)), terminal)
     lines += ["", *draw_models(models, terminal), "", *_draw_lanes(lanes, terminal)]
     return lines
 
@@ -140,6 +142,16 @@ def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
         f"{terminal.mark(name.ljust(7), 'bold')} {terminal.bar(parts, _BAR_CELLS)}  {told}",
         *_legend(parts, figure(device.get("available")), terminal),
     ]
+
+
+def _draw_troubles(device: Fields, claim: Fields, terminal: Terminal) -> list[str]:
+    """Why nothing is loaded there now."""
+    told: list[str] = []
+    if claim:
+        told.append(f"in maintenance: {plain(claim.get('why') or '')}")
+    if limit := device.get("constrained"):
+        told.append(f"nothing new is loaded: {plain(limit)}")
+    return [f"        {terminal.mark(text, 'yellow')}" for text in told]
 
 
 def _legend(parts: list[Part], available: int, terminal: Terminal) -> list[str]:

@@ -24,6 +24,7 @@ from watchbill.gateway.anthropic import AnthropicDoor
 from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.forwarding import Forwarding
+from watchbill.gateway.maintenance import MaintenanceDoor
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
@@ -70,6 +71,7 @@ class Gateway:
         self._ids = itertools.count(1)
         self._id_prefix = f"http-{os.urandom(4).hex()}-"
         self._own = NativeDoor(self)
+        self._lending = MaintenanceDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
         self._process = ProcessDoor(self)
         self._anthropic = AnthropicDoor(self)
@@ -85,6 +87,7 @@ class Gateway:
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
         own, v1, api, pass_on = self._own, self._openai, self._ollama, self._forwarding.forward
+        lending = self._lending
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -98,6 +101,9 @@ class Gateway:
             ("POST", "/wb/v1/models/{name:.+}/load", Access.ADMIN, own.load),
             ("POST", "/wb/v1/models/{name:.+}/evict", Access.ADMIN, own.evict),
             ("POST", "/wb/v1/config/reload", Access.ADMIN, own.reload),
+            ("POST", "/wb/v1/maintenance", Access.ADMIN, lending.start),
+            ("POST", "/wb/v1/maintenance/renew", Access.ADMIN, lending.renew),
+            ("DELETE", "/wb/v1/maintenance", Access.ADMIN, lending.end),
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),

@@ -20,7 +20,7 @@ from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
 if TYPE_CHECKING:
     from watchbill.gateway.app import Gateway
 
-__all__ = ["NativeDoor"]
+__all__ = ["NativeDoor", "read_object"]
 
 _JSON = "application/json"
 
@@ -151,12 +151,17 @@ class NativeDoor:
         return model.name
 
     async def _read(self, visit: Visit) -> dict[str, object]:
-        body = await read_body(visit.request, self._gateway.server.body_max)
-        if not body and "Content-Type" not in visit.request.headers:
-            return {}
-        if visit.request.content_type != _JSON:
-            raise UnsupportedMedia
-        return parse_object(body) if body else {}
+        return await read_object(visit, self._gateway.server.body_max)
+
+
+async def read_object(visit: Visit, bytes_max: int) -> dict[str, object]:
+    """The JSON object of an operator's call; empty when it brings none."""
+    body = await read_body(visit.request, bytes_max)
+    if not body and "Content-Type" not in visit.request.headers:
+        return {}
+    if visit.request.content_type != _JSON:
+        raise UnsupportedMedia
+    return parse_object(body) if body else {}
 
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from watchbill.catalog import Catalog
+from watchbill.runtime.claims import Claims
 from watchbill.runtime.ticket import Ticket, Wish
 
 __all__ = ["DriverSurface"]
@@ -14,6 +15,9 @@ class DriverSurface(Protocol):
 
     @property
     def catalog(self) -> Catalog: ...
+
+    @property
+    def claims(self) -> Claims: ...
 
     def submit(self, wish: Wish) -> Ticket:
         """Raises what can be refused at once: unknown model, full lane, never fits, shutting down."""

@@ -46,6 +46,8 @@ def _device(state: State, name: str) -> dict[str, object]:
         "loading": state.used(name, Stage.PLANNED, Stage.LOADING),
         "stopping": state.used(name, Stage.STOPPING),
         "emergency": book.emergency_since is not None,
+        "maintenance": book.in_maintenance,
+        "constrained": book.reading.constrained if book.reading else None,
     }
 
 

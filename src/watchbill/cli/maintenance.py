@@ -1,0 +1,125 @@
+"""`maintenance`: all memory of a device is lent to the operator, and comes back afterwards."""
+
+import os
+import threading
+from typing import Annotated
+from urllib.parse import urlencode, urlsplit
+
+from cyclopts import App, Parameter
+
+from watchbill.cli.client import parse
+from watchbill.cli.options import Common, Json
+from watchbill.cli.progress import while_watching
+from watchbill.cli.session import Session
+from watchbill.cli.status import fields
+from watchbill.cli.terminal import plain
+from watchbill.errors import ConfigError, WatchbillError
+from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
+from watchbill.processes.attached import run_attached
+
+__all__ = ["app"]
+
+app = App(name="maintenance", help="Lend all memory of a device to a person or a command.")
+
+_DEFAULTS = Common()
+_PATH = "/wb/v1/maintenance"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_Device = Annotated[str, Parameter(help="The device: ram, gpu:0 and so on.")]
+
+
+@app.command
+def start(
+    *command: Annotated[
+        str,
+        Parameter(name="COMMAND", help="Run with the memory; put -- before it."),
+    ],
+    device: _Device = "ram",
+    why: Annotated[
+        str, Parameter(name="--for", help="What it is for, as status and journal tell it.")
+    ] = "maintenance",
+    pid: Annotated[
+        int | None, Parameter(help="The claim lasts as long as this process of the daemon's machine.")
+    ] = None,
+    hours: Annotated[
+        float | None,
+        Parameter(
+            help=f"Without COMMAND and --pid: the claim ends by itself after this. Default: {CLAIM_HOURS}."
+        ),
+    ] = None,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> int:
+    """Empty a device and keep it.
+
+    Everything on it drains and leaves, permanent models too; requests for them wait. Returns when the device is empty.
+    With COMMAND the command is run then, and the device is given back when it ends, or when it is killed; the exit
+    code is the command's.
+    """
+    if (bool(command), pid is not None, hours is not None).count(True) > 1:
+        raise ConfigError("say one of COMMAND, --pid and --hours: they are three ways to say how long")
+    if hours is not None and not 0 < hours <= CLAIM_HOURS_MAX:
+        raise ConfigError(f"--hours must be more than 0 and at most {CLAIM_HOURS_MAX}")
+    session = common.session()
+    asked: dict[str, object] = {"device": device, "for": why}
+    if command:
+        return _with_command(session, asked, command)
+    content = _claim(session, asked | ({"hours": hours or CLAIM_HOURS} if pid is None else {"pid": pid}))
+    if json:
+        session.terminal.show_json(content)
+    else:
+        session.terminal.show(_said(content))
+    return 0
+
+
+@app.command
+def end(*, device: _Device = "ram", json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Give a device back.
+
+    Permanent models return, and who waits is served.
+    """
+    session = common.session()
+    content = session.client.delete(f"{_PATH}?{urlencode({'device': device})}")
+    if json:
+        session.terminal.show_json(content)
+    else:
+        session.terminal.show(_said(content))
+
+
+def _with_command(session: Session, asked: dict[str, object], command: tuple[str, ...]) -> int:
+    device, ended = str(asked["device"]), threading.Event()
+    is_here = (urlsplit(session.client.url).hostname or "") in _LOOPBACK
+    content = _claim(session, asked | ({"pid": os.getpid()} if is_here else {}))
+    session.terminal.note(_said(content))
+    try:
+        if is_here:
+            return run_attached(command)
+        # Another machine cannot see our process: it hears from us instead, and believes us dead when it does not.
+        return _renewing(session, device, command, ended)
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
+    finally:
+        ended.set()
+        given = session.client.delete(f"{_PATH}?{urlencode({'device': device})}")
+        session.terminal.note(_said(given))
+
+
+def _renewing(session: Session, device: str, command: tuple[str, ...], ended: threading.Event) -> int:
+    def renew() -> None:
+        while not ended.wait(CLAIM_RENEW_EVERY_S):
+            try:
+                session.client.post(f"{_PATH}/renew", {"device": device})
+            except WatchbillError as error:
+                session.terminal.note(f"the claim was not renewed: {plain(error)}")
+
+    return run_attached(command, meanwhile=renew)
+
+
+def _claim(session: Session, asked: dict[str, object]) -> bytes:
+    text = f"emptying {asked['device']}"
+    return while_watching(
+        session, "", text, lambda: session.client.post(_PATH, asked, timeout_s=CLI_LOAD_TIMEOUT_S)
+    )
+
+
+def _said(content: bytes) -> str:
+    return plain(fields(parse(content)).get("message") or "done")
