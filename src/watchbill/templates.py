@@ -77,7 +77,10 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def _spelled(value: object, place: str) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    try:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise RequestError(f"{place} cannot be written down: {error}") from None
     if len(text) > TEMPLATE_VALUE_CHARS_MAX:
         raise RequestError(f"{place} is longer than {TEMPLATE_VALUE_CHARS_MAX} characters")
     return text

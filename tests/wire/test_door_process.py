@@ -3,32 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import CATALOG, EmptyMachine, House, RawAnswer, eventually, house
+from support.house import CATALOG, House, RawAnswer, eventually, house
 from support.peer import Asked, chat_events, sse, stream_of
+from support.running import running
 from watchbill.catalog import Catalog, Lane, Model, ProcessType, WorkClass
 from watchbill.config import parse
-from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, RequestError
-from watchbill.gateway.app import make_app
-from watchbill.gateway.server import Serving, serve
 from watchbill.gateway.summary import summarize
-from watchbill.journal import Journal
-from watchbill.probes.patient import PatientProbe
-from watchbill.runtime.alerts import Alerts
-from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import Memories
-from watchbill.runtime.lookout import Lookout
-from watchbill.sizes import Sizes
 from watchbill.templates import Template
 from watchbill.units import Bytes, Millis
 
@@ -196,29 +184,6 @@ async def test_a_supersede_key_culls_only_its_own() -> None:
 
 
 # ------------------------------------------------------------------ the bot of seed 002
-
-
-@asynccontextmanager
-async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, Driver]]:
-    """A gateway, the real driver and real engine processes."""
-    journal = Journal(root, catalog.journal)
-    parts = Parts(
-        make_engine=lambda rules, on_death: make_engine(rules, root=root, on_death=on_death),
-        memories=Memories(catalog, Sizes(root)),
-        journal=journal,
-        alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
-        root=root,
-    )
-    driver = Driver(catalog, parts)
-    await driver.start()
-    serving = await serve(make_app(driver, catalog.server), "127.0.0.1", 0)
-    try:
-        yield serving, driver
-    finally:
-        await serving.close(grace_ms=200)
-        await driver.close()
-        journal.close()
 
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "cognition.toml").read_text()

@@ -6,9 +6,8 @@ Owns the meaning of system texts, content blocks, tools and tool results. What h
 
 from typing import cast
 
-import msgspec
-
 from watchbill.errors import RequestError
+from watchbill.gateway.body import encode
 
 __all__ = ["as_chat", "check", "estimate_tokens"]
 
@@ -58,7 +57,7 @@ def as_chat(body: Fields) -> Fields:
 def estimate_tokens(body: Fields) -> int:
     """About how many tokens a request has, for engines that cannot count them."""
     counted = {name: body[name] for name in ("system", "messages", "tools") if name in body}
-    return max(1, len(msgspec.json.encode(counted)) // _CHARS_PER_TOKEN)
+    return max(1, len(encode(counted)) // _CHARS_PER_TOKEN)
 
 
 # ------------------------------------------------------------------ messages
@@ -108,7 +107,7 @@ def _assistant(blocks: list[Fields]) -> Fields:
             case "redacted_thinking":
                 pass
             case "tool_use":
-                arguments = msgspec.json.encode(block.get("input") or {}).decode()
+                arguments = encode(cast("Fields", block.get("input") or {})).decode()
                 function = {"name": block.get("name"), "arguments": arguments}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case kind:

@@ -7,9 +7,8 @@ wishes would reload it for ever. Fields nobody has heard of go through.
 
 from typing import cast
 
-import msgspec
-
 from watchbill.errors import RequestError
+from watchbill.gateway.body import encode
 from watchbill.gateway.wishes import Range, check_ranges
 from watchbill.limits import CONTEXT_TOKENS_MAX, THREADS_MAX
 
@@ -183,7 +182,7 @@ def _calls(message: Fields, number: int) -> list[Fields]:
         fields = cast("Fields", function)
         id = cast("Fields", call).get("id") or f"call_{number}_{place}"
         arguments = fields.get("arguments")
-        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+        text = arguments if isinstance(arguments, str) else encode(cast("Fields", arguments or {})).decode()
         name = str(fields.get("name", ""))
         asked.append({"id": id, "type": "function", "function": {"name": name, "arguments": text}})
     return asked

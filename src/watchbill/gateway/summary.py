@@ -2,8 +2,7 @@
 
 from typing import cast
 
-import msgspec
-
+from watchbill.gateway.body import encode
 from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
 
 __all__ = ["summarize"]
@@ -43,7 +42,7 @@ def _named(value: object, names: tuple[str, ...]) -> str:
     if isinstance(value, dict):
         fields = cast("Fields", value)
         found = next((fields[name] for name in names if _is_text(fields.get(name))), None)
-        return str(found) if found is not None else msgspec.json.encode(fields).decode()
+        return str(found) if found is not None else encode(fields).decode()
     return "" if value is None else str(value)
 
 

@@ -70,9 +70,17 @@ class ToolCalls:
         known.id = known.id or _text(piece.get("id"))
         known.name = known.name or _text(fields.get("name"))
         grown = fields.get("arguments")
-        text = grown if isinstance(grown, str) else msgspec.json.encode(grown).decode() if grown else ""
+        text = grown if isinstance(grown, str) else _spelled(grown)
         known.arguments += text
         return known, text
+
+
+def _spelled(arguments: object) -> str:
+    """Some engines send arguments as an object, at once."""
+    try:
+        return msgspec.json.encode(arguments).decode() if arguments else ""
+    except (OverflowError, ValueError) as error:
+        raise EngineFailed(f"the model called a tool with arguments that are no JSON: {error}") from None
 
 
 def _text(value: object) -> str:
