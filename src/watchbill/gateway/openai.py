@@ -8,6 +8,7 @@ it, numbers are checked, everything else goes through.
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 from aiohttp import web
 
 from watchbill.catalog import Model
@@ -15,6 +16,7 @@ from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.direct import respond
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
 from watchbill.gateway.stream import StreamOut
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAiDoor"]
 
+_encode = msgspec.json.Encoder().encode
 #: A model's stage in the words that clients know.
 _STATES = {
     "loading": "loading",
@@ -76,10 +79,9 @@ class OpenAiDoor:
             return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
         return self._pass_on(visit, answer)
 
-    def _pass_on(self, visit: Visit, whole: Whole) -> web.Response:
-        if whole.assembled is not None:
-            return json_response(whole.assembled, visit.headers("application/json"))
-        return web.Response(body=whole.body, headers=visit.headers(whole.content_type))
+    def _pass_on(self, visit: Visit, whole: Whole) -> web.StreamResponse:
+        body = whole.body if whole.assembled is None else _encode(whole.assembled)
+        return respond(visit.request, body, visit.headers(whole.content_type))
 
     async def _read(self, visit: Visit) -> tuple[dict[str, object], Wish]:
         body = parse_object(await read_body(visit.request, self._gateway.server.body_max))

@@ -1,9 +1,9 @@
 """Connections with deadlines: aiohttp's request handler, made to distrust slow clients.
 
 aiohttp bounds neither the time in which headers must arrive nor the time for which a client may refuse to read.
-One look at every connection, twice a second, does both; it costs a request nothing. Relies on four inner names
-of aiohttp 3.14's RequestHandler (`_messages`, `_waiter`, `_current_request`, `_lingering_time`): the version is
-pinned, and the attack tests fail when one of them changes its meaning.
+One look at every connection, twice a second, does both; it costs a request nothing. Relies on five inner names of
+aiohttp 3.14's RequestHandler (`_messages`, `_waiter`, `_current_request`, `_lingering_time`, `_reading_paused`): the
+version is pinned, and the attack tests fail when one of them changes its meaning.
 """
 
 import asyncio
@@ -41,6 +41,11 @@ class PunctualHandler(RequestHandler):
             self._head_since = None
         elif self._head_since is None:
             self._head_since = self._loop.time()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # Called twice for every body; without a pause before it would only run the parser over nothing.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -11,6 +11,7 @@ Retry-After; then who is served may finish, within a bound; then the rest is cut
 from aiohttp import web
 
 from watchbill.gateway.app import GATEWAY
+from watchbill.gateway.direct import shortcut
 from watchbill.gateway.punctual import PunctualServer
 from watchbill.limits import (
     DRAIN_LAST_MS,
@@ -33,7 +34,7 @@ class _Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
         return PunctualServer(
-            plain.request_handler,
+            shortcut(self.app, plain.request_handler),
             request_factory=plain.request_factory,
             # Without this a client that leaves before its first token is noticed only when we write to it.
             handler_cancellation=True,
