@@ -61,7 +61,7 @@ def test_an_engine_that_hangs_is_given_up_and_others_are_served(place: Place) ->
         '[lanes.default]\ntimeout = "2s"\n'
         + scripted("mute", 'fail = "hang-before-first-byte", fail_times = 1')
         + scripted("stutter", 'fail = "hang-mid-stream", fail_times = 1')
-        + scripted("liar", 'fail = "healthy-but-silent"', 'load_timeout = "2s"')
+        + scripted("liar", 'fail = "healthy-but-silent"', 'load_timeout = "1s"')
         + scripted("frozen")
         + scripted("well")
     )

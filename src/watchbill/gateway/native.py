@@ -147,7 +147,7 @@ class NativeDoor:
     def _check_model(self, name: str) -> str:
         model = self._gateway.driver.catalog.find_model(name)
         if model is None:
-            raise ModelNotFound
+            raise ModelNotFound(f"no model is called {name[:100]!r}; GET /v1/models lists those there are")
         return model.name
 
     async def _read(self, visit: Visit) -> dict[str, object]:
