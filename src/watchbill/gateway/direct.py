@@ -27,8 +27,8 @@ def respond(request: web.BaseRequest, body: bytes, headers: Mapping[str, str]) -
 
 def shortcut(app: web.Application, handle: Handle) -> Handle:
     """Finds the handlers of fixed addresses at once, and leaves the rest to `handle`."""
-    fixed = {
-        (route.method, route.resource.canonical): cast("Handle", route.handler)  # ours are functions, not views
+    fixed = {  # all of ours are functions, never aiohttp's views
+        (route.method, route.resource.canonical): cast("Handle", route.handler)
         for route in app.router.routes()
         if isinstance(route.resource, web.PlainResource)
     }
