@@ -29,13 +29,15 @@ class Foreground:
         self._said = ""
         self.exit_code = 0
 
-    def run(self, *, once: bool, idle_s: float | None, waiting: int) -> DrainReport:
+    def run(self, greeting: str, *, once: bool, idle_s: float | None, waiting: int) -> DrainReport:
         """Drains until nothing waits (`once`), nothing came for `idle_s`, or a signal. Raises a worker's error."""
         with (
             self._hearing_signals(),
             ThreadPoolExecutor(len(self._drains), thread_name_prefix="watchbill-drain") as threads,
             count_bar(self._terminal, "draining", waiting if once else None) as bar,
         ):
+            if not once:
+                self._terminal.note(greeting)
             running = [threads.submit(drain.run_once if once else drain.run) for drain in self._drains]
             try:
                 self._watch(running, idle_s, bar)

@@ -123,13 +123,14 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
         for corpus in corpora_of(chosen.rules, chosen.root).values():
             with corpus:
                 corpus.append([])  # a corpus that can never be written is said now, not waited for
-        if not once:
-            files = ", ".join(sorted(set(chosen.rules.corpora.values())))
-            terminal.note(f"draining {chosen.folder} into {files}; Ctrl-C ends it")
+        files = ", ".join(sorted(set(chosen.rules.corpora.values())))
         waiting = stats(drains[0].spool) if once and terminal.is_live else None
         foreground = Foreground(drains, terminal)
         report = foreground.run(
-            once=once, idle_s=idle_s, waiting=waiting.queue + waiting.in_flight if waiting else 0
+            f"draining {chosen.folder} into {files}; Ctrl-C ends it",
+            once=once,
+            idle_s=idle_s,
+            waiting=waiting.queue + waiting.in_flight if waiting else 0,
         )
     finally:
         for each in drains:

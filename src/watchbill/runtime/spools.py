@@ -13,7 +13,7 @@ from watchbill.spool import Corpus, Drain, DrainReport, KeySigner, KeyVerifier, 
 from watchbill.spool.schema import AnyObject, BuiltinSchema, JsonSchema
 
 __all__ = [
-    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpus_inside", "schema_of", "verifier_of",
+    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpora", "schema_of", "verifier_of",
 ]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def make_drains(
     rules: SpoolRules, root: Path, *, progress: Callable[[DrainReport], None] | None = None
 ) -> list[Drain]:
     """As many drain workers as the rules say, each with a spool and corpora of its own. Close their spools."""
-    refuse_corpus_inside(rules, root)
+    refuse_corpora(rules, root)
     schema, verifier = schema_of(rules), verifier_of(rules)
     drains: list[Drain] = []
     try:
@@ -77,10 +77,12 @@ def make_drains(
     return drains
 
 
-def refuse_corpus_inside(rules: SpoolRules, root: Path) -> None:
-    """Raises ConfigError when the drain would take its own corpus for an event."""
+def refuse_corpora(rules: SpoolRules, root: Path) -> None:
+    """Raises ConfigError for a corpus that can be none, or that its own drain would take for an event."""
     spool = folder_of(rules, root).resolve()
     for file in rules.corpora.values():
+        if not (root / file).name:
+            raise ConfigError(f"{root / file} cannot be a corpus; name a file")
         if (root / file).resolve().is_relative_to(spool):
             raise ConfigError(
                 f"the corpus {root / file} lies inside its own spool; put it beside the spool's folder"

@@ -196,6 +196,21 @@ class Command:
             stderr=subprocess.PIPE,
         )  # fmt: skip
 
+    def start_with(self, stdin: int, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Starts the command with this descriptor as its standard input."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "watchbill.cli", *arguments],
+            env=self.environment, cwd=self.home, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def start_python(self, program: str) -> "subprocess.Popen[bytes]":
+        """Starts a Python program in the same surrounding."""
+        return subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=self.environment, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
     def on_terminal(self, *arguments: str) -> "OnTerminal":
         """Starts the command on a terminal of 80 columns."""
         screen = OnTerminal([sys.executable, "-m", "watchbill.cli", *arguments], self.environment, self.home)
