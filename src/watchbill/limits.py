@@ -388,6 +388,8 @@ TASK_COMMAND_MS = 600_000
 TASK_OUTPUT_CHARS_MAX = 20_000
 #: The longest answer to a background prompt.
 TASK_TOKENS_MAX = 512
+#: A file of answers to background prompts is put aside beyond this size.
+TASK_ANSWERS_BYTES_MAX = 2**20
 
 # ------------------------------------------------------------------ traces and simulation
 

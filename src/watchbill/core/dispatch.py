@@ -107,6 +107,7 @@ class Dispatch:
             station.learn_service(now - running.since, running.beside)
         if running.cut is None and event.ok is not None:
             station.bad_answers = 0 if event.ok else station.bad_answers + 1
+            station.resets = 0 if event.ok else station.resets
         if running.request.work_class is not WorkClass.ROTATION:
             station.last_used = now
 

@@ -82,7 +82,8 @@ class Machine:
         self.routes[type(event)](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
         if type(event) is m.FirstByte:
             return state.out  # a flag was set; nothing can follow from it
-        if type(event) in REQUEST_EVENTS and self._armed is not None:
+        is_plain = type(event) in REQUEST_EVENTS and not (isinstance(event, m.Ended) and event.ok is False)
+        if is_plain and self._armed is not None:
             self._dispatch.grant(now)
             if state.is_calm() and self._armed <= min(state.wakes, default=self._armed):
                 return state.out  # the common case: a ready model, nobody in the way

@@ -126,6 +126,7 @@ class Station:
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = 0
         self.bad_answers = 0  # in a row
+        self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
         # -- counts for people
         self.loads = self.evictions = 0
         if known.load_ms is not None:

@@ -18,6 +18,8 @@ __all__ = ["Transitions"]
 LOAD_LIMIT_FACTOR = 3
 LOAD_LIMIT_EXTRA_MS = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
+#: A model that was ready for so long is not suspected for what happened before.
+PROVEN_MS = 600_000
 
 
 class Transitions:
@@ -122,7 +124,15 @@ class Transitions:
         self._state.out.append(Stop(station.name, station.attempt, hard, why))
 
     def reset(self, station: Station, why: str, now: int) -> None:
-        """Takes a model down at once because it cannot be trusted any more."""
+        """Takes a model down at once because it cannot be trusted any more.
+
+        Its failures are those of its turns, whatever its loads did: one that loads well and answers nothing would
+        otherwise be loaded for ever.
+        """
+        if station.stage is Stage.READY and now - station.ready_at >= PROVEN_MS:
+            station.resets = 0
+        station.resets += 1
+        station.failures = max(station.failures, station.resets - 1)
         for running in station.running.values():
             self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
         self.fail(station, why, hopeless=False, now=now)

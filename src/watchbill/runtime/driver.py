@@ -204,7 +204,7 @@ class Driver:
             self.now(),
             patience,
             lane.timeout_ms,
-            wish.priority or lane.priority or model.priority,
+            max(wish.priority or lane.priority or model.priority, wish.best_priority),
             wish.operator,
             supersede_key=wish.supersede_key,
         )
@@ -218,10 +218,10 @@ class Driver:
 
     def _count_end(self, ticket: Ticket, event: "m.Ended | m.Left") -> None:
         done = isinstance(event, m.Ended)
-        outcome = ("ok" if event.ok else "engine_failed") if done else "cancelled"
+        outcome = ("engine_failed" if event.ok is False else "ok") if done else "cancelled"
         self.metrics.count_request(ticket.request.lane, outcome)
         self._parts.recorder.ended(ticket, outcome, self.now())
-        if outcome == "ok" and ticket.started_at is not None:
+        if done and event.ok and ticket.started_at is not None:
             taken = self.now() - ticket.started_at
             self.metrics.observe_service(ticket.model, taken)
             self._parts.memories.served(ticket.model, taken)

@@ -1,28 +1,58 @@
 """Background tasks of the rotation: one at a time, each a request like any other, in the lowest class (RES-16, RES-17).
 
 The command runs first, with the model's address in its environment; its output goes into the prompt where the prompt
-says `{output}`, else after it. A task that is cut for somebody's sake waits for its next turn in the same lane.
+says `{output}`, else after it. A task that is cut for somebody's sake goes back to its lane and begins again when the
+memory is free; a command that had already ended is not run twice. Answers are kept in `ROOT/background/`.
 """
 
 import asyncio
-import json
 import logging
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from watchbill.catalog import ROTATION_LANE, BackgroundTask
 from watchbill.core.messages import TaskEnded
 from watchbill.engines.base import Endpoint
+from watchbill.engines.sse import DONE, EventReader
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import TheirsError
 from watchbill.limits import TASK_COMMAND_MS, TASK_OUTPUT_CHARS_MAX, TASK_TOKENS_MAX
 from watchbill.processes import Keeper
+from watchbill.runtime.answers import AnswerBook
 from watchbill.runtime.ticket import Start, Ticket, Wish
 
 __all__ = ["Tasks"]
 
 _LOG = logging.getLogger("watchbill.rotation")
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Event(msgspec.Struct):
+    """One event of a streamed answer, as far as a task reads it."""
+
+    choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
+
+
+@dataclass(slots=True)
+class _Work:
+    """A task under way, through as many turns as it takes."""
+
+    task: BackgroundTask
+    output: str | None = None  # of its command, once that has ended
+    load_ms: int = 0
+    useful_ms: int = 0
+    attempt: int = -1  # of the load that was last counted
 
 
 class Tasks:
@@ -32,53 +62,76 @@ class Tasks:
         self, root: Path, submit: Callable[[Wish], Ticket], feed: Callable[[TaskEnded], None]
     ) -> None:
         self._keeper, self._submit, self._feed = Keeper(root), submit, feed
+        self._answers = AnswerBook(root / "background")
         self._upstream = Upstream()
         self._task: asyncio.Task[None] | None = None
 
     def run(self, model: str, task: BackgroundTask, now: Callable[[], int]) -> None:
         """Begins a task."""
-        self._task = asyncio.create_task(self._run(model, task, now), name=f"rotation {model}")
+        self._task = asyncio.create_task(self._run(model, _Work(task), now), name=f"rotation {model}")
 
-    async def _run(self, model: str, task: BackgroundTask, now: Callable[[], int]) -> None:
-        load_ms = useful_ms = 0
+    async def _run(self, model: str, work: _Work, now: Callable[[], int]) -> None:
+        ok, text = False, "it broke off"
         try:
             ticket = self._submit(Wish(model, lane=ROTATION_LANE.name))
             try:
-                start = await ticket.granted()
-                began, load_ms = now(), start.load_ms
-                text = await self._work(ticket, start, task)
-                useful_ms = now() - began
-                ticket.finish(ok=True)
+                text = await self._turns(ticket, work, now)
+                ticket.finish(ok=None)  # how long a task takes says nothing about answers
             finally:
                 ticket.close()
-            self._feed(TaskEnded(model, load_ms, useful_ms, True, text))
+            ok = True
         except (TheirsError, UpstreamFailed, OSError) as error:
-            self._feed(TaskEnded(model, load_ms, useful_ms, False, str(error)))
+            text = str(error)
+        finally:  # whatever happened, the rotation hears of it: it waits for this task
+            self._feed(TaskEnded(model, work.load_ms, work.useful_ms, ok, text))
 
-    async def _work(self, ticket: Ticket, start: Start, task: BackgroundTask) -> str:
-        working = asyncio.ensure_future(self._perform(start, task))
+    async def _turns(self, ticket: Ticket, work: _Work, now: Callable[[], int]) -> str:
+        """Works until it is done. RES-17: explicit work comes first; then the task is queued again."""
+        while True:
+            start = await ticket.granted()
+            began = now()
+            if start.attempt != work.attempt:
+                work.attempt, work.load_ms = start.attempt, work.load_ms + start.load_ms
+            text = await self._until_cut(ticket, start, work)
+            work.useful_ms = now() - began
+            if text is not None:
+                return text
+            if ticket.cut not in ("requeue", "boundary"):
+                raise TheirsError(f"it was ended: {ticket.cut}")
+            _LOG.info("background task of %s makes way for explicit work", start.model)
+            ticket.give_back()
+
+    async def _until_cut(self, ticket: Ticket, start: Start, work: _Work) -> str | None:
+        """What came of it; None when it was cut."""
+        working = asyncio.ensure_future(self._perform(start, work))
 
         def stop() -> None:
             working.cancel()
 
         ticket.on_cut = stop
+        if ticket.cut is not None:
+            stop()
         try:
             return await working
         except asyncio.CancelledError:
             if ticket.cut is None:
                 raise
-            raise TheirsError("it made room for explicit work") from None
+            return None
+        finally:
+            working.cancel()
 
-    async def _perform(self, start: Start, task: BackgroundTask) -> str:
-        output = ""
-        if task.command is not None:
-            output = await self._command(task.command, start)
+    async def _perform(self, start: Start, work: _Work) -> str:
+        task = work.task
+        if task.command is not None and work.output is None:
+            work.output = await self._command(task.command, start)
+        output = work.output or ""
         if task.prompt is None:
             return f"the command wrote {len(output)} characters"
-        prompt = task.prompt.replace("{output}", output) if "{output}" in task.prompt else task.prompt
+        prompt = task.prompt.replace("{output}", output)
         if output and "{output}" not in task.prompt:
             prompt = f"{prompt}\n\n{output}"
         answer = await self._ask(start.endpoint, start.model, prompt)
+        await asyncio.to_thread(self._answers.keep, start.model, answer)
         return f"the model answered with {len(answer)} characters"
 
     async def _command(self, command: str, start: Start) -> str:
@@ -94,21 +147,27 @@ class Tasks:
         return finished.output[:TASK_OUTPUT_CHARS_MAX]
 
     async def _ask(self, endpoint: Endpoint, model: str, prompt: str) -> str:
-        body = json.dumps(
+        """Asks for a stream: engines notice that a caller left only while they stream."""
+        body = msgspec.json.encode(
             {
                 "model": endpoint.upstream_model or model,
                 "messages": [{"role": "user", "content": prompt}],
                 "max_tokens": TASK_TOKENS_MAX,
+                "stream": True,
             }
-        ).encode()
-        call = self._upstream.call(
-            Outgoing(endpoint, "POST", f"{endpoint.path_prefix}/v1/chat/completions", body), streamed=False
         )
-        status = await call.head()
-        answer = await call.read()
-        if status != 200:
-            raise TheirsError(f"the engine answered {status}")
-        return str(json.loads(answer)["choices"][0]["message"].get("content") or "")
+        path = f"{endpoint.path_prefix}/v1/chat/completions"
+        call = self._upstream.call(Outgoing(endpoint, "POST", path, body), streamed=True)
+        try:
+            status = await call.head()
+            if status != 200:
+                raise TheirsError(f"the engine answered {status}")
+            reader, said = EventReader(), [""]
+            while piece := await call.chunk():
+                said += [_text_of(payload) for payload in reader.feed(piece)]
+            return "".join(said)
+        finally:
+            call.abort()
 
     async def close(self) -> None:
         """Ends what runs."""
@@ -116,3 +175,14 @@ class Tasks:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._upstream.close()
+
+
+def _text_of(payload: bytes) -> str:
+    """The words in one event. Raises TheirsError for what is no event of a chat."""
+    if payload == DONE:
+        return ""
+    try:
+        event = msgspec.json.decode(payload, type=_Event)
+    except msgspec.MsgspecError as error:
+        raise TheirsError(f"the engine sent something else than an answer: {error}") from error
+    return "".join(choice.delta.content or "" for choice in event.choices)
