@@ -263,11 +263,12 @@ async def test_errors_have_anthropics_shape_and_class() -> None:
         await first
 
 
+@pytest.mark.parametrize("in_good_order", [True, False])
 @pytest.mark.parametrize("native", [True, False], ids=["passed", "translated"])
-async def test_a_stream_that_breaks_off_ends_with_an_error_event(native: bool) -> None:
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(native: bool, in_good_order: bool) -> None:
     """R30: never a silent end, never half an event."""
     whole = native_events() if native else sse(*chat_events("one two three"))
-    broken = stream_of(whole[: len(whole) * 2 // 3], end=False)
+    broken = stream_of(whole[: len(whole) * 2 // 3], end=in_good_order)
     async with served(broken if native else without_messages(broken)) as (_, client):
         stream = await client.messages.create(**ASK, stream=True)
         with pytest.raises(anthropic.APIStatusError) as failed:

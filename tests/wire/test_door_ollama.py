@@ -317,10 +317,11 @@ async def test_overload_is_503_with_a_text_and_a_time() -> None:
         assert (await first).status == 200
 
 
-async def test_a_stream_that_breaks_off_ends_with_an_error_line() -> None:
+@pytest.mark.parametrize("in_good_order", [True, False])
+async def test_a_stream_that_breaks_off_ends_with_an_error_line(in_good_order: bool) -> None:
     """R30: never a silent end."""
     events = sse(*chat_events("one two three"))
-    async with house(stream_of(events[:400], end=False), catalog=CATALOG_HERE) as opened:
+    async with house(stream_of(events[:400], end=in_good_order), catalog=CATALOG_HERE) as opened:
         answer = await opened.ask("/api/chat", CHAT)
         *said, last = [json.loads(each) for each in answer.body.splitlines()]
         assert said and not any(each["done"] for each in said)
