@@ -27,19 +27,29 @@ def respond(request: web.BaseRequest, body: bytes, headers: Mapping[str, str]) -
 
 def shortcut(app: web.Application, handle: Handle) -> Handle:
     """Finds the handlers of fixed addresses at once, and leaves the rest to `handle`."""
-    fixed = {  # all of ours are functions, never aiohttp's views
-        (route.method, route.resource.canonical): cast("Handle", route.handler)
+    fixed = {
+        (route.method, route.resource.canonical): (cast("Handle", route.handler), _match(app, route))
         for route in app.router.routes()
         if isinstance(route.resource, web.PlainResource)
     }
 
     def enter(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-        handler = fixed.get((request.method, request.raw_path))
-        if handler is None or "Expect" in request.headers:  # the client may wait for "100 Continue"
+        found = fixed.get((request.method, request.raw_path))
+        if found is None or "Expect" in request.headers:  # the client may wait for "100 Continue"
             return handle(request)
+        handler, match = found
+        request._match_info = match  # pyright: ignore  as aiohttp's own handler does; nothing public can
         return handler(request)
 
     return enter
+
+
+def _match(app: web.Application, route: web.AbstractRoute) -> web.UrlMappingMatchInfo:
+    """What a request at a fixed address is told about it: no variables. One for all, since nothing changes it."""
+    match = web.UrlMappingMatchInfo({}, route)
+    match.add_app(app)
+    match.freeze()
+    return match
 
 
 class DirectResponse(web.StreamResponse):
