@@ -18,11 +18,16 @@ SUB_COMMANDS = {
     "maintenance": ("end", "start"),
     "config": ("check", "init", "reference", "reload", "schema", "show"),
     "systemd": ("units",),
-}
+    "spool": (
+        "drain", "enqueue", "gc", "hook", "key", "list", "poison", "release", "requeue", "show", "stats",
+    ),
+    "spool hook": ("install", "remove"),
+    "corpus": ("check", "count", "read", "repair", "tail"),
+}  # fmt: skip
 PAGES = [
     (),
     *((name,) for commands in COMMANDS.values() for name in commands),
-    *((name, sub) for name, subs in SUB_COMMANDS.items() for sub in subs),
+    *((*name.split(), sub) for name, subs in SUB_COMMANDS.items() for sub in subs),
 ]
 
 

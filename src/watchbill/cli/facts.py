@@ -2,6 +2,7 @@
 
 import shutil
 import stat
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from watchbill.errors import ConfigError
 from watchbill.gguf import GgufError, predict, read_header
 from watchbill.probes import ProbeError
 from watchbill.probes.ram import RamProbe
+from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
 
 __all__ = ["look_at"]
@@ -27,7 +29,25 @@ def look_at(loaded: Loaded) -> MachineFacts:
             for name, model in loaded.catalog.models.items()
         },
         is_config_public=loaded.file is not None and _can_others_read(loaded.file),
+        spools=_look_at_spools(loaded),
     )
+
+
+def _look_at_spools(loaded: Loaded) -> dict[str, tuple[str, str]]:
+    """Schemas and keys that cannot be used: the events of such a spool would wait, or all be poisoned."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, rules in loaded.catalog.spools.items():
+        checks = {
+            "schema": partial(schema_of, rules),
+            "verify": partial(verifier_of, rules),
+            "sign": partial(signer_of, rules),
+        }
+        for key, check in checks.items():
+            try:
+                check()
+            except ConfigError as error:
+                found.setdefault(name, (key, str(error)))
+    return found
 
 
 def _capacities() -> dict[str, Bytes]:

@@ -92,7 +92,10 @@ def list_events(
     state: Annotated[
         list[str] | None,
         Parameter(
-            name="--state", help="queue, in-flight, done or poison; may be given twice.", show_default=False
+            name="--state",
+            negative="",
+            help="queue, in-flight, done or poison; may be given twice.",
+            show_default=False,
         ),
     ] = None,
     limit: Annotated[

@@ -5,6 +5,7 @@ first. Only then is the config read, and of it nothing but the spools: a spool m
 API key is missing.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -96,7 +97,7 @@ class Which:
             known = in_config(self.spool, self.config, self.root)
             if known is not None:
                 return Chosen(known, root)
-        return Chosen(SpoolRules(self.spool, str(folder.absolute()), MappingProxyType({})), root)
+        return Chosen(SpoolRules(self.spool, os.path.abspath(folder), MappingProxyType({})), root)
 
 
 def in_config(name: str, config: Path | None, root: Path | None) -> SpoolRules | None:

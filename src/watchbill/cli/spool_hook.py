@@ -36,6 +36,7 @@ def install(
         list[str] | None,
         Parameter(
             name="--kind",
+            negative="",
             help="PATTERN=KIND: the kind of commits that touch such a path; the first match wins.",
             show_default=False,
         ),

@@ -56,7 +56,9 @@ def drain(
     ] = None,
     verify: Annotated[
         list[Path] | None,
-        Parameter(help="A public key (PEM): poison what none of them signed.", show_default=False),
+        Parameter(
+            negative="", help="A public key (PEM): poison what none of them signed.", show_default=False
+        ),
     ] = None,
     json: AsJson = False,
     which: Which = _DEFAULTS,

@@ -7,7 +7,7 @@ missing file must not keep the other models from serving.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.config.load import Loaded
@@ -40,6 +40,9 @@ class MachineFacts:
     capacity: Mapping[str, Bytes]  # of the devices that can be read
     models: Mapping[str, ModelFacts]
     is_config_public: bool = False  # whether other users can read the config
+    spools: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict[str, tuple[str, str]]
+    )  # spool -> the key that cannot be used, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
                     ("models", name, "devices"), text, f"known here: {', '.join(facts.capacity)}"
                 )
     yield from _misfits(loaded, facts)
+    for name, (key, complaint) in facts.spools.items():
+        yield loaded.problem(("spool", name, key), complaint)
 
 
 def _misfits(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:

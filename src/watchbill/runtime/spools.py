@@ -13,7 +13,8 @@ from watchbill.spool import Corpus, Drain, DrainReport, KeySigner, KeyVerifier, 
 from watchbill.spool.schema import AnyObject, BuiltinSchema, JsonSchema
 
 __all__ = [
-    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpora", "schema_of", "verifier_of",
+    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpora", "schema_of", "signer_of",
+    "verifier_of",
 ]  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def folder_of(rules: SpoolRules, root: Path) -> Path:
 
 def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> Spool:
     """The spool, made where it is missing; `signed` for those who enqueue."""
-    signer = KeySigner(Path(rules.sign)) if signed and rules.sign else None
+    signer = signer_of(rules) if signed else None
     return Spool(folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer)
 
 
@@ -48,6 +49,11 @@ def schema_of(rules: SpoolRules) -> Schema:
 def verifier_of(rules: SpoolRules) -> KeyVerifier | None:
     """The judge of signatures; None where none are asked for."""
     return KeyVerifier(map(Path, rules.verify)) if rules.verify else None
+
+
+def signer_of(rules: SpoolRules) -> KeySigner | None:
+    """The key that events are signed with; None where they are not."""
+    return KeySigner(Path(rules.sign)) if rules.sign else None
 
 
 def make_drains(
