@@ -10,9 +10,11 @@ file reload it.
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,7 +49,10 @@ from watchbill.sizes import Sizes
 __all__ = ["Options", "Screen", "run"]
 
 _ACCESS = logging.getLogger("watchbill.access")
+#: Python's own are (700, 10, 10): a pass over the young objects every few requests.
+COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 _LOG = logging.getLogger("watchbill.daemon")
+PORT_MAX = 65_535
 Progress = Callable[[int, int | None], None]
 
 
@@ -104,6 +109,11 @@ def _with_address(catalog: Catalog, options: Options) -> Catalog:
     server = catalog.server
     host = server.host if options.host is None else options.host
     port = server.port if options.port is None else options.port
+    for asked in (port, options.ollama_port or 0):
+        if not 0 <= asked <= PORT_MAX:  # 99999 would silently become 34463
+            raise ConfigError(
+                f"{asked} is not a port; ports are 1 to {PORT_MAX}, and 0 picks one that is free"
+            )
     config.refuse_open_bind(host, bool(server.keys))
     return replace(catalog, server=replace(server, host=host, port=port))
 
@@ -150,6 +160,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await driver.start()
         _tell_of_failures(driver, setting.screen)
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
+        _relieve_collector()
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)
         await asyncio.to_thread(drains.reconfigure, catalog.spools)
@@ -212,10 +223,23 @@ def _failures(driver: Driver) -> dict[str, str]:
     return {name: f"model {name} cannot be loaded: {reason}" for name, reason in failed.items()}
 
 
+def _relieve_collector() -> None:
+    """What was built by now stays for good: the collector of cycles need not look at it again, and seldom at the
+    rest, of which nearly nothing is a cycle."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
 async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
-    app = make_app(driver, server, access_log=_ACCESS.info, metrics=driver.metrics.render)
+    access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # its lines cost time to write
+    app = make_app(driver, server, access_log=access_log, metrics=driver.metrics.render)
     try:
         serving = await serve(app, server.host, server.port)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"cannot listen on {server.host}: {error.strerror}; choose another --host"
+        ) from error
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             raise

@@ -72,7 +72,7 @@ def test_a_daemon_without_a_usable_model_does_not_start(place: Place) -> None:
     """pitfalls: no usable model at all is exit 2."""
     place.config.write_text(REAL.format(name="lost", path="lost.gguf"))
     said = refused_start(place)
-    assert "lost.gguf" in said
+    assert "lost.gguf: cannot be opened: No such file" in said and "watchbill pull" in said
     assert said.splitlines()[-1].startswith("watchbill: there is no model that can be loaded")
 
 
@@ -85,6 +85,8 @@ def test_a_port_that_is_taken_is_said(place: Place) -> None:
     assert said.count("\n") == 1
     assert f"127.0.0.1:{port}" in said and "--port" in said
     assert "key" in refused_start(place, "--host", "0.0.0.0", "--port", "0")
+    for port in ("99999", "-1"):
+        assert "is not a port" in refused_start(place, f"--port={port}")
 
 
 @pytest.mark.parametrize("state", ["newer", "not a folder"])

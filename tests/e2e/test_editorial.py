@@ -1,0 +1,161 @@
+"""The editorial desk of `examples/editorial.toml`: commits become a corpus, whatever sleeps meanwhile (seed of SPOOL)."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+class Desk:
+    """A root with the example's config, a repository, and people who commit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "root"
+        self.repository = folder / "texts"
+        shutil.copy(EXAMPLES / "editorial.toml", folder / "watchbill.toml")
+        kept = {name: os.environ[name] for name in ("LANG",) if name in os.environ}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        people = {
+            f"GIT_{role}_{what}": value
+            for role in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "Ann"), ("EMAIL", "ann@example.org"))
+        }
+        self.environment = kept | people | {
+            "PATH": path, "HOME": str(folder), "WATCHBILL_HOME": str(self.root), "PYTHONUTF8": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }  # fmt: skip
+        self.daemon: subprocess.Popen[str] | None = None
+
+    def run(self, *command: str, cwd: Path | None = None, stdin: str = "") -> str:
+        done = subprocess.run(
+            command, cwd=cwd or self.folder, env=self.environment, input=stdin, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def commit(self, file: str, message: str) -> None:
+        target = self.repository / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{message} {time.time_ns()}")
+        self.run("git", "add", "-A", cwd=self.repository)
+        self.run("git", "commit", "-q", "-m", message, cwd=self.repository)
+
+    def up(self) -> None:
+        self.daemon = subprocess.Popen(
+            ["watchbill", "up", "--port", "0"], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.daemon.stdout is not None
+        assert self.daemon.stdout.readline().startswith("ready http://")
+
+    def down(self, how: signal.Signals = signal.SIGTERM) -> int:
+        assert self.daemon is not None
+        self.daemon.send_signal(how)
+        _, error = self.daemon.communicate(timeout=40)
+        assert "Traceback" not in error
+        code, self.daemon = self.daemon.returncode, None
+        return code
+
+    def corpus(self) -> list[dict[str, object]]:
+        file = self.root / "corpus/corpus.jsonl"
+        if not file.exists():
+            return []
+        return [json.loads(line) for line in self.run("watchbill", "corpus", "read", "corpus").splitlines()]
+
+    def waiting(self) -> dict[str, int]:
+        return json.loads(self.run("watchbill", "spool", "stats", "--spool", "corpus", "--json"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    if desk.daemon is not None:
+        desk.daemon.kill()
+        desk.daemon.communicate()
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 40
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(desk: Desk) -> None:
+    """SPOOL-04, SPOOL-05, SPOOL-09, SPOOL-11: the drain resumes where it stopped; each event once, in order, with its kind."""
+    desk.run("git", "init", "-q", "texts")
+    desk.run("watchbill", "spool", "hook", "install", "texts", "--spool", "corpus")
+    desk.commit("piece.md", "first")  # nobody drains yet
+    wait_for(lambda: desk.waiting()["queue"] == 1)
+    desk.up()
+    wait_for(lambda: len(desk.corpus()) == 1)
+    desk.commit("piece.md", "second")
+    wait_for(lambda: len(desk.corpus()) == 2)
+    assert desk.down() == 0
+    assert desk.waiting()["in_flight"] == 0
+    desk.commit("creative/poem.md", "third")  # the machine sleeps
+    desk.commit("piece.md", "fourth\n\nEvent-Kind: headline-chosen")
+    wait_for(lambda: desk.waiting()["queue"] == 2)
+    desk.up()
+    wait_for(lambda: len(desk.corpus()) == 4)
+    assert [event["kind"] for event in desk.corpus()] == [
+        "draft-created", "draft-refined", "creative-edited", "headline-chosen",
+    ]  # fmt: skip
+    desk.down(signal.SIGKILL)
+    desk.commit("piece.md", "fifth")
+    desk.up()
+    wait_for(lambda: len(desk.corpus()) == 5)
+    assert desk.down() == 0
+    desk.run("watchbill", "spool", "hook", "remove", "texts")
+
+
+def test_any_program_enqueues_with_write_and_rename(desk: Desk) -> None:
+    """SPOOL-02: the producers of examples/spool, one in shell without Watchbill, one in Python."""
+    spool = str(desk.root / "spool/corpus")
+    event = '{"id":"brief-0","kind":"draft-created","ts":0}'
+    assert desk.run("sh", str(EXAMPLES / "spool/enqueue.sh"), spool, stdin=event + "\n").endswith(".jsonl\n")
+    said = desk.run(sys.executable, str(EXAMPLES / "spool/enqueue.py"), spool)
+    assert "attempt 1 of brief-0" in said
+    assert desk.waiting()["queue"] == 1
+    desk.run("watchbill", "spool", "drain", "--spool", "corpus", "--once")
+    assert [each["id"] for each in desk.corpus()] == ["brief-1"]
+
+
+def test_a_changed_config_changes_what_is_drained(desk: Desk) -> None:
+    """pitfalls: a reload takes new spools over while the daemon runs; chat is not asked."""
+    desk.up()
+    config = desk.folder / "watchbill.toml"
+    config.write_text(config.read_text() + '\n[spool.notes]\nschema = "any"\n')
+    assert "spool notes is new" in desk.run("watchbill", "config", "reload", "--json")
+    desk.run("watchbill", "spool", "enqueue", "--spool", "notes", stdin='{"a":1}\n')
+    notes = desk.root / "corpus/notes.jsonl"
+    wait_for(lambda: notes.exists() and notes.read_text() == '{"a":1}\n')
+    assert desk.down() == 0
+
+
+def test_a_spool_that_cannot_be_drained_does_not_keep_models_from_answering(desk: Desk) -> None:
+    """A failing spool never stops chat: it is told, and goes on when it is mended."""
+    desk.root.mkdir(mode=0o700)
+    (desk.root / "spool").write_text("a file where a folder should be")
+    desk.up()
+    assert desk.run("watchbill", "chat", "hello").strip()
+    journal = desk.root / "events.jsonl"
+    wait_for(lambda: journal.exists() and "spool corpus:" in journal.read_text())
+    (desk.root / "spool").unlink()
+    desk.run("watchbill", "spool", "enqueue", "--spool", "corpus", stdin='{"id":"1","kind":"note","ts":0}\n')
+    wait_for(lambda: len(desk.corpus()) == 1)
+    assert desk.down() == 0
