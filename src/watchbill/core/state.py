@@ -159,6 +159,7 @@ class State:
     def join(self, station: Station, request: Request, due: int) -> None:
         """Puts a request into a model's line."""
         station.line.join(request, due)
+        self.wakes.append(due)
         self.home[request.id] = station
         self.waiting += 1
         self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
@@ -178,10 +179,12 @@ class State:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
 
     def is_calm(self) -> bool:
-        """Nobody waits and nothing changes: there is nothing to decide."""
-        if self.waiting or self.moving:
+        """Whoever waits does so before a ready model, and nothing changes: there is nothing to decide."""
+        if self.moving:
             return False
-        return not any(s.ghost or s.must_return for s in self.managed)
+        return not any(
+            s.ghost or s.must_return or (s.line and s.stage is not Stage.READY) for s in self.managed
+        )
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""

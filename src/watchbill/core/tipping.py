@@ -282,7 +282,7 @@ class Rate:
             return None
         return min(
             options,
-            key=lambda option: (-option[0], option[1].target.top_class(), arrival_order(option[1].target)),
+            key=lambda option: (-option[0], option[1].target.top_class(), _first_in_line(option[1].target)),
         )[1]
 
     def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, Plan] | None:
@@ -345,6 +345,12 @@ class Rate:
         left = station.since + station.load.ms - now
         worth_it = left > target.load.ms + target.service.ms
         return lower and worth_it and not station.model.permanent and station.aborts < ABORTS_MAX
+
+
+def _first_in_line(station: Station) -> tuple[float, str]:
+    """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
+    came = station.line.oldest_arrival()
+    return (float("inf") if came is None else came, station.name)
 
 
 def _around(free: dict[str, int], head: Station | None, earmarked: Cover) -> dict[str, int]:

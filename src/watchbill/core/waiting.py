@@ -20,7 +20,7 @@ HEAD_START_MS = 30_000
 #: Rebuild the heap of dues when it holds this many times more entries than the line.
 DUES_SLACK = 4
 
-_Key = tuple[int, bool, int, str]
+_Key = tuple[WorkClass, bool, int, str]
 
 
 class Line:
@@ -82,7 +82,7 @@ class Line:
 
     def top_class(self) -> WorkClass:
         """The highest class that waits; rotation when nobody does."""
-        return WorkClass(self._keys[0][0]) if self._keys else WorkClass.ROTATION
+        return self._keys[0][0] if self._keys else WorkClass.ROTATION
 
     def due_of(self, request_id: str) -> int:
         """When this request runs out of patience."""
