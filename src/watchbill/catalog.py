@@ -14,8 +14,8 @@ from watchbill.units import Bytes, Millis
 
 __all__ = [
     "DEFAULT_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog", "Device",
-    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation", "RotationRules",
-    "Server", "SpoolRules", "WorkClass",
+    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation",
+    "RotationRules", "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -189,6 +189,15 @@ class ApiKey:
     key: str = field(repr=False)  # a repr may end in a log
     lane: str | None = None
     admin: bool = False
+    max_priority: int = 1  # the best priority that its requests may have
+    requests_max: int | None = None  # open at once
+    waiting_max: int | None = None  # waiting at once
+    tokens_per_minute: int | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether anything must be counted for it."""
+        return not (self.requests_max is None and self.waiting_max is None and self.tokens_per_minute is None)
 
 
 @dataclass(frozen=True, slots=True)

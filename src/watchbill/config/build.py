@@ -47,7 +47,16 @@ def _below_root(text: str, base: Path) -> str:
 def _server(document: Document, environment: Mapping[str, str]) -> catalog.Server:
     server = document.server
     keys = tuple(
-        catalog.ApiKey(name, _secret(table.key, environment), table.lane, table.admin)
+        catalog.ApiKey(
+            name,
+            _secret(table.key, environment),
+            table.lane,
+            table.admin,
+            table.max_priority,
+            table.requests_max,
+            table.waiting_max,
+            table.tokens_per_minute,
+        )
         for name, table in server.keys.items()
     )
     return catalog.Server(server.host, server.port, keys, server.hosts, server.origins, server.body_max)

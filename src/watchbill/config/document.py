@@ -57,6 +57,14 @@ class KeyTable(Table):
     admin: bool = Field(
         default=False, description="May load, evict and cancel; its calls go first within their class."
     )
+    max_priority: Priority = Field(default=1, description="The best priority that its requests may have.")
+    requests_max: int | None = Field(default=None, ge=1, description="Requests open at once; more get 429.")
+    waiting_max: int | None = Field(default=None, ge=1, description="Requests waiting at once; more get 429.")
+    tokens_per_minute: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of answers within a minute; over it the next request gets 429.",
+    )
 
 
 class ServerTable(Table):

@@ -12,7 +12,6 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("coordinator",): "a coordinator",
     ("agents",): "agents",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",
-    ("server", "keys", "*", "max_priority"): "priority ceilings of keys",
     ("server", "keys", "*", "may_pin"): "pinning by callers",
     ("server", "keys", "*", "capture"): "capture into a spool",
     ("models", "*", "capture"): "capture into a spool",

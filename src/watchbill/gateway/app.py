@@ -25,6 +25,7 @@ from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.forwarding import Forwarding
 from watchbill.gateway.maintenance import MaintenanceDoor
+from watchbill.gateway.meters import Meters
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
@@ -42,6 +43,8 @@ Door = Callable[[Visit], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, Access, Door]
 
+#: Before an address of /v1 or /api: the lane of callers who can only set a base address.
+LANE_PREFIX = "/lane/{lane}"
 _log = logging.getLogger("watchbill.gateway")
 
 
@@ -64,6 +67,7 @@ class Gateway:
         #: Reads the config again and says what changed; the daemon sets it.
         self.reload: Callable[[], Awaitable[list[str]]] | None = None
         self.wishes = Wishes()
+        self.meters = Meters(time.monotonic)
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._visitors = 0
@@ -135,7 +139,9 @@ class Gateway:
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
-        return self.wishes.read(visit.request.headers, body, self.driver.catalog, visit.key)
+        request = visit.request
+        lane = request.path.split("/", 3)[2] if request.path.startswith("/lane/") else None
+        return self.wishes.read(request.headers, body, self.driver.catalog, visit.key, lane)
 
     def relay(
         self,
@@ -149,6 +155,7 @@ class Gateway:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
+        self.meters.check(visit.key)
         try:
             ticket = self.driver.submit(wish)
         except TheirsError:
@@ -166,6 +173,8 @@ class Gateway:
             unknown=unknown,
         )
         self._relays.add(relay)
+        if visit.key is not None and visit.key.is_bounded:
+            relay.meter(self.meters, visit.key)
         return relay
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
@@ -299,8 +308,10 @@ def make_app(
     app[GATEWAY] = gateway
     paths: dict[str, set[str]] = {}
     for method, path, access, door in gateway.routes():
-        app.router.add_route(method, path, gateway.enter(access, door))
-        paths.setdefault(path, set()).add(method)
+        handler = gateway.enter(access, door)
+        for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
+            app.router.add_route(method, address, handler)
+            paths.setdefault(address, set()).add(method)
     app.router.add_route("*", "/{tail:.*}", gateway.answer_other(paths))
     if upstream is None:
 

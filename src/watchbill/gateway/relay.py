@@ -13,8 +13,10 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 import asyncio
 from collections.abc import Callable
 
+from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.gateway.meters import Meters
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
 from watchbill.limits import (
@@ -67,6 +69,8 @@ class Relay:
         self._is_closing = False
         #: The wait that `leave` interrupts.
         self._patience: asyncio.Timeout | None = None
+        self._spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
+        self._leave_meter: Callable[[], None] | None = None
         self.status = 0
 
     # ------------------------------------------------------------------ what a door does with it
@@ -110,13 +114,21 @@ class Relay:
             raise ShuttingDown from None
         self._visit.started(self._start)
 
+    def meter(self, meters: Meters, key: ApiKey) -> None:
+        """Counts this request, and every piece of its answer, for a key that has bounds."""
+        self._spend = lambda piece: meters.spend(key, piece)
+        self._leave_meter = meters.enter(key, lambda: self._ticket.is_waiting)
+
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
         assert self._call is not None
         try:
-            return await self._call.chunk()
+            piece = await self._call.chunk()
         except UpstreamFailed as error:
             raise self._reason(error) from None
+        if self._spend is not None:
+            self._spend(piece)
+        return piece
 
     async def whole(self, take: Callable[[bytes], None], restart: Callable[[], None]) -> None:
         """Feeds the whole answer to `take`. An answer that breaks off is asked for once more, after `restart`:
@@ -130,6 +142,8 @@ class Relay:
                     if size > UPSTREAM_ANSWER_BYTES_MAX:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
+                    if self._spend is not None:
+                        self._spend(piece)
                     piece = await self._chunk()
             except UpstreamFailed as error:
                 self._give_back(error)
@@ -149,7 +163,7 @@ class Relay:
             raise EngineFailed("the engine's stream ended before its answer did")
         await out.flush()
 
-    def finish(self, *, ok: bool) -> None:
+    def finish(self, *, ok: bool | None) -> None:
         """The engine is done with this request, or was never asked."""
         if self._start is not None:
             self._ticket.finish(ok=ok)
@@ -171,6 +185,8 @@ class Relay:
             self._call = None
         self._ticket.on_cut = None
         self._ticket.close()
+        if self._leave_meter is not None:
+            self._leave_meter()
         self._on_close(self)
 
     def leave(self) -> None:

@@ -5,7 +5,7 @@ strangers) and the ranges of numbers that are passed on (an engine that trusts t
 value degrades to the default and is counted; a number out of range is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from watchbill.catalog import ApiKey, Catalog
@@ -77,33 +77,51 @@ class Wishes:
         self.degraded = 0
 
     def read(
-        self, headers: Mapping[str, str], body: dict[str, object], catalog: Catalog, key: ApiKey | None
+        self,
+        headers: Mapping[str, str],
+        body: dict[str, object],
+        catalog: Catalog,
+        key: ApiKey | None,
+        lane_of_path: str | None = None,
     ) -> Wish:
         """The wish of a request; takes our own fields out of its body. Raises RequestError without a model."""
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
+        model, lane_of_alias = self._alias(model, catalog)
         priority = body.pop("priority", None)
         ttl = body.pop("ttl", None)
         keep_alive = body.pop("keep_alive", ttl)
         return Wish(
             model=model,
-            lane=self._lane(headers.get("X-Watchbill-Lane"), catalog, key),
+            lane=self._lane((headers.get("X-Watchbill-Lane"), lane_of_path, lane_of_alias), catalog, key),
             priority=self._number(headers.get("X-Watchbill-Priority", priority), 1, 5),
             deadline_ms=self._number(headers.get("X-Watchbill-Deadline-Ms"), 0, DURATION_MS_MAX),
             operator=key is not None and key.admin,
+            best_priority=1 if key is None else key.max_priority,
             keep_alive_ms=self._span(keep_alive),
             supersede_key=self._supersede_key(headers.get("X-Watchbill-Supersede-Key"), key),
         )
 
-    def _lane(self, asked: str | None, catalog: Catalog, key: ApiKey | None) -> str | None:
-        for lane in (asked, key.lane if key is not None else None):
-            if lane is None:
+    @staticmethod
+    def _alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
+        """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
+        base, colon, lane = model.rpartition(":")
+        if colon and lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
+            return base, lane
+        return model, None
+
+    def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:
+        """The first lane that is named, known, and not of a higher class than the caller's own."""
+        own = catalog.lanes.get(key.lane) if key is not None and key.lane is not None else None
+        for name in asked:
+            if name is None:
                 continue
-            if lane in catalog.lanes:
-                return lane
+            lane = catalog.lanes.get(name)
+            if lane is not None and (own is None or lane.work_class >= own.work_class):
+                return name
             self.degraded += 1
-        return None
+        return None if own is None else own.name
 
     def _supersede_key(self, asked: str | None, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""

@@ -36,6 +36,7 @@ class Wish:
     priority: int | None = None
     deadline_ms: int | None = None  # shortens the lane's max_wait, never lengthens it
     operator: bool = False
+    best_priority: int = 1  # the caller's ceiling, whatever lane or model would give
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
     supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
 

@@ -1,0 +1,76 @@
+"""What a key may ask for: ceilings of class and priority, and bounds on how much of the house it takes."""
+
+import pytest
+
+from watchbill.catalog import ApiKey, Catalog, Lane, Model, WorkClass
+from watchbill.errors import LaneFull
+from watchbill.gateway.meters import Meters
+from watchbill.gateway.wishes import Wishes
+
+CATALOG = Catalog(
+    {},
+    {},
+    {"qwen": Model("qwen", "scripted"), "a:b": Model("a:b", "scripted")},
+    {
+        "default": Lane("default"),
+        "chat": Lane("chat", WorkClass.INTERACTIVE),
+        "bg": Lane("bg", WorkClass.BACKGROUND),
+        "b": Lane("b", WorkClass.BACKGROUND),
+    },
+)
+
+
+def read(headers: dict[str, str], key: ApiKey | None = None, model: str = "qwen", path: str | None = None):
+    return Wishes().read(headers, {"model": model}, CATALOG, key, path)
+
+
+@pytest.mark.parametrize(
+    ("headers", "model", "path", "lane"),
+    [
+        ({"X-Watchbill-Lane": "chat"}, "qwen", None, "chat"),
+        ({}, "qwen", "bg", "bg"),
+        ({}, "qwen:bg", None, "bg"),
+        ({"X-Watchbill-Lane": "chat"}, "qwen:bg", "bg", "chat"),
+        ({}, "a:b", None, None),  # a model's own name goes before an alias with a lane
+        ({"X-Watchbill-Lane": "nope"}, "qwen", None, None),
+    ],
+)
+def test_a_lane_is_chosen_by_header_path_or_alias(
+    headers: dict[str, str], model: str, path: str | None, lane: str | None
+) -> None:
+    """LANE-02: callers who cannot send headers have a path and an alias; an unknown lane degrades."""
+    wish = read(headers, model=model, path=path)
+    assert (wish.model, wish.lane) == (model.removesuffix(":bg"), lane)
+
+
+def test_a_key_cannot_claim_a_higher_class_or_priority_than_it_has() -> None:
+    """LANE-06: the ceiling of a key holds whatever header, path or alias says."""
+    key = ApiKey("worker", "k", lane="bg", max_priority=4)
+    assert read({"X-Watchbill-Lane": "chat"}, key).lane == "bg"
+    assert read({}, key).lane == "bg"
+    wish = read({"X-Watchbill-Priority": "1"}, key)
+    assert (wish.priority, wish.best_priority) == (1, 4)
+
+
+def test_a_key_has_bounds_of_its_own() -> None:
+    """LANE-08: open and waiting requests and tokens per minute; over a bound 429, others unharmed."""
+    now = [0.0]
+    meters = Meters(lambda: now[0])
+    key = ApiKey("bot", "k", requests_max=2, waiting_max=1, tokens_per_minute=3)
+    waits = [True]
+    leave = meters.enter(key, lambda: waits[0])
+    with pytest.raises(LaneFull, match="waiting_max"):
+        meters.check(key)
+    waits[0] = False
+    meters.check(key)
+    meters.check(ApiKey("other", "k", requests_max=1))
+    meters.enter(key, lambda: False)
+    with pytest.raises(LaneFull, match="requests_max"):
+        meters.check(key)
+    leave()
+    meters.spend(key, b'data: {"a"}\n\ndata: {"b"}\n\ndata: [DONE]\n\n')
+    with pytest.raises(LaneFull, match="tokens_per_minute") as refused:
+        meters.check(key)
+    assert refused.value.retry_after_ms == 60_000
+    now[0] = 60.1
+    meters.check(key)
