@@ -296,6 +296,13 @@ def test_a_place_that_does_not_exist_is_refused_in_the_config(text: str) -> None
         )
 
 
+def test_every_key_of_a_type_reaches_the_catalog() -> None:
+    """LANE-05: type to lane, model, prompt template and fallback."""
+    text = "model = 'a'\nlane = 'seen'\nprompt = '{type}'\nfallback = '{summary}'\nmax_tokens = 5"
+    told = parse(f"[process.t]\n{text}\n[models.a]\nengine = 'scripted'\n[lanes.seen]", base=Path("/"))
+    assert told.process == {"t": ProcessType("t", "a", "seen", "{type}", "{summary}", 5)}
+
+
 def test_what_a_type_names_must_exist() -> None:
     with pytest.raises(ConfigError) as wrong:
         parse(
