@@ -71,7 +71,14 @@ port = 0
 hosts = ["box.lan"]
 origins = ["https://chat.lan:3000"]
 body_max = "1MiB"
-keys = { alice = { key = "env:ALICE_KEY", lane = "chat", admin = true } }
+[server.keys.alice]
+key = "env:ALICE_KEY"
+lane = "chat"
+admin = true
+max_priority = 2
+requests_max = 8
+waiting_max = 4
+tokens_per_minute = 9000
 [devices.ram]
 capacity = "64GB"
 reserve = "4GiB"
@@ -169,7 +176,7 @@ webhook = "http://127.0.0.1:9999/"
     )
     gigabyte, gibibyte = 10**9, 2**30
     assert found.server == catalog.Server(
-        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True),), ("box.lan",),
+        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000),), ("box.lan",),
         ("https://chat.lan:3000",), catalog.Bytes(2**20),
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(

@@ -4,14 +4,13 @@ It looks at the simulated processes, their memory and the callers, never at the 
 wrong in the same way as the check would pass it. What it knows of plans and closed doors it reads in the journal.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from watchbill.catalog import WorkClass
+from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
-from watchbill.simulate.engine import Power
-
-if TYPE_CHECKING:
-    from watchbill.simulate.world import World
+from watchbill.core.machine import Machine
+from watchbill.simulate.callers import Caller
+from watchbill.simulate.engine import Power, SimEngine
 
 __all__ = ["Judge"]
 
@@ -21,10 +20,24 @@ VOLUNTARY = ("rate of", "turn of", "rotation of", "turns of", "permanent of")
 QUANTUM_TOLERANCE = 0.5
 
 
+class Judged(Protocol):
+    """What the judge looks at: the world's truth."""
+
+    now: float
+    catalog: Catalog
+    capacity: dict[str, int]
+    engines: dict[str, SimEngine]
+    callers: dict[str, Caller]
+    open: dict[str, Caller]
+    told_load_ms: dict[str, float]
+    timer: float | None
+    core: Machine
+
+
 class Judge:
     """Collects what went wrong: law -> when and what."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: Judged) -> None:
         self._world = world
         self.broken: dict[str, list[tuple[float, str]]] = {}
         self.closed: dict[str, str] = {}  # model -> why its door is closed
