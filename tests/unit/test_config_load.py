@@ -71,14 +71,7 @@ port = 0
 hosts = ["box.lan"]
 origins = ["https://chat.lan:3000"]
 body_max = "1MiB"
-[server.keys.alice]
-key = "env:ALICE_KEY"
-lane = "chat"
-admin = true
-max_priority = 2
-requests_max = 8
-waiting_max = 4
-tokens_per_minute = 9000
+keys = { alice = { key = "env:ALICE_KEY", lane = "chat", admin = true, max_priority = 2, requests_max = 8, waiting_max = 4, tokens_per_minute = 9000 } }
 [devices.ram]
 capacity = "64GB"
 reserve = "4GiB"
