@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
 BENCH ?= gateway
+# Test processes at once; the tests themselves use a core each.
+JOBS ?= 2
 
 # The form in which locks are made: hashes, every platform, no download addresses.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -30,7 +32,7 @@ up: setup ## start the daemon: make up ARGS="--port 0 --root DIR"
 	@exec $(BIN)/watchbill up $(ARGS)
 
 test: setup-dev ## run every test: make test ARGS="tests/unit -k name"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: setup-dev ## lint, format, types, known vulnerabilities
 	@$(BIN)/ruff check

@@ -71,7 +71,14 @@ port = 0
 hosts = ["box.lan"]
 origins = ["https://chat.lan:3000"]
 body_max = "1MiB"
-keys = { alice = { key = "env:ALICE_KEY", lane = "chat", admin = true, max_priority = 2, requests_max = 8, waiting_max = 4, tokens_per_minute = 9000 } }
+[server.keys.alice]
+key = "env:ALICE_KEY"
+lane = "chat"
+admin = true
+max_priority = 2
+requests_max = 8
+waiting_max = 4
+tokens_per_minute = 9000
 [devices.ram]
 capacity = "64GB"
 reserve = "4GiB"
@@ -226,7 +233,8 @@ def test_no_field_of_the_catalog_was_forgotten() -> None:
                    catalog.RotationRules, catalog.Epoch, catalog.BackgroundTask):  # fmt: skip
         for field in dataclasses.fields(record):
             key = renamed.get(field.name, field.name)
-            assert (record.__name__, field.name) in NOT_SET_BY_A_KEY or f"{key} = " in body or not key, field
+            named = f"{key} = " in body or f".{key}." in body or not key
+            assert (record.__name__, field.name) in NOT_SET_BY_A_KEY or named, field
 
 
 def test_the_scripts_of_the_config_are_those_of_the_scripted_engine() -> None:
