@@ -93,8 +93,8 @@ def test_a_claim_that_nobody_holds_ends_by_hand_or_by_its_time(place: Place) -> 
     assert place.run("maintenance", "start", "--for", "disks").returncode == 0
     assert 0 < daemon.status()["maintenance"]["ram"]["ends_ms"] <= 8 * 3_600_000
     assert place.run("maintenance", "end").stdout == "ram is back in service\n"
-    assert place.run("maintenance", "end").returncode == 1
-    assert place.run("maintenance", "start", "--hours", "0.0003").returncode == 0
+    assert daemon.ask("/wb/v1/maintenance?device=ram", method="DELETE")[0] == 400
+    assert daemon.ask("/wb/v1/maintenance", {"device": "ram", "hours": 0.0003})[0] == 200
     eventually(lambda: not daemon.status()["maintenance"], 10)
 
     stream = daemon.stream("slow", 40)

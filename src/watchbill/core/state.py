@@ -65,8 +65,16 @@ class State:
         return [s for s in self.managed if s.stage in stages]
 
     def permanents(self, but: Station) -> list[Mapping[str, int]]:
-        """What the models that never leave need, apart from one of them."""
-        return [s.needs for s in self.managed if s.model.permanent and s is not but and not s.hopeless]
+        """What the models that never leave need, apart from one of them: the permanent ones, and reserved cores."""
+        kept: list[Mapping[str, int]] = [
+            s.needs for s in self.managed if s.model.permanent and s is not but and not s.hopeless
+        ]
+        for name, book in self.ledger.books.items():
+            reservation = book.device.reservation
+            core = self.stations.get(reservation.model) if reservation else None
+            if reservation and core is not None and core is not but and not core.model.permanent:
+                kept.append({name: max(reservation.memory, core.needs.get(name, 0))})
+        return kept
 
     def can_ever_fit(self, station: Station) -> bool:
         """Whether a model could be resident beside what never leaves."""

@@ -1,0 +1,70 @@
+"""Cards that run hot and models that stay: played by a file that stands for the cards' own library."""
+
+import json
+
+import pytest
+
+from e2e.place import Place, eventually, scripted
+
+MB = 10**6
+
+
+def card(temperature: int) -> str:
+    step = {"at": 0, "used": 0, "temperature_c": temperature}
+    return json.dumps({"cards": [{"name": "gpu:0", "capacity": "24GB", "timeline": [step]}]})
+
+
+def weighing(name: str, size: str, script: str = "", rules: str = "") -> str:
+    """A scripted model that says to need so much and touches nothing."""
+    return scripted(name, script, rules).replace('memory = "30MB"', f"memory = {size}")
+
+
+@pytest.mark.timeout(60)
+def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(place: Place) -> None:
+    """RES-27, RES-13: the answer says who served; what is loaded goes on serving; the card recovers by itself."""
+    cards = place.folder / "cards.json"
+    cards.write_text(card(60))
+    place.environment["WATCHBILL_FAKE_GPUS"] = str(cards)
+    place.config.write_text(
+        "[devices.'gpu:0']\nmax_temp_c = 80\n"
+        + weighing("warm", '{ "gpu:0" = "8GB" }')
+        + weighing("large", '{ "gpu:0" = "14GB" }', "", "family = 'f'\ntier = 1")
+        + weighing("small", '"30MB"', "", "family = 'f'\ntier = 2")
+    )
+    daemon = place.up()
+    assert daemon.chat("warm")[0] == 200
+    cards.write_text(card(91))
+    eventually(lambda: daemon.status()["devices"]["gpu:0"]["constrained"], 10)
+    status, headers, body = daemon.chat("large")
+    assert (status, headers["x-watchbill-model"], body["model"]) == (200, "small", "small")
+    assert daemon.model("large")["loads"] == 0
+    assert daemon.chat("warm")[0] == 200
+    assert daemon.model("warm")["loads"] == 1
+    assert "91 C, and its limit is 80 C" in place.run("status").stdout
+    cards.write_text(card(70))
+    eventually(lambda: not daemon.status()["devices"]["gpu:0"]["constrained"], 10)
+    assert daemon.chat("large")[1]["x-watchbill-model"] == "large"
+
+
+@pytest.mark.timeout(60)
+def test_the_core_model_stays_through_every_swap(place: Place) -> None:
+    """RES-15: its margin is free before it comes, and neither swaps nor its idle time take it out afterwards."""
+    place.config.write_text(
+        "[devices.ram]\ncapacity = '2GB'\nreserve = '200MB'\n"
+        "reservation = { model = 'lexicon', memory = '300MB' }\n"
+        + weighing("lexicon", '"300MB"', "", "idle = '100ms'")
+        + weighing("left", '"1.4GB"')
+        + weighing("right", '"1.4GB"')
+        + weighing("greedy", '"1.7GB"')
+    )
+    daemon = place.up()
+    assert daemon.chat("left")[0] == 200
+    assert daemon.chat("lexicon")[0] == 200
+    assert daemon.is_in("left", "ready")  # there was room: nobody had to leave
+    for name in ("right", "left", "right"):
+        assert daemon.chat(name)[0] == 200
+        assert daemon.is_in("lexicon", "ready")
+    assert daemon.model("lexicon")["loads"] == 1
+    assert daemon.model("left")["evictions"] == 2
+    status, _, body = daemon.chat("greedy")  # it would need the margin
+    assert (status, body["error"]["code"]) == (503, "never_fits")
