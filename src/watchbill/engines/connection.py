@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_failure", "_interim", "_length_known", "_loop", "_on_lost",
+        "_begun", "_deadline", "_failure", "_header_count", "_interim", "_length_known", "_loop", "_on_lost",
         "_parser", "_paused", "_pieces", "_silence_s", "_timer", "_transport", "_unread", "_waiter",
         "_wordless", "answer_bytes", "busy", "headers", "headers_done", "idle_since", "is_done",
         "keeps_alive", "status", "streamed",
@@ -89,7 +89,8 @@ class Connection(asyncio.Protocol):
 
     def _reset(self, deadline: float, silence_s: float) -> None:
         self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self._header_count = 0
+        self.headers: dict[bytes, bytes] = {}  # by lower-case name, the first of each
         self.headers_done = False
         self.is_done = False
         self.keeps_alive = False
@@ -263,10 +264,11 @@ class Connection(asyncio.Protocol):
         if self.headers_done:
             return
         name = name.lower()
-        if len(self.headers) >= UPSTREAM_HEADERS_MAX:
+        self._header_count += 1
+        if self._header_count > UPSTREAM_HEADERS_MAX:
             self._fail("too_large", "the engine sent too many headers")
         else:
-            self.headers.append((name, value))
+            self.headers.setdefault(name, value)
         if name in (b"content-length", b"transfer-encoding"):
             self._length_known = True
 
@@ -278,6 +280,7 @@ class Connection(asyncio.Protocol):
         if status < 200:
             self._interim = True
             self.headers.clear()
+            self._header_count = 0
             return
         self.status = status
         self.headers_done = True

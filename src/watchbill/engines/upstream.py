@@ -16,6 +16,7 @@ connection turned out to be closed, and not a byte of an answer had come.
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol
 
@@ -219,19 +220,12 @@ class NearCall:
         self._is_kept = False
         self._followed_stream = False
         close = streamed and pool.closes_after_stream(self._address)
-        self._request = _request_head(outgoing, close=close) + outgoing.body
+        self._request = _request(outgoing, close=close)
 
     @property
     def content_type(self) -> str:
-        return self.header(b"content-type").split(b";")[0].strip().lower().decode("latin-1")
-
-    def header(self, name: bytes) -> bytes:
-        """The first header of this lower-case name; empty when there is none."""
         assert self._connection is not None
-        for key, value in self._connection.headers:
-            if key == name:
-                return value
-        return b""
+        return _media_type(self._connection.headers.get(b"content-type", b""))
 
     async def head(self) -> int:
         if self._connection is None:
@@ -270,7 +264,7 @@ class NearCall:
     async def _wait_head(self) -> int:
         assert self._connection is not None
         await self._connection.wait_head()
-        if self.header(b"content-encoding") not in (b"", b"identity"):
+        if self._connection.headers.get(b"content-encoding", b"") not in (b"", b"identity"):
             self._connection.abort()
             raise UpstreamFailed(
                 "garbled", "the engine compressed its answer although asked not to", received=True
@@ -321,22 +315,36 @@ class NearCall:
         connection.close()
 
 
-def _request_head(outgoing: Outgoing, *, close: bool) -> bytes:
-    endpoint, length = outgoing.endpoint, len(outgoing.body)
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    head = (
-        f"{outgoing.method} {endpoint.path_prefix}{outgoing.path} HTTP/1.1\r\n"
-        f"Host: {host}:{endpoint.port}\r\n"
-        f"Accept-Encoding: identity\r\nContent-Length: {length}\r\n"
-        f"Connection: {'close' if close else 'keep-alive'}\r\n"
-    )
-    if length:
-        head += "Content-Type: application/json\r\n"
+def _request(outgoing: Outgoing, *, close: bool) -> bytes:
+    """The bytes to send. What does not change between two requests to an engine is made once."""
+    endpoint, body, more = outgoing.endpoint, outgoing.body, b""
+    head = _head(endpoint.host, endpoint.port, outgoing.method, endpoint.path_prefix + outgoing.path, close)
+    if body:
+        more = b"Content-Type: application/json\r\n"
     for name, value in outgoing.headers.items():
-        head += f"{name}: {value}\r\n"
-    # Paths and headers are ours, never a client's; a line break in one would be a second request.
-    assert head.count("\r") == head.count("\n") == 5 + bool(length) + len(outgoing.headers)
-    return head.encode("latin-1") + b"\r\n"
+        more += _checked(f"{name}: {value}\r\n", 1)
+    return b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), more, body)
+
+
+@lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
+def _head(host: str, port: int, method: str, path: str, close: bool) -> bytes:
+    name = f"[{host}]" if ":" in host else host
+    return _checked(
+        f"{method} {path} HTTP/1.1\r\nHost: {name}:{port}\r\nAccept-Encoding: identity\r\n"
+        f"Connection: {'close' if close else 'keep-alive'}\r\n",
+        4,
+    )
+
+
+def _checked(lines: str, count: int) -> bytes:
+    """Paths and headers are ours, never a client's; a line break in one would be a second request."""
+    assert lines.count("\r") == lines.count("\n") == count
+    return lines.encode("latin-1")
+
+
+@lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
+def _media_type(value: bytes) -> str:
+    return value.split(b";")[0].strip().lower().decode("latin-1")
 
 
 def _is_loopback(host: str) -> bool:

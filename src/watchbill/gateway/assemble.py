@@ -65,6 +65,7 @@ class Assembly:
         self._held: list[bytes] = []  # events that are not read yet
         self._top: Fields = {}
         self._choices: dict[int, Fields] = {}
+        self._messages: dict[int, Fields] = {}  # those of the choices of a chat
         self._is_done = False
 
     def feed(self, piece: bytes) -> None:
@@ -78,13 +79,16 @@ class Assembly:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._held += self._reader.end()
         self._read_held()
-        unfinished = any(choice.get("finish_reason") is None for choice in self._choices.values())
-        if not self._is_done and (unfinished or not self._choices):
+        if not self._is_done and not self._is_finished():
             raise EngineFailed("the engine's stream ended before its answer did")
         answer = self._top
         answer["object"] = "chat.completion" if self._chat else "text_completion"
         answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
         return answer
+
+    def _is_finished(self) -> bool:
+        reasons = [choice.get("finish_reason") for choice in self._choices.values()]
+        return bool(reasons) and None not in reasons
 
     def _read_held(self) -> None:
         held, self._held = self._held, []
@@ -108,21 +112,32 @@ class Assembly:
         top["id"], top["object"], top["created"], top["model"] = (
             event.id, event.object, event.created, event.model,
         )  # fmt: skip
-        for name in ("system_fingerprint", "usage", "timings"):
-            value = getattr(event, name)
-            if value is not UNSET and (value is not None or name not in top):
-                top[name] = value
+        if event.usage is not UNSET:
+            self._set_top("usage", event.usage)
+        if event.system_fingerprint is not UNSET:
+            self._set_top("system_fingerprint", event.system_fingerprint)
+        if event.timings is not UNSET:
+            self._set_top("timings", event.timings)
         for piece in event.choices:
             choice = self._choices.get(piece.index) or self._begin(piece.index)
             if piece.delta.content is not None:
-                _merge_value(cast("Fields", choice["message"]), "content", piece.delta.content)
+                message = self._messages[piece.index]
+                known = message["content"]
+                message["content"] = (
+                    known + piece.delta.content if isinstance(known, str) else piece.delta.content
+                )
             if piece.finish_reason is not None:
                 choice["finish_reason"] = piece.finish_reason
+
+    def _set_top(self, name: str, value: object) -> None:
+        # "usage": null in every event but the last must not hide the last one's
+        if value is not None or name not in self._top:
+            self._top[name] = value
 
     def _begin(self, index: int) -> Fields:
         choice: Fields = {"index": index}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": None}
+            choice["message"] = self._messages[index] = {"role": "assistant", "content": None}
         else:
             choice["text"] = ""
         choice["logprobs"] = None
@@ -141,11 +156,8 @@ class Assembly:
         if "error" in event:
             raise engine_error(502, event)
         choices = event.pop("choices", None)
-        if None in event.values():  # "usage": null in every event but the last must not hide the last one's
-            event = {
-                name: value for name, value in event.items() if value is not None or name not in self._top
-            }
-        self._top.update(event)
+        for name, value in event.items():
+            self._set_top(name, value)
         if isinstance(choices, list):
             for choice in cast("list[object]", choices):
                 if isinstance(choice, dict):

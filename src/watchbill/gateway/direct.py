@@ -56,8 +56,9 @@ class DirectResponse(web.StreamResponse):
     """A whole answer of 200 to a POST of HTTP/1.1."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(headers=headers)
+        super().__init__()
         self._content = body
+        self._given = headers
         self._is_sent = False
         self._keeps: bool | None = None
 
@@ -93,7 +94,8 @@ class DirectResponse(web.StreamResponse):
 
     def head(self) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
-        lines = [f"{name}: {value}" for name, value in self.headers.items()]
+        lines = [f"{name}: {value}" for name, value in self._given.items()]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]  # what was added since
         if not self._keeps:
             lines.append("Connection: close")
         lines += [f"Content-Length: {len(self._content)}", f"Date: {_date(int(time.time()))}", "", ""]

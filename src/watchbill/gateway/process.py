@@ -5,9 +5,9 @@ thought of the model, or the fallback with the reason in `error`. `stale` means 
 and no model was asked; `timeout` that it could not start or end in time; anything else is the failure's own code.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 from aiohttp import web
 
 from watchbill import names
@@ -54,7 +54,7 @@ class ProcessDoor:
         kind = work.kind
         body: Fields = {"model": kind.model}
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
-        wish = replace(self._gateway.wish(visit, body), lane=kind.lane)
+        wish = msgspec.structs.replace(self._gateway.wish(visit, body), lane=kind.lane)
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens

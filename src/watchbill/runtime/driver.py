@@ -111,12 +111,12 @@ class Driver:
             self._is_feeding = False
 
     def _step(self, event: m.Event) -> None:
+        self._turned_at = self.now()
         try:
-            actions = self._core.step(event, self.now())
+            actions = self._core.step(event, self._turned_at)
         except Exception:
             _LOG.exception("the core failed on %r", event)
             raise
-        self._turned_at = self.now()
         for action in actions:
             self.actions[type(action)](action)
 
@@ -220,9 +220,10 @@ class Driver:
         done = isinstance(event, m.Ended)
         outcome = ("engine_failed" if event.ok is False else "ok") if done else "cancelled"
         self.metrics.count_request(ticket.request.lane, outcome)
-        self._parts.recorder.ended(ticket, outcome, self.now())
+        now = self.now()
+        self._parts.recorder.ended(ticket, outcome, now)
         if done and event.ok and ticket.started_at is not None:
-            taken = self.now() - ticket.started_at
+            taken = now - ticket.started_at
             self.metrics.observe_service(ticket.model, taken)
             self._parts.memories.served(ticket.model, taken)
 

@@ -15,8 +15,9 @@ caller who left can never strand an in-flight count.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from watchbill.core.messages import Ended, Event, FirstByte, Left, Request, Returned
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Start", "Ticket", "Wish"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What a caller asks for, before the catalog's defaults are filled in."""
 
     model: str
@@ -41,8 +41,7 @@ class Wish:
     supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """The caller's turn: where to send the request, and what it took to get here."""
 
     model: str
