@@ -28,7 +28,7 @@ from watchbill.limits import TRANSLATED_MODELS_MAX
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["AnthropicDoor"]
 
@@ -38,7 +38,7 @@ _JSON = "application/json"
 class AnthropicDoor:
     """Serves /v1/messages."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
         self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol

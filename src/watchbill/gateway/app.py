@@ -1,55 +1,35 @@
-"""The gateway: every door in one place, and what all of them share.
+"""The gateway: every door in one place, with its addresses and what each asks of its caller."""
 
-A request's way in: the guard (Host, Origin, key), then its door, then the scheduler. Whatever goes wrong becomes
-an answer here: an error of ours with its status and code, a bug with 500 and a line in the log. Owns the set of
-requests in the house, for a shutdown that sends away who waits and lets finish who is served.
-"""
-
-import asyncio
-import contextlib
-import itertools
-import logging
-import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Callable
 
 from aiohttp import web
 
 from watchbill.catalog import Server
-from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.errors import MethodNotAllowed, NotFound, ShuttingDown, TheirsError, WaitExceeded
-from watchbill.gateway.accesslog import AccessLog
+from watchbill.engines.upstream import Upstream
+from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.anthropic import AnthropicDoor
-from watchbill.gateway.auth import Access, Guard
-from watchbill.gateway.dialects import refusal
+from watchbill.gateway.auth import Access
 from watchbill.gateway.forwarding import Forwarding
+from watchbill.gateway.house import Door, Handler, House
 from watchbill.gateway.maintenance import MaintenanceDoor
-from watchbill.gateway.meters import Meters
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
 from watchbill.gateway.process import ProcessDoor
-from watchbill.gateway.punctual import stop_lingering
-from watchbill.gateway.relay import Relay
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import Wishes
-from watchbill.runtime.ticket import Start, Wish
 
 __all__ = ["GATEWAY", "Gateway", "Route", "make_app"]
 
-Door = Callable[[Visit], Awaitable[web.StreamResponse]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, Access, Door]
 
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
-_log = logging.getLogger("watchbill.gateway")
 
 
-class Gateway:
-    """What the doors share: the driver, the way to engines, the guard, the books of who is in the house."""
+class Gateway(House):
+    """The house with all its doors."""
 
     def __init__(
         self,
@@ -60,20 +40,7 @@ class Gateway:
         access_log: Callable[[str], None] | None = None,
         metrics: Callable[[], bytes] | None = None,
     ) -> None:
-        self.driver = driver
-        self.upstream = upstream
-        self.metrics = metrics
-        self.access = AccessLog(access_log)
-        #: Reads the config again and says what changed; the daemon sets it.
-        self.reload: Callable[[], Awaitable[list[str]]] | None = None
-        self.wishes = Wishes()
-        self.meters = Meters(time.monotonic)
-        self.closing = asyncio.Event()
-        self._relays: set[Relay] = set()
-        self._visitors = 0
-        self._emptied = asyncio.Event()
-        self._ids = itertools.count(1)
-        self._id_prefix = f"http-{os.urandom(4).hex()}-"
+        super().__init__(driver, server, upstream, access_log=access_log, metrics=metrics)
         self._own = NativeDoor(self)
         self._lending = MaintenanceDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
@@ -81,12 +48,17 @@ class Gateway:
         self._anthropic = AnthropicDoor(self)
         self._ollama = OllamaDoor(self)
         self._forwarding = Forwarding(self)
-        self.reconfigure(server)
 
-    def reconfigure(self, server: Server) -> None:
-        """Takes new keys, hosts, origins and limits; the address needs a restart."""
-        self.server = server
-        self._guard = Guard(server)
+    @property
+    def listeners(self) -> int:
+        """How many streams of events are open."""
+        return self._own.listeners
+
+    async def drain(self, grace_ms: int, last_ms: int) -> None:
+        """As the house does; unloads that clients asked for are ended first."""
+        self.closing.set()
+        await self._ollama.unloading.close()
+        await super().drain(grace_ms, last_ms)
 
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
@@ -135,114 +107,6 @@ class Gateway:
             ("DELETE", "/api/delete", Access.ADMIN, pass_on),
         ]
 
-    # ------------------------------------------------------------------ for the doors
-
-    def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
-        """What the caller asks of the scheduler."""
-        request = visit.request
-        lane = request.path.split("/", 3)[2] if request.path.startswith("/lane/") else None
-        return self.wishes.read(request.headers, body, self.driver.catalog, visit.key, lane)
-
-    def relay(
-        self,
-        visit: Visit,
-        wish: Wish,
-        send: Callable[[Start], Outgoing],
-        *,
-        streamed: bool,
-        unknown: Callable[[], bool] | None = None,
-    ) -> Relay:
-        """Submits a wish. Raises what the scheduler refuses at once."""
-        if self.closing.is_set():
-            raise ShuttingDown
-        self.meters.check(visit.key)
-        try:
-            ticket = self.driver.submit(wish)
-        except TheirsError:
-            asked = self.driver.catalog.find_model(wish.model)
-            visit.model = asked.name if asked else ""  # the answer says what this model is doing
-            raise
-        visit.took(ticket)
-        relay = Relay(
-            self.upstream,
-            ticket,
-            visit,
-            send=send,
-            on_close=self._relays.discard,
-            streamed=streamed,
-            unknown=unknown,
-        )
-        self._relays.add(relay)
-        if visit.key is not None and visit.key.is_bounded:
-            relay.meter(self.meters, visit.key)
-        return relay
-
-    def note_broken(self, visit: Visit, error: TheirsError) -> None:
-        """An answer broke off after its headers were sent; the access log will say 200."""
-        _log.warning("request=%s model=%s broke off: %s: %s", visit.id, visit.model, error.code, error)
-
-    # ------------------------------------------------------------------ shutdown
-
-    @property
-    def listeners(self) -> int:
-        """How many streams of events are open."""
-        return self._own.listeners
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the house is closing."""
-        return self.closing.is_set()
-
-    async def drain(self, grace_ms: int, last_ms: int) -> None:
-        """Sends away who waits, lets finish who is served, then cuts off who is still there."""
-        self.closing.set()
-        await self._ollama.unloading.close()
-        for relay in list(self._relays):
-            relay.leave()
-        await self._wait_empty(grace_ms)
-        for relay in list(self._relays):
-            relay.cut_off()
-        await self._wait_empty(last_ms)
-        self.access.flush()
-
-    async def _wait_empty(self, bound_ms: int) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(bound_ms / 1000):
-                while self._visitors:
-                    self._emptied.clear()
-                    await self._emptied.wait()
-
-    # ------------------------------------------------------------------ every request
-
-    def enter(self, access: Access, door: Door) -> Handler:
-        """Wraps a door: checks before it, turns what it raises into answers, writes the access log."""
-        loop = asyncio.get_running_loop()
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            visit = Visit(request, f"{self._id_prefix}{next(self._ids)}", loop.time())
-            self._visitors += 1
-            status = 499
-            try:
-                visit.let_in(self._guard.admit(request, access))
-                response = await door(visit)
-                status = response.status
-            except TheirsError as error:
-                response = self._refuse(visit, error)
-                status = response.status
-            except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
-                response = self._broken(visit, error)
-                status = 500
-            finally:
-                self._visitors -= 1
-                if not self._visitors:
-                    self._emptied.set()
-                self.access.note(visit, status, loop.time())
-            if self.closing.is_set() and not response.prepared:
-                response.force_close()
-            return response
-
-        return handle
-
     async def lost(self, visit: Visit) -> web.StreamResponse:
         """An address that nobody serves."""
         raise NotFound(f"nothing is served at {visit.request.path[:100]!r}")
@@ -258,9 +122,9 @@ class Gateway:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                preflight = self._guard.answer_preflight(request)
+                preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
-                return self._refuse(Visit(request, f"{self._id_prefix}{next(self._ids)}", 0.0), error)
+                return self.refuse(self.visit(request, 0.0), error)
             if preflight is not None:
                 return preflight
             known = next((methods for path, methods in paths.items() if _matches(path, request.path)), None)
@@ -270,24 +134,6 @@ class Gateway:
             return response
 
         return handle
-
-    def _refuse(self, visit: Visit, error: TheirsError) -> web.Response:
-        beside = self._loading(visit, error) if isinstance(error, WaitExceeded) else None
-        response = refusal(visit.request.path, error, visit.headers("application/json"), beside)
-        if response.status in (408, 413):
-            stop_lingering(visit.request)
-        return response
-
-    def _loading(self, visit: Visit, error: TheirsError) -> dict[str, object]:
-        models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
-        state = models.get(visit.model, {}).get("state")
-        eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
-        return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
-
-    def _broken(self, visit: Visit, error: Exception) -> web.Response:
-        _log.error("request=%s failed inside Watchbill", visit.id, exc_info=error)
-        bug = TheirsError(f"Watchbill failed; its log has the reason under {visit.id}")
-        return refusal(visit.request.path, bug, visit.headers("application/json"))
 
 
 GATEWAY = web.AppKey("gateway", Gateway)

@@ -27,7 +27,7 @@ from watchbill.gateway.visit import Visit
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["Collector", "Exchange", "Fields", "Sender", "Unknown", "Whole", "sender"]
 
@@ -73,7 +73,7 @@ class Whole:
 class Exchange:
     """What doors do with engines."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
     async def collect(
@@ -159,7 +159,7 @@ class Exchange:
         """Brings the model into memory, in its turn, and asks it nothing."""
         with self._gateway.relay(visit, wish, _nothing, streamed=False) as relay:
             await relay.turn()
-            relay.finish(ok=False)  # a load without an answer teaches nothing about answers
+            relay.finish(ok=None)  # a load without an answer teaches nothing about answers
 
     # ------------------------------------------------------------------ failures
 

@@ -18,7 +18,7 @@ from watchbill.gateway.ndjson import line
 from watchbill.gateway.visit import Visit
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["Forwarding"]
 
@@ -26,7 +26,7 @@ __all__ = ["Forwarding"]
 class Forwarding:
     """Passes requests on to an Ollama server."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
     async def forward(self, visit: Visit) -> web.StreamResponse:

@@ -11,7 +11,7 @@ from watchbill.gateway.visit import Visit
 from watchbill.limits import CLAIM_HOURS_MAX, CLAIM_REASON_CHARS_MAX
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["MaintenanceDoor"]
 
@@ -22,7 +22,7 @@ _HOUR_MS = 3_600_000
 class MaintenanceDoor:
     """Serves /wb/v1/maintenance."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
     async def start(self, visit: Visit) -> web.Response:

@@ -18,7 +18,7 @@ from watchbill.gateway.visit import Visit
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["NativeDoor", "read_object"]
 
@@ -28,7 +28,7 @@ _JSON = "application/json"
 class NativeDoor:
     """Serves /health, /ready, /metrics and /wb/v1."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self.listeners = 0
 

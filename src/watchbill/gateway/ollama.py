@@ -29,7 +29,7 @@ from watchbill.gateway.visit import Visit
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["OllamaDoor"]
 
@@ -45,7 +45,7 @@ _FOR_BROWSERS = (
 class OllamaDoor:
     """Serves / and /api."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
         self._files = ModelFiles(datetime.now(UTC))
@@ -202,7 +202,7 @@ class OllamaDoor:
 class _Asking:
     """One request on its way: in OpenAI's words, or in Ollama's own to an Ollama."""
 
-    def __init__(self, gateway: "Gateway", path: str, body: Fields, telling: Telling) -> None:
+    def __init__(self, gateway: "House", path: str, body: Fields, telling: Telling) -> None:
         self._catalog = gateway.driver.catalog
         self._path = path
         self._body = body

@@ -25,7 +25,7 @@ from watchbill.gateway.wishes import check_ranges
 from watchbill.runtime.ticket import Wish
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["OpenAiDoor"]
 
@@ -43,7 +43,7 @@ _STATES = {
 class OpenAiDoor:
     """Serves /v1."""
 
-    def __init__(self, gateway: "Gateway", *, created_s: int) -> None:
+    def __init__(self, gateway: "House", *, created_s: int) -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
         self._created_s = created_s

@@ -25,7 +25,7 @@ from watchbill.gateway.visit import Visit
 from watchbill.templates import Template
 
 if TYPE_CHECKING:
-    from watchbill.gateway.app import Gateway
+    from watchbill.gateway.house import House
 
 __all__ = ["ProcessDoor"]
 
@@ -37,7 +37,7 @@ _FALLBACK = "I notice {summary}."
 class ProcessDoor:
     """Serves POST /process."""
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
 
