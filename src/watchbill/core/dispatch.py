@@ -109,7 +109,7 @@ class Dispatch:
             station.bad_answers = 0 if event.ok else station.bad_answers + 1
             station.resets = 0 if event.ok else station.resets
         if running.request.work_class is not WorkClass.ROTATION:
-            station.last_used = now
+            self._state.release(station, running.request, now)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""

@@ -156,8 +156,8 @@ class Lanes:
             return
         if event.id in station.line:
             self._state.withdraw(station, event.id)
-        elif station.running.pop(event.id, None):
-            station.last_used = now
+        elif running := station.running.pop(event.id, None):
+            self._state.release(station, running.request, now)
 
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""

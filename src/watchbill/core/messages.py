@@ -47,6 +47,7 @@ class Request(Struct, frozen=True):
     operator: bool = False  # before every other of its class
     exact: bool = False  # no lower tier of the family will do
     supersede_key: str | None = None  # in a latest-wins lane: of those with the same key only the newest runs
+    keep_alive_ms: int | None = None  # how long the model may idle after this one; a hint, 0: leave then
 
 
 # ------------------------------------------------------------------ events

@@ -115,10 +115,11 @@ class Residency:
             kept = station.model.permanent or self._state.is_reserved_core(station)
             if kept or not station.is_idle:
                 continue
-            if now >= station.last_used + station.model.idle_ms:
-                self._do.close(station, "", f"idle for {station.model.idle_ms // 1000} s", now)
+            if now >= station.last_used + station.idle_ms:
+                wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""
+                self._do.close(station, "", f"idle for {station.idle_ms // 1000} s{wished}", now)
             else:
-                self._state.wakes.append(station.last_used + station.model.idle_ms)
+                self._state.wakes.append(station.last_used + station.idle_ms)
 
     def enforce_deadlines(self, now: int) -> None:
         """What waits for an answer that does not come is ended here."""

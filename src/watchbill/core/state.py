@@ -13,6 +13,9 @@ from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Sta
 
 __all__ = ["State"]
 
+#: A caller may wish a model to stay idle this long; a longer stay is the operator's to grant.
+KEEP_ALIVE_MAX_MS = 24 * 3_600_000
+
 _EMPTY = Knowledge(Footprint({}))
 
 
@@ -179,12 +182,23 @@ class State:
         self.lane_waiting[request.lane] -= 1
         return request
 
+    def release(self, station: Station, request: Request, now: int) -> None:
+        """A request is no longer served. What its caller wished for the model's idle time holds until the next one.
+
+        A wish and no more: it protects against no swap and no emergency, and a closed door stays closed."""
+        station.last_used = now
+        wished = request.keep_alive_ms
+        station.keep_alive_ms = None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS))
+        if station.keep_alive_ms is not None:
+            self.wakes.append(now + station.keep_alive_ms)
+
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
         self.moving += (stage in MOVING) - (station.stage in MOVING)
         station.stage, station.since = stage, now
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
+            station.keep_alive_ms = None
 
     def is_calm(self) -> bool:
         """Whoever waits does so before a ready model, and nothing changes: there is nothing to decide."""

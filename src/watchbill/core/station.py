@@ -105,6 +105,7 @@ class Station:
         self.halt = MeanEstimate(STOP_GUESS_MS)
         self.slowdown = SLOWDOWN_GUESS
         self.rate = ArrivalRate()
+        self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
         self.last_used = self.ready_at = self.top_class_at = NEVER
         # -- the way in and out
         self.plan_order = 0
@@ -166,6 +167,11 @@ class Station:
     def is_idle(self) -> bool:
         """Whether nobody waits and nothing runs."""
         return not self.line and not self.running
+
+    @property
+    def idle_ms(self) -> int:
+        """How long it stays without work: its own time, or what its last caller wished."""
+        return self.model.idle_ms if self.keep_alive_ms is None else self.keep_alive_ms
 
     @property
     def wants_memory(self) -> bool:

@@ -100,6 +100,7 @@ class Wishes:
             operator=key is not None and key.admin,
             best_priority=1 if key is None else key.max_priority,
             keep_alive_ms=self._span(keep_alive),
+            exact=self._is_exact(headers.get("X-Watchbill-Tier")),
             supersede_key=self._supersede_key(headers.get("X-Watchbill-Supersede-Key"), key),
         )
 
@@ -122,6 +123,12 @@ class Wishes:
                 return name
             self.degraded += 1
         return None if own is None else own.name
+
+    def _is_exact(self, asked: str | None) -> bool:
+        """Whether no smaller member of the model's family will do."""
+        if asked is not None and asked not in ("exact", "family"):
+            self.degraded += 1
+        return asked == "exact"
 
     def _supersede_key(self, asked: str | None, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""

@@ -206,7 +206,9 @@ class Driver:
             lane.timeout_ms,
             max(wish.priority or lane.priority or model.priority, wish.best_priority),
             wish.operator,
-            supersede_key=wish.supersede_key,
+            wish.exact,
+            wish.supersede_key,
+            wish.keep_alive_ms,
         )
 
     def _ticket_event(self, event: m.Event) -> None:

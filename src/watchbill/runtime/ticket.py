@@ -38,6 +38,7 @@ class Wish(msgspec.Struct, frozen=True):
     operator: bool = False
     best_priority: int = 1  # the caller's ceiling, whatever lane or model would give
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
+    exact: bool = False  # no lower tier of the model's family will do
     supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
 
 

@@ -52,7 +52,7 @@ def _device(state: State, name: str) -> dict[str, object]:
 
 
 def _model(station: Station, warm: Warm | None, now: int) -> dict[str, object]:
-    due = station.model.idle_ms - (now - station.last_used)
+    due = station.idle_ms - (now - station.last_used)
     leaves = station.stage is Stage.READY and station.is_idle and not station.model.permanent
     return {
         "state": state_of(station, now),
