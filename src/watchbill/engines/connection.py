@@ -115,10 +115,11 @@ class Connection(asyncio.Protocol):
     def begin(self, request: bytes, *, first_byte_s: float, silence_s: float, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
         assert not self.busy and self._transport is not None
-        self._reset(self._loop.time() + first_byte_s, silence_s)
+        now = self._loop.time()
+        self._reset(now + first_byte_s, silence_s)
         self.busy = True
         self.streamed = streamed
-        if self._timer is None or self._timer.when() > self._next_look():
+        if self._timer is None or self._timer.when() > now + min(first_byte_s, silence_s):
             self._arm()
         self._transport.write(request)
 

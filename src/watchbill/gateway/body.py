@@ -35,11 +35,11 @@ async def read_body(request: web.BaseRequest, limit_bytes: int) -> bytes:
     """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
-    if (request.content_length or 0) > limit_bytes:
-        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     content = request.content
     if content.is_eof():  # nearly always: it came with the headers
         body = content.read_nowait(-1)
+    elif (request.content_length or 0) > limit_bytes:
+        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     else:
         body = await _receive(content, limit_bytes)
     if len(body) > limit_bytes:
