@@ -127,7 +127,7 @@ class Daemon:
         connection = self.connect()
         body = chat_body(model, tokens) | {"stream": True}
         reply = self.send(connection, "/v1/chat/completions", body)
-        assert reply.status == 200, (reply.status, reply.read())
+        assert reply.status == 200, (reply.status, reply.read(), self.stderr)
         return Stream(connection, reply)
 
     def status(self) -> dict[str, Any]:

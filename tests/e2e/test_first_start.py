@@ -48,7 +48,7 @@ def test_make_up_and_the_first_question(newcomer: Place) -> None:
             line = making.stdout.readline()
             assert line.startswith("ready http://127.0.0.1:"), (line, making.stderr.read())
             asked = newcomer.run(
-                "chat", "Why is the sky blue? Answer in one short sentence.", "--max-tokens", "24"
+                "chat", "Why is the sky blue? Answer in one short sentence.", "--max-tokens", "12"
             )
             assert asked.returncode == 0, asked.stderr
             assert len(asked.stdout.split()) > 3, asked
