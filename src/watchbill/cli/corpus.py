@@ -190,11 +190,11 @@ def tail(
     """Print the last events, and those to come."""
     path, _ = how.find(file)
     with _readable(path):
-        grown = reader.follow(path) if follow else iter(())
-        for line in reader.tail(path, lines):
+        end = path.stat().st_size  # what comes from here on is followed: nothing falls between the two
+        for line in reader.tail(path, lines, end=end):
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
-        for line in grown:
+        for line in reader.follow(path, start=end) if follow else ():
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
 

@@ -8,7 +8,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -98,10 +99,10 @@ def count(path: Path, *, id_key: str = "id", unique: bool = True) -> int:
     return sum(1 for _ in read(path, id_key=id_key, unique=unique))
 
 
-def tail(path: Path, lines: int = 10) -> list[bytes]:
-    """Return the last lines, unparsed, reading only the end of the file."""
+def tail(path: Path, lines: int = 10, *, end: int | None = None) -> list[bytes]:
+    """Return the last lines (before the offset `end`), unparsed, reading only the end of the file."""
     with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
+        end = file.seek(0, os.SEEK_END) if end is None else end
         data = b""
         while end > 0 and data.count(b"\n") <= lines:
             start = max(0, end - 64 * 1024)
@@ -111,18 +112,29 @@ def tail(path: Path, lines: int = 10) -> list[bytes]:
     return data.removesuffix(b"\n").split(b"\n")[-lines:] if data and lines > 0 else []
 
 
-def follow(path: Path, *, poll_s: float = 0.2) -> Iterator[bytes]:
-    """Yield lines that are appended from now on, for ever. Only whole lines."""
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        rest = b""
+def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iterator[bytes]:
+    """Yield lines that are appended after the offset `start` (by default from now on), for ever. Only whole lines.
+
+    A corpus that was repaired meanwhile is followed after the last line that was seen.
+    """
+    file = open(path, "rb")  # noqa: SIM115  replaced below
+    try:
+        file.seek(*((0, os.SEEK_END) if start is None else (start, os.SEEK_SET)))
+        rest, seen = b"", deque[bytes](maxlen=100)
         while True:
             chunk = file.read(1024 * 1024)
-            if not chunk:
+            if chunk:
+                *lines, rest = (rest + chunk).split(b"\n")
+                seen.extend(lines)
+                yield from lines
+            elif _is_replaced(path, file):
+                file.close()
+                file, rest = open(path, "rb"), b""  # noqa: SIM115
+                _seek_after(file, seen)
+            else:
                 time.sleep(poll_s)
-                continue
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
+    finally:
+        file.close()
 
 
 def repair(path: Path, *, id_key: str = "id", quarantine: Path | None = None, unique: bool = False) -> Report:
@@ -142,6 +154,26 @@ def repair(path: Path, *, id_key: str = "id", quarantine: Path | None = None, un
         raise disk_fault(error, f"repair {path}") from error
     Ids(path).forget()  # offsets have changed
     return report
+
+
+def _is_replaced(path: Path, file: BinaryIO) -> bool:
+    try:
+        return not os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _seek_after(file: BinaryIO, seen: Sequence[bytes]) -> None:
+    """Go to what follows the last of these lines that is still near the end; to the end where none is."""
+    end = file.seek(0, os.SEEK_END)
+    start = max(0, end - 4 * 1024 * 1024)
+    file.seek(start)
+    data = file.read(end - start)
+    for line in reversed(seen):
+        found = data.rfind(line + b"\n")
+        if found >= 0:
+            file.seek(start + found + len(line) + 1)
+            return
 
 
 def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
