@@ -5,7 +5,7 @@ A running request always ends: by itself, because its caller left, or because it
 """
 
 from watchbill.catalog import WorkClass
-from watchbill.core.messages import Ended, FirstByte, Grant, Request, Returned
+from watchbill.core.messages import Ended, FirstByte, Request, Returned
 from watchbill.core.state import State
 from watchbill.core.station import Running, Stage, Station
 from watchbill.core.tipping import Policy
@@ -41,13 +41,7 @@ class Dispatch:
             self._make_way(station, request, now)
             return False
         self._state.withdraw(station, request.id)
-        station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
-        if request.work_class is not WorkClass.ROTATION:
-            station.last_used = now
-        station.aborts = station.reversals = 0
-        self._state.active_at = now
-        self._state.wakes.append(now + request.timeout_ms)
-        self._state.out.append(Grant(request.id, station.name, station.attempt))
+        self._state.start(station, request, now)
         return True
 
     def _make_way(self, station: Station, request: Request, now: int) -> None:

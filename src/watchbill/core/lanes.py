@@ -48,7 +48,7 @@ class Lanes:
         if self._is_full(request):
             return
         if choices[0].can_start(request.work_class, now):
-            self._admit(request, choices[0], 0, now)  # nothing to foretell, and by far the most common
+            self._admit_at_once(request, choices[0], now)
             return
         forecasts: list[float] = []
         for choice in choices:
@@ -127,6 +127,16 @@ class Lanes:
         self._count_use(request, station, now)
         self._state.join(station, request, request.arrived_at + request.max_wait_ms)
         self._state.out.append(Admit(request.id, station.name, round(forecast)))
+
+    def _admit_at_once(self, request: Request, station: Station, now: int) -> None:
+        """The common case: a ready model with a free slot. Where nobody waits, there is no line to stand in, either."""
+        limited = self._state.catalog.find_lane(request.lane).concurrency is not None
+        if limited or self._state.waiting:
+            self._admit(request, station, 0, now)
+            return
+        self._count_use(request, station, now)
+        self._state.out.append(Admit(request.id, station.name, 0))
+        self._state.start(station, request, now)
 
     def _count_use(self, request: Request, station: Station, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import DeviceBook, Ledger, needs_of
-from watchbill.core.messages import Action, Cut, Footprint, Knowledge, Note, Refuse, Request
+from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
 __all__ = ["State"]
@@ -191,6 +191,17 @@ class State:
         station.keep_alive_ms = None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS))
         if station.keep_alive_ms is not None:
             self.wakes.append(now + station.keep_alive_ms)
+
+    def start(self, station: Station, request: Request, now: int) -> None:
+        """Gives a request its turn on a ready model."""
+        self.home[request.id] = station
+        station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
+        if request.work_class is not WorkClass.ROTATION:
+            station.last_used = now
+        station.aborts = station.reversals = 0
+        self.active_at = now
+        self.wakes.append(now + request.timeout_ms)
+        self.out.append(Grant(request.id, station.name, station.attempt))
 
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
