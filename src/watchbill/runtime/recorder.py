@@ -11,8 +11,8 @@ arrival. When the disk fails, recording ends with a warning and the daemon goes 
 
 import logging
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -64,7 +64,9 @@ class Recorder:
     """Writes a trace, or nothing when there is no file."""
 
     def __init__(self, file: Path | None = None, now: int = 0) -> None:
-        self._file: BinaryIO | None = file.open("ab", buffering=1 << 16) if file else None
+        # Not buffered by Python: a file whose last write failed could not even be closed.
+        self._file: FileIO | None = file.open("ab", buffering=0) if file else None
+        self._lines = bytearray()
         self._began = self._flushed = now
         self._encode = msgspec.json.Encoder().encode
 
@@ -95,20 +97,24 @@ class Recorder:
     def _write(self, line: MachineLine | LoadLine | RequestLine, now: int) -> None:
         if self._file is None:
             return
+        self._lines += self._encode(line) + b"\n"
+        if now - self._flushed >= TRACE_FLUSH_MS:
+            self._flushed = now
+            self._flush(self._file)
+
+    def _flush(self, file: FileIO) -> None:
         try:
-            self._file.write(self._encode(line) + b"\n")
-            if now - self._flushed >= TRACE_FLUSH_MS:
-                self._flushed = now
-                self._file.flush()
+            file.write(self._lines)
+            self._lines.clear()
         except OSError as error:  # whichever errno: a full or failing disk must not stop the daemon
             _LOG.warning("recording ends: %s", error)
             self._file = None
+            file.close()
 
     def close(self) -> None:
         """Brings the last lines to the file."""
         if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                file.close()
-            except OSError as error:  # the same disk, the same answer
-                _LOG.warning("recording ends: %s", error)
+            self._flush(self._file)
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -19,8 +19,9 @@ __all__ = ["CONTENDERS", "Contender", "average", "run", "run_seeds"]
 
 #: How often the end of a run is looked for once its traffic has stopped.
 TAIL_STEP_MS = 1_000
-#: A run that is not over after this many times its own length is reported as it stands.
+#: A run that is not over after so many times its own length, and an hour, is reported as it stands.
 TAIL_RUNS_MAX = 20
+TAIL_MS_MIN = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def run(scenario: Scenario, contender: Contender, seed: int, rules: PolicyRules 
     """One run of one policy, until everybody has an answer."""
     world = scenario.world(seed, policy=contender.make(), endless=contender.endless, rules=rules)
     world.run(scenario.duration_ms)
-    while world.open and world.now < TAIL_RUNS_MAX * scenario.duration_ms:
+    ends = max(TAIL_RUNS_MAX * scenario.duration_ms, TAIL_MS_MIN)
+    while world.open and world.now < ends:
         world.run(world.now + TAIL_STEP_MS)
     return Report.of(world, scenario.bound_ms)
 

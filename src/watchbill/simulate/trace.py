@@ -74,9 +74,9 @@ class Trace:
     def scenario(self, catalog: Catalog) -> Scenario:
         """The trace as a scenario on this catalog. Raises ConfigError where the catalog lacks something it needs."""
         catalog = replace(catalog, devices={n: self._device(d) for n, d in catalog.devices.items()})
-        truth = {name: self._true(model) for name, model in catalog.models.items()}
         services = {name: self._service_ms(name) for name in catalog.models}
         arrivals = [self._arrival(line, catalog, services) for line in self.requests]
+        truth = {name: self._true(model) for name, model in catalog.models.items()}
         duration = self.requests[-1].at_ms + 1
         return Scenario(
             self.name,
