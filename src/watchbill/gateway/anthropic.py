@@ -47,6 +47,7 @@ class AnthropicDoor:
         """POST /v1/messages."""
         body, wish = await self._read(visit)
         anthropic_ask.check(body)
+        wish = await self._gateway.abilities.check(wish, "completion", body["messages"])
         asking = _Asking(self._translated, body)
         if body.get("stream") is True:
             out = MessagesOut(visit, asking)

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import cast
 
 from aiohttp import web
@@ -19,10 +20,12 @@ from aiohttp import web
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
+from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.meters import Meters
+from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.punctual import stop_lingering
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.surface import DriverSurface
@@ -57,6 +60,8 @@ class House:
         self.reload: Callable[[], Awaitable[list[str]]] | None = None
         self.wishes = Wishes()
         self.meters = Meters(time.monotonic)
+        self.files = ModelFiles(datetime.now(UTC))
+        self.abilities = Abilities(driver, self.files)
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._visitors = 0

@@ -6,7 +6,6 @@ every other `keep_alive` is a hint to the scheduler. What only Ollama itself can
 delete) is forwarded to one that the config names, for callers with admin rights.
 """
 
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +20,7 @@ from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode, parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.ollama_models import ModelFiles, list_item, loaded_item, shown, status_of
+from watchbill.gateway.ollama_models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Unloading
@@ -48,7 +47,6 @@ class OllamaDoor:
     def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
-        self._files = ModelFiles(datetime.now(UTC))
         self.unloading = Unloading(gateway.driver)
 
     # ------------------------------------------------------------------ what there is
@@ -66,7 +64,10 @@ class OllamaDoor:
     async def tags(self, visit: Visit) -> web.Response:
         """GET /api/tags: every model."""
         models = self._gateway.driver.catalog.models.values()
-        listed = [list_item(model, await self._files.facts(model)) for model in models]
+        listed = [
+            list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
+            for model in models
+        ]
         return json_response({"models": listed}, visit.headers(_JSON))
 
     async def ps(self, visit: Visit) -> web.Response:
@@ -74,7 +75,7 @@ class OllamaDoor:
         driver = self._gateway.driver
         items: list[Fields] = []
         for model, status in status_of(driver.catalog, driver.status()):
-            item = loaded_item(model, await self._files.facts(model), status)
+            item = loaded_item(model, await self._gateway.files.facts(model), status)
             items += [item] if item is not None else []
         return json_response({"models": items}, visit.headers(_JSON))
 
@@ -83,7 +84,11 @@ class OllamaDoor:
         body = await self._body(visit)
         body.setdefault("model", body.get("name"))
         model = self._find(body)
-        return json_response(shown(model, await self._files.facts(model)), visit.headers(_JSON))
+        facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
+        return json_response(shown(model, facts, can), visit.headers(_JSON))
+
+    async def _capabilities(self, model: Model) -> list[str]:
+        return (await self._gateway.abilities.of(model)).listed()
 
     # ------------------------------------------------------------------ generation
 
@@ -104,15 +109,12 @@ class OllamaDoor:
         leaves = wish.keep_alive_ms == 0
         if ollama_ask.is_load_only(body, chat=chat):
             return await self._load_only(visit, wish, telling, model, leaves=leaves)
+        said = body.get("messages") if chat else [{"images": body.get("images")}]
+        wish = await self._gateway.abilities.check(wish, "completion", said)
         asking = _Asking(self._gateway, path, body, telling)
         if body.get("stream") is False:
-            response = await self._collect(visit, wish, asking)
-        else:
-            out = LinesOut(visit, asking)
-            response = await self._exchange.stream(visit, wish, asking.send, out)
-        if leaves:
-            self.unloading.begin(model)
-        return response
+            return await self._collect(visit, wish, asking)
+        return await self._exchange.stream(visit, wish, asking.send, LinesOut(visit, asking))
 
     async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> web.StreamResponse:
         answer = await self._exchange.collect(visit, wish, asking.send, partial(Assembly, chat=asking.chat))
@@ -168,6 +170,7 @@ class OllamaDoor:
         wish = self._gateway.wish(visit, body)
         vectors: list[object] = []
         usage: Fields = {}
+        wish = await self._gateway.abilities.check(wish, "embedding")
         if texts:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
@@ -176,12 +179,12 @@ class OllamaDoor:
             data = cast("list[Fields]", whole.get("data") or [])
             vectors = [each.get("embedding") for each in data]
             usage = cast("Fields", whole.get("usage") or {})
-        elif wish.keep_alive_ms != 0:
+        elif wish.keep_alive_ms == 0:
+            self.unloading.begin(model)
+        else:
             await self._exchange.load(visit, wish)
         if visit.start is not None:
             telling.load_ms = visit.start.load_ms
-        if wish.keep_alive_ms == 0:
-            self.unloading.begin(model)
         return vectors, usage
 
     # ------------------------------------------------------------------ reading

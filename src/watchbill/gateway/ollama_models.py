@@ -1,24 +1,18 @@
 """Models as Ollama lists them: tags, those in memory, and one in detail.
 
-Answers from the catalog, the driver's state and the headers of model files, which are read once per file in a
-thread. Never touches an engine, so that a list resets no idle timer. The digest tells one state of a file from
-another by name, size and time; it is no hash of the content.
+Answers from the catalog, the driver's state and the headers of model files. Never touches an engine, so that a
+list resets no idle timer.
 """
 
-import asyncio
-import hashlib
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import cast
 
 from watchbill.catalog import Catalog, Model
-from watchbill.gguf import GgufError, Header, read_header
-from watchbill.limits import MODEL_FILES_REMEMBERED_MAX
+from watchbill.gateway.modelfiles import Facts
+from watchbill.gguf import Header
 
-__all__ = ["Facts", "ModelFiles", "list_item", "loaded_item", "shown", "status_of", "tagged"]
+__all__ = ["list_item", "loaded_item", "shown", "status_of", "tagged"]
 
 Fields = dict[str, object]
 
@@ -34,51 +28,12 @@ _QUANTIZATIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a model without an engine."""
-
-    size: int
-    modified_at: datetime
-    digest: str
-    header: Header | None
-
-
-class ModelFiles:
-    """Remembers the headers of model files."""
-
-    def __init__(self, since: datetime) -> None:
-        self._since = since
-        self._headers: dict[tuple[str, int, int], Header | None] = {}
-
-    async def facts(self, model: Model) -> Facts:
-        """What the model's file says; the catalog alone where it has none."""
-        source = model.source
-        found = _stat(source) if source is not None and source.startswith("/") else None
-        if source is None or found is None:
-            size = sum(model.memory.values())
-            return Facts(size, self._since, _digest(model.name, size, 0), None)
-        header = await self._header(source, found)
-        modified = datetime.fromtimestamp(found.st_mtime, UTC)
-        size = int(header.file_bytes) if header else found.st_size
-        return Facts(size, modified, _digest(model.name, size, found.st_mtime_ns), header)
-
-    async def _header(self, path: str, found: os.stat_result) -> Header | None:
-        key = (path, found.st_size, found.st_mtime_ns)
-        if key not in self._headers:
-            header = await asyncio.to_thread(_read, path)
-            if len(self._headers) >= MODEL_FILES_REMEMBERED_MAX:
-                self._headers.clear()
-            self._headers[key] = header
-        return self._headers[key]
-
-
 def tagged(name: str) -> str:
     """The name with its tag: `foo` is `foo:latest`."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def list_item(model: Model, facts: Facts) -> Fields:
+def list_item(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
     """An item of /api/tags."""
     details = _details(facts.header)
     details["context_length"] = model.context
@@ -90,7 +45,7 @@ def list_item(model: Model, facts: Facts) -> Fields:
         "size": facts.size,
         "digest": facts.digest,
         "details": details,
-        "capabilities": capabilities(model, facts.header),
+        "capabilities": capabilities,
     }
 
 
@@ -114,7 +69,7 @@ def loaded_item(model: Model, facts: Facts, status: Mapping[str, object]) -> Fie
     }
 
 
-def shown(model: Model, facts: Facts) -> Fields:
+def shown(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
     """The answer of /api/show. Templates and tensors belong to the engine and are left empty."""
     return {
         "modelfile": f"# served by Watchbill\nFROM {model.name}\n",
@@ -123,16 +78,9 @@ def shown(model: Model, facts: Facts) -> Fields:
         "details": _details(facts.header),
         "model_info": _info(facts.header),
         "tensors": [],
-        "capabilities": capabilities(model, facts.header),
+        "capabilities": capabilities,
         "modified_at": _text(facts.modified_at),
     }
-
-
-def capabilities(model: Model, header: Header | None) -> list[str]:
-    """What a model can be asked, in Ollama's words."""
-    if model.embedding or (header is not None and header.is_embedding):
-        return ["embedding"]
-    return ["completion"]
 
 
 def status_of(catalog: Catalog, status: Mapping[str, object]) -> list[tuple[Model, Fields]]:
@@ -179,23 +127,5 @@ def _parameters(count: int) -> str:
     return f"{count / 1e6:.2f}M"
 
 
-def _digest(name: str, size: int, mtime_ns: int) -> str:
-    return hashlib.sha256(f"{name}\0{size}\0{mtime_ns}".encode()).hexdigest()
-
-
 def _text(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:  # whatever the reason: there is no file to tell about, and the catalog answers alone
-        return None
-
-
-def _read(path: str) -> Header | None:
-    try:
-        return read_header(Path(path))
-    except GgufError:
-        return None

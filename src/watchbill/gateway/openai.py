@@ -61,11 +61,13 @@ class OpenAiDoor:
     async def embeddings(self, visit: Visit) -> web.StreamResponse:
         """POST /v1/embeddings: a short answer, passed on whole."""
         body, wish = await self._read(visit)
+        wish = await self._gateway.abilities.check(wish, "embedding")
         whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
         body, wish = await self._read(visit)
+        wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
             as_is = partial(self._pass_on, visit)
@@ -96,7 +98,8 @@ class OpenAiDoor:
     async def models(self, visit: Visit) -> web.Response:
         """GET /v1/models."""
         stages = self._stages()
-        listed = [self._describe(model, stages) for model in self._gateway.driver.catalog.models.values()]
+        models = self._gateway.driver.catalog.models.values()
+        listed = [await self._describe(model, stages) for model in models]
         return json_response({"object": "list", "data": listed}, visit.headers("application/json"))
 
     async def model(self, visit: Visit) -> web.Response:
@@ -105,12 +108,12 @@ class OpenAiDoor:
         model = self._gateway.driver.catalog.find_model(name)
         if model is None:
             raise ModelNotFound
-        return json_response(self._describe(model, self._stages()), visit.headers("application/json"))
+        return json_response(await self._describe(model, self._stages()), visit.headers("application/json"))
 
     def _stages(self) -> dict[str, dict[str, object]]:
         return cast("dict[str, dict[str, object]]", self._gateway.driver.status().get("models", {}))
 
-    def _describe(self, model: Model, stages: dict[str, dict[str, object]]) -> dict[str, object]:
+    async def _describe(self, model: Model, stages: dict[str, dict[str, object]]) -> dict[str, object]:
         stage = stages.get(model.name, {}).get("state", "absent")
         return {
             "id": model.name,
@@ -120,6 +123,7 @@ class OpenAiDoor:
             "status": {"value": _STATES.get(str(stage), "unloaded")},
             "meta": {"n_ctx": model.context},
             "aliases": list(model.aliases),
+            "capabilities": (await self._gateway.abilities.of(model)).listed(),
         }
 
 
