@@ -115,6 +115,7 @@ class Model:
     concurrency: int = 1
     inertia: float | None = None  # the policy's otherwise
     idle_ms: Millis = Millis(300_000)
+    stays_if_room: bool = False  # no idle time was said: it does not leave while every model fits (RES-25)
     group: str | None = None  # exclusive group
     family: str | None = None
     tier: int | None = None  # 1 is the largest of its family; by memory otherwise
@@ -132,6 +133,7 @@ class Model:
     arguments: tuple[str, ...] = ()  # passed to llama-server as they are
     script: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # scripted engine only
     background: BackgroundTask | None = None
+    capture: str | None = None  # the spool that finished requests go into
     quota: Bytes | None = None  # more than this on one device is a fault; 1.15 x what it needs otherwise
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
@@ -151,6 +153,7 @@ class Lane:
     queue_max: int = 256
     concurrency: int | None = None  # how many of its requests may run at once, on all models together
     fallback: str | None = None
+    capture: str | None = None  # the spool that finished requests go into
 
 
 #: Where our own background rotation waits: behind everybody, and never for long.
@@ -167,6 +170,7 @@ class ProcessType:
     prompt: str = "{summary}"  # a template, as `templates` reads it
     fallback: str | None = None  # a template, too; the lane's text otherwise
     max_tokens: int | None = None
+    capture: str | None = None  # the spool that finished requests go into
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ class ApiKey:
     requests_max: int | None = None  # open at once
     waiting_max: int | None = None  # waiting at once
     tokens_per_minute: int | None = None
+    capture: str | None = None  # the spool that finished requests go into
 
     @property
     def is_bounded(self) -> bool:

@@ -15,14 +15,14 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
 from watchbill import config
-from watchbill.catalog import Catalog, Server
+from watchbill.catalog import Catalog, Server, SpoolRules
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.gateway.app import make_app
@@ -38,6 +38,7 @@ from watchbill.processes import RootLock, reap
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.deliver import Deliverer
 from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
@@ -155,7 +156,8 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     recorder = Recorder(setting.options.record, Driver.now())
     driver = _make_driver(root, catalog, journal, alerts, recorder)
-    drains = Drains(root.path, partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_))
+    tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
+    drains, captures = Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell)
     try:
         await driver.start()
         _tell_of_failures(driver, setting.screen)
@@ -163,14 +165,18 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         _relieve_collector()
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)
+        serving.gateway.capturing.sink = captures
         await asyncio.to_thread(drains.reconfigure, catalog.spools)
-        reloading = _Reloading(driver, drains, serving, setting)
+        reloading = _Reloading(driver, _Spools(drains, captures), serving, setting)
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
         await reloading.close()
         driver.stop_admitting()
         await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
     finally:
+        await asyncio.to_thread(
+            captures.close
+        )  # before the drains: what was captured last may still go through
         await asyncio.to_thread(drains.close)
         await driver.close()
         journal.close()
@@ -294,11 +300,24 @@ class _Stopping:
         await asyncio.wait([acting, again])
 
 
+@dataclass(frozen=True, slots=True)
+class _Spools:
+    """What drains spools and what fills them."""
+
+    drains: Drains
+    captures: SpoolCapture
+
+    def reconfigure(self, spools: Mapping[str, SpoolRules]) -> list[str]:
+        """Takes new tables over; says what changed. Blocks."""
+        self.captures.reconfigure(spools)
+        return self.drains.reconfigure(spools)
+
+
 class _Reloading:
     """Takes a changed config over while the daemon runs, or refuses it whole."""
 
-    def __init__(self, driver: Driver, drains: Drains, serving: Serving, setting: _Setting) -> None:
-        self._driver, self._drains, self._serving = driver, drains, serving
+    def __init__(self, driver: Driver, spools: "_Spools", serving: Serving, setting: _Setting) -> None:
+        self._driver, self._spools, self._serving = driver, spools, serving
         self._file, self._options, self._screen = setting.file, setting.options, setting.screen
         self._seen = self._stamp()
         self._asked = asyncio.Event()
@@ -335,7 +354,7 @@ class _Reloading:
         catalog = _with_address(loaded.catalog, self._options)
         before = _failures(self._driver)
         changes = await self._driver.reload(catalog)
-        changes += await asyncio.to_thread(self._drains.reconfigure, catalog.spools)
+        changes += await asyncio.to_thread(self._spools.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(self._driver).items() if before.get(name) != text]
         self._serving.gateway.reconfigure(catalog.server)
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")

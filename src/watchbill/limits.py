@@ -336,6 +336,7 @@ DONE_COLLECT_MS = 3_600_000
 #: Captured events that wait for the disk, and their text; more are dropped, counted and alerted.
 CAPTURE_EVENTS_MAX = 10_000
 CAPTURE_CHARS_MAX = 64 * 2**20
+CAPTURE_ANSWER_BYTES_MAX = 8 * 2**20
 #: Captured events of one commit.
 CAPTURE_BATCH_MAX = 256
 #: A spool that cannot take captured events is asked again after this, growing to the last.
@@ -385,7 +386,6 @@ CLAIM_REASON_CHARS_MAX = 200
 #: A background task's command may run this long, and this much of its output goes into the prompt.
 TASK_COMMAND_MS = 600_000
 TASK_OUTPUT_CHARS_MAX = 20_000
-#: The longest answer to a background prompt.
 TASK_TOKENS_MAX = 512
 #: A file of answers to background prompts is put aside beyond this size.
 TASK_ANSWERS_BYTES_MAX = 2**20

@@ -45,7 +45,7 @@ def test_an_empty_config_has_the_documented_defaults() -> None:
     assert found.server == catalog.Server()
     assert found.policy == catalog.PolicyRules()
     assert found.devices == {"ram": catalog.Device("ram", reserve=catalog.Bytes(2 * 2**30))}
-    assert found.models["a"] == catalog.Model("a", "scripted")
+    assert found.models["a"] == catalog.Model("a", "scripted", stays_if_room=True)
     assert found.models["a"].idle_ms == 300_000
     assert found.lanes["default"] == catalog.Lane("default")
     assert found.lanes["default"].max_wait_ms == 120_000
@@ -79,6 +79,7 @@ max_priority = 2
 requests_max = 8
 waiting_max = 4
 tokens_per_minute = 9000
+capture = "corpus"
 [devices.ram]
 capacity = "64GB"
 reserve = "4GiB"
@@ -176,7 +177,7 @@ webhook = "http://127.0.0.1:9999/"
     )
     gigabyte, gibibyte = 10**9, 2**30
     assert found.server == catalog.Server(
-        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000),), ("box.lan",),
+        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus"),), ("box.lan",),
         ("https://chat.lan:3000",), catalog.Bytes(2**20),
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(
@@ -217,6 +218,7 @@ webhook = "http://127.0.0.1:9999/"
 #: Fields of the catalog that no key sets, and why.
 NOT_SET_BY_A_KEY = {
     ("Model", "shared"): "copied from its engine",
+    ("Model", "stays_if_room"): "follows from leaving idle out",
     ("EngineRules", "options"): "no driver reads any",
 }
 

@@ -9,7 +9,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTable, ModelTable, ScriptTable
 from watchbill.config.drivers import DRIVERS
 from watchbill.config.process_types import build_process_types
-from watchbill.config.rotations import build_background, build_epochs, build_rotation
+from watchbill.config.rotations import build_background, build_epochs, build_rotation, idle_of
 from watchbill.config.settle import memory_of
 from watchbill.config.spools import build_spools
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
@@ -56,6 +56,7 @@ def _server(document: Document, environment: Mapping[str, str]) -> catalog.Serve
             table.requests_max,
             table.waiting_max,
             table.tokens_per_minute,
+            table.capture,
         )
         for name, table in server.keys.items()
     )
@@ -117,7 +118,8 @@ def _model(
         priority=table.priority,
         concurrency=table.concurrency,
         inertia=table.inertia,
-        idle_ms=table.idle,
+        idle_ms=idle_of(table),
+        stays_if_room=table.idle is None and not engine.shared,
         group=table.group,
         family=table.family,
         tier=table.tier,
@@ -136,6 +138,7 @@ def _model(
         script=MappingProxyType(_script(table.script)),
         background=build_background(table),
         quota=table.quota,
+        capture=table.capture,
         url=table.url,
         unit=table.unit,
         image=table.image,
@@ -167,6 +170,7 @@ def _lane(name: str, table: LaneTable) -> catalog.Lane:
         queue_max=table.queue_max,
         concurrency=table.concurrency,
         fallback=table.fallback,
+        capture=table.capture,
     )
 
 

@@ -19,7 +19,7 @@ from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.process_types import check_process_types
 from watchbill.config.rotations import check_rotation
 from watchbill.config.settle import GPU_DEFAULTS
-from watchbill.config.spools import check_spools
+from watchbill.config.spools import check_captures, check_spools
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.units import spell_bytes
 
@@ -46,6 +46,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
     yield from _check_tiers(draft)
     yield from check_fit(draft)
     yield from check_spools(draft)
+    yield from check_captures(draft)
     yield from check_rotation(draft)
     yield from check_process_types(draft, draft.document.process)
 

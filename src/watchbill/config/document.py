@@ -16,13 +16,10 @@ from watchbill.config.fields import (
     Duration,
     EnvName,
     Failures,
-    Hostname,
     HttpPath,
-    KeyText,
     Line,
     Memory,
     ModelName,
-    Origin,
     PlainName,
     Portion,
     Priority,
@@ -34,6 +31,7 @@ from watchbill.config.fields import (
 )
 from watchbill.config.process_table import ProcessTable
 from watchbill.config.rotation_table import BackgroundTable, EpochTable, RotationTable
+from watchbill.config.server_table import KeyTable, ServerTable
 from watchbill.config.spool_table import SpoolTable
 from watchbill.config.table import Table
 from watchbill.units import Bytes, Millis
@@ -43,53 +41,6 @@ __all__ = [
     "JournalTable", "KeyTable", "LaneTable", "ModelTable", "PolicyTable", "ProcessTable", "ReservationTable",
     "RotationTable", "ScriptTable", "ServerTable", "SpoolTable", "Table", "WeightsTable",
 ]  # fmt: skip
-
-
-class KeyTable(Table):
-    """An API key: who may call, and with which rights. Without any key everyone on this machine may."""
-
-    key: KeyText = Field(
-        description='The key itself, or "env:NAME" to read it from $NAME.', examples=["env:ALICE_KEY"]
-    )
-    lane: PlainName | None = Field(
-        default=None, description="The lane of this caller's requests.", examples=["chat"]
-    )
-    admin: bool = Field(
-        default=False, description="May load, evict and cancel; its calls go first within their class."
-    )
-    max_priority: Priority = Field(default=1, description="The best priority that its requests may have.")
-    requests_max: int | None = Field(default=None, ge=1, description="Requests open at once; more get 429.")
-    waiting_max: int | None = Field(default=None, ge=1, description="Requests waiting at once; more get 429.")
-    tokens_per_minute: int | None = Field(
-        default=None,
-        ge=1,
-        description="Tokens of answers within a minute; over it the next request gets 429.",
-    )
-
-
-class ServerTable(Table):
-    """Where the gateway listens and whom it believes."""
-
-    host: Hostname = Field(
-        default="127.0.0.1", description="The address to listen on. Any but a loopback one needs a key."
-    )
-    port: int = Field(default=8470, ge=0, le=65535, description="The port; 0 picks a free one.")
-    keys: dict[PlainName, KeyTable] = Field(default={}, description="API keys by the name of their caller.")
-    hosts: tuple[Hostname, ...] = Field(
-        default=(),
-        strict=False,
-        description="Further names that a request's Host header may carry.",
-        examples=[["box.lan"]],
-    )
-    origins: tuple[Origin, ...] = Field(
-        default=(),
-        strict=False,
-        description="Web pages that may call from a browser.",
-        examples=[["https://chat.lan:3000"]],
-    )
-    body_max: Size = Field(
-        default=Bytes(64 * 2**20), ge=1024, le=limits.BODY_BYTES_MAX, description="The largest request body."
-    )
 
 
 class ReservationTable(Table):
@@ -134,7 +85,11 @@ class DeviceTable(Table):
         examples=[85],
     )
     max_vram_percent: float = Field(
-        default=95.0, gt=0, le=100, allow_inf_nan=False, description="A fuller card takes no new model."
+        default=95.0,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description="A card of which other programs use more takes no new model.",
     )
     max_power_w: float | None = Field(
         default=None,
@@ -211,8 +166,12 @@ class ModelTable(Table):
     inertia: Rate | None = Field(
         default=None, description="How hard it is to displace; the policy's otherwise."
     )
-    idle: Duration = Field(
-        default=Millis(300_000), ge=1, description="Leaves memory after this long without use."
+    idle: Duration | None = Field(
+        default=None,
+        ge=1,
+        description="Leaves memory after this long without use. Without it: after 5m, and only where not all models "
+        "fit at once.",
+        examples=["5m"],
     )
     group: PlainName | None = Field(
         default=None, description="Exclusive group: at most one of its members is on a device at a time."
@@ -261,6 +220,9 @@ class ModelTable(Table):
         ge=1,
         description="More than this on one device is a fault and resets it; 1.15 x what it needs otherwise.",
         examples=["6GB"],
+    )
+    capture: PlainName | None = Field(
+        default=None, description="The spool that its finished requests go into.", examples=["corpus"]
     )
     url: Url | None = Field(
         default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
@@ -325,6 +287,9 @@ class LaneTable(Table):
         default=None, ge=1, description="How many of its requests may run at once, on all models together."
     )
     fallback: Line | None = Field(default=None, description="The text to answer with when a model cannot.")
+    capture: PlainName | None = Field(
+        default=None, description="The spool that its finished requests go into.", examples=["corpus"]
+    )
 
 
 class JournalTable(Table):

@@ -13,9 +13,6 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("agents",): "agents",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",
     ("server", "keys", "*", "may_pin"): "pinning by callers",
-    ("server", "keys", "*", "capture"): "capture into a spool",
-    ("models", "*", "capture"): "capture into a spool",
-    ("lanes", "*", "capture"): "capture into a spool",
     ("policy", "admission"): "another admission rule",
 }
 _VALUES: dict[tuple[tuple[str, ...], str], str] = {

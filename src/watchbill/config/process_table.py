@@ -43,3 +43,6 @@ class ProcessTable(Table):
     max_tokens: int | None = Field(
         default=None, ge=1, le=limits.CONTEXT_TOKENS_MAX, description="The longest thought."
     )
+    capture: PlainName | None = Field(
+        default=None, description="The spool that its finished requests go into.", examples=["corpus"]
+    )

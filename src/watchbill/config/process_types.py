@@ -28,7 +28,7 @@ def build_process_types(types: Mapping[str, ProcessTable]) -> dict[str, catalog.
     """The records that the gateway reads."""
     return {
         name: catalog.ProcessType(
-            name, table.model, table.lane, table.prompt, table.fallback, table.max_tokens
+            name, table.model, table.lane, table.prompt, table.fallback, table.max_tokens, table.capture
         )
         for name, table in types.items()
     }

@@ -11,11 +11,19 @@ from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.rotation_table import AUTO, OFF, RotationTable
 from watchbill.units import Millis, spell_millis
 
-__all__ = ["build_background", "build_epochs", "build_rotation", "check_rotation", "settle_rotation"]
+__all__ = [
+    "build_background",
+    "build_epochs",
+    "build_rotation",
+    "check_rotation",
+    "idle_of",
+    "settle_rotation",
+]
 
 #: RES-16: a slow heartbeat, longer than the five minutes after which an idle model leaves.
 EVERY = Millis(720_000)
 EVERY_MAX = Millis(7_200_000)
+IDLE = Millis(300_000)
 
 
 def settle_rotation(document: Document) -> RotationTable:
@@ -25,6 +33,11 @@ def settle_rotation(document: Document) -> RotationTable:
     every = table.every if table.every is not None else EVERY if works else OFF
     longest = table.max if table.max is not None else Millis(max(EVERY_MAX, _millis(every)))
     return table.model_copy(update={"every": every, "max": longest})
+
+
+def idle_of(table: ModelTable) -> Millis:
+    """RES-07: how long a model stays without use."""
+    return IDLE if table.idle is None else table.idle
 
 
 def _millis(value: Millis | str | None) -> Millis:
@@ -69,7 +82,7 @@ def _check_interval(draft: Draft) -> Iterator[Wrong]:
     if rotation.max is not None and rotation.max < every:
         yield ("rotation", "max"), f"is shorter than every, {spell_millis(every)}", "make it longer"
     idle, model = max(
-        ((table.idle, name) for name, table in draft.document.models.items() if not table.permanent),
+        ((idle_of(table), name) for name, table in draft.document.models.items() if not table.permanent),
         default=(Millis(0), ""),
     )
     if every <= idle:

@@ -11,7 +11,7 @@ from watchbill.config.problems import Wrong
 from watchbill.config.spool_table import ANY_KIND, SpoolTable
 from watchbill.errors import NameRefused
 
-__all__ = ["build_spools", "check_spools", "corpora_of", "path_of", "settle_spool"]
+__all__ = ["build_spools", "check_captures", "check_spools", "corpora_of", "path_of", "settle_spool"]
 
 #: Words that stand for a schema; anything else is a file.
 _SCHEMAS = ("builtin", "any")
@@ -32,6 +32,22 @@ def corpora_of(name: str, table: SpoolTable) -> dict[str, str]:
     """The corpus of each kind; "*" stands for every other kind."""
     corpus = table.corpus or f"corpus/{name}.jsonl"
     return {ANY_KIND: corpus} if isinstance(corpus, str) else dict(corpus)
+
+
+def check_captures(draft: Draft) -> Iterator[Wrong]:
+    """Captures into spools that do not exist."""
+    document = draft.document
+    captures: dict[KeyPath, str | None] = {
+        **{
+            ("server", "keys", name, "capture"): table.capture for name, table in document.server.keys.items()
+        },
+        **{("models", name, "capture"): table.capture for name, table in document.models.items()},
+        **{("lanes", name, "capture"): table.capture for name, table in document.lanes.items()},
+        **{("process", name, "capture"): table.capture for name, table in document.process.items()},
+    }
+    for path, spool in captures.items():
+        if spool is not None and spool not in document.spool:
+            yield path, f"there is no spool {spool}", f"add [spool.{spool}]"
 
 
 def check_spools(draft: Draft) -> Iterator[Wrong]:

@@ -208,10 +208,9 @@ async def _stream(relay: Relay, out: Out, first: bytes) -> None:
     try:
         await relay.stream(out, first)
         relay.finish(ok=True)
-    except TheirsError:
-        relay.finish(
-            ok=False
-        )  # also where the engine is not to blame: it was at work, and its answer was cut
+    except TheirsError as error:
+        # A reader that is too slow or a cut says nothing about the engine: three failures in a row reset a model.
+        relay.finish(ok=False if isinstance(error, EngineFailed) else None)
         raise
 
 

@@ -23,6 +23,7 @@ from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.auth import Access, Guard
+from watchbill.gateway.capturing import Capturing
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
@@ -62,6 +63,7 @@ class House:
         self.meters = Meters(time.monotonic)
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
+        self.capturing = Capturing()
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._visitors = 0
@@ -83,7 +85,7 @@ class House:
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
-        request = visit.request
+        request, visit.asked = visit.request, body
         lane = request.path.split("/", 3)[2] if request.path.startswith("/lane/") else None
         return self.wishes.read(request.headers, body, self.driver.catalog, visit.key, lane)
 
@@ -119,6 +121,8 @@ class House:
         self._relays.add(relay)
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)
+        if self.capturing.sink is not None:
+            relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:

@@ -53,6 +53,7 @@ class ProcessDoor:
     async def _think(self, visit: Visit, work: "_Work") -> Fields:
         kind = work.kind
         body: Fields = {"model": kind.model}
+        visit.capture = kind.capture
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
         wish = msgspec.structs.replace(self._gateway.wish(visit, body), lane=kind.lane)
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}

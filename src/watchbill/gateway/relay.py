@@ -16,6 +16,7 @@ from collections.abc import Callable
 from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.gateway.capturing import Tap
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
@@ -71,6 +72,8 @@ class Relay:
         self._patience: asyncio.Timeout | None = None
         self._spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
         self._leave_meter: Callable[[], None] | None = None
+        self.tap: Tap | None = None  # set for a request that is captured
+        self._outcome = "cancelled"
         self.status = 0
 
     # ------------------------------------------------------------------ what a door does with it
@@ -119,6 +122,12 @@ class Relay:
         self._spend = lambda piece: meters.spend(key, piece)
         self._leave_meter = meters.enter(key, lambda: self._ticket.is_waiting)
 
+    def _listen(self, piece: bytes) -> None:
+        if self._spend is not None:
+            self._spend(piece)
+        if self.tap is not None:
+            self.tap.feed(piece)
+
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
         assert self._call is not None
@@ -126,8 +135,7 @@ class Relay:
             piece = await self._call.chunk()
         except UpstreamFailed as error:
             raise self._reason(error) from None
-        if self._spend is not None:
-            self._spend(piece)
+        self._listen(piece)
         return piece
 
     async def whole(self, take: Callable[[bytes], None], restart: Callable[[], None]) -> None:
@@ -142,18 +150,20 @@ class Relay:
                     if size > UPSTREAM_ANSWER_BYTES_MAX:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
-                    if self._spend is not None:
-                        self._spend(piece)
+                    self._listen(piece)
                     piece = await self._chunk()
             except UpstreamFailed as error:
                 self._give_back(error)
                 restart()
+                if self.tap is not None:
+                    self.tap.restart()
                 continue
             return
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
         self._ticket.first_byte()
+        self._listen(first)
         piece, tail = first, b""
         while piece:
             await out.write(piece)
@@ -165,6 +175,8 @@ class Relay:
 
     def finish(self, *, ok: bool | None) -> None:
         """The engine is done with this request, or was never asked."""
+        if ok is not None:
+            self._outcome = "ok" if ok else "engine_failed"
         if self._start is not None:
             self._ticket.finish(ok=ok)
         else:
@@ -176,6 +188,8 @@ class Relay:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, EngineFailed):
             self.finish(ok=False)
+        if isinstance(error, TheirsError):
+            self._outcome = error.code
         self.close()
 
     def close(self) -> None:
@@ -187,6 +201,9 @@ class Relay:
         self._ticket.close()
         if self._leave_meter is not None:
             self._leave_meter()
+        if self.tap is not None:
+            self.tap.end(self._outcome)
+            self.tap = None
         self._on_close(self)
 
     def leave(self) -> None:

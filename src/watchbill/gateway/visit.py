@@ -14,7 +14,9 @@ __all__ = ["Visit"]
 class Visit:
     """What is known about a request so far."""
 
-    __slots__ = ("began", "cors", "fallback", "id", "key", "lane", "model", "request", "start")
+    __slots__ = (
+        "asked", "began", "capture", "cors", "fallback", "id", "key", "lane", "model", "request", "start",
+    )  # fmt: skip
 
     def __init__(self, request: web.BaseRequest, id: str, began: float) -> None:
         self.request = request
@@ -26,6 +28,8 @@ class Visit:
         self.model = ""
         self.start: Start | None = None
         self.fallback: str | None = None  # why no model gave the answer
+        self.asked: dict[str, object] | None = None  # the request's body, for capture
+        self.capture: str | None = None  # the spool that its type of work names
 
     def let_in(self, admitted: Pass) -> None:
         """The guard let the request pass."""

@@ -1,0 +1,93 @@
+"""Capturing: finished requests for the spool that a key, a model, a type of work or a lane names (SPOOL-13).
+
+A tap listens to the engine's bytes as they pass and keeps them, within a bound. When the request is over, its answer
+is put together on the next turn of the loop, after the caller has its own, and handed to the spool's thread. A request
+that says `X-Watchbill-Private: 1` is never captured.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from watchbill.catalog import Catalog
+from watchbill.errors import EngineFailed
+from watchbill.gateway.answers import EngineRefused
+from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.visit import Visit
+from watchbill.limits import CAPTURE_ANSWER_BYTES_MAX
+from watchbill.runtime.capture import Captured
+from watchbill.runtime.ticket import Wish
+
+if TYPE_CHECKING:
+    from watchbill.runtime.capture import Capture
+
+__all__ = ["Capturing", "Tap"]
+
+
+class Capturing:
+    """Which requests are captured, and where to."""
+
+    def __init__(self) -> None:
+        #: Where events go; the daemon sets it when the config has spools.
+        self.sink: Capture | None = None
+
+    def begin(self, catalog: Catalog, visit: Visit, wish: Wish) -> "Tap | None":
+        """Listens to a request, if anybody wants it."""
+        if self.sink is None or visit.request.headers.get("X-Watchbill-Private") == "1":
+            return None
+        spool = _spool_of(catalog, visit, wish)
+        return None if spool is None else Tap(self.sink, spool, visit)
+
+
+def _spool_of(catalog: Catalog, visit: Visit, wish: Wish) -> str | None:
+    """The first that says `capture`: the key, the type of work, the model, the lane."""
+    model = catalog.find_model(wish.model)
+    lane = catalog.lanes.get(wish.lane or "") or next(iter(catalog.lanes.values()))
+    wishes = (visit.key and visit.key.capture, visit.capture, model and model.capture, lane.capture)
+    return next((spool for spool in wishes if spool), None)
+
+
+class Tap:
+    """One request that is captured."""
+
+    def __init__(self, sink: "Capture", spool: str, visit: Visit) -> None:
+        self._sink, self._spool, self._visit = sink, spool, visit
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Bytes of the engine's answer."""
+        self._size += len(piece)
+        if self._size <= CAPTURE_ANSWER_BYTES_MAX:
+            self._pieces.append(piece)
+
+    def restart(self) -> None:
+        """The answer broke off and is asked for once more."""
+        self._pieces, self._size = [], 0
+
+    def end(self, outcome: str) -> None:
+        """The request is over; its caller waits for nothing of what follows."""
+        asyncio.get_running_loop().call_soon(self._hand_over, outcome)
+
+    def _hand_over(self, outcome: str) -> None:
+        visit = self._visit
+        asked = visit.asked or {}
+        prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
+        answer = _text_of(b"".join(self._pieces))
+        model = visit.model or str(asked.get("model") or "")
+        event = Captured(visit.id, time.time(), visit.lane, model, "local", prompt, answer, outcome)
+        self._sink.capture(self._spool, event)
+
+
+def _text_of(answer: bytes) -> object:
+    """The answer's message or text; what is not in OpenAI's words is kept as the engine sent it."""
+    for chat in (True, False):
+        assembly = Assembly(chat=chat)
+        try:
+            assembly.feed(answer)
+            choices = assembly.result().get("choices")
+        except (EngineFailed, EngineRefused):
+            continue
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            return choices[0].get("message") or choices[0].get("text")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  any JSON
+    return answer.decode("utf-8", "replace") or None

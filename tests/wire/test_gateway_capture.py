@@ -1,0 +1,68 @@
+"""Finished requests go into the spool that a lane, a model or a key names, and nobody waits for it."""
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from support.running import running
+from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, SpoolRules
+from watchbill.runtime.capture import SpoolCapture
+from watchbill.spool import Spool
+
+ASKED = {"model": "talker", "messages": [{"role": "user", "content": "Say something."}]}
+
+
+def catalog_with(spools: dict[str, SpoolRules]) -> Catalog:
+    script = {"load": "50ms", "service": "50ms", "memory": "1MiB", "tokens": 4}
+    return Catalog(
+        {"ram": Device("ram")},
+        {"scripted": EngineRules("scripted", "scripted")},
+        {"talker": Model("talker", "scripted", script=script)},
+        {"default": Lane("default", capture="corpus"), "quiet": Lane("quiet")},
+        spools=spools,
+    )
+
+
+def events_in(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    with Spool(folder) as spool:
+        while True:
+            with spool.dequeue() as item:
+                if item is None:
+                    return found
+                found.append(item.event)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_finished_request_becomes_one_event(tmp_path: Path, stream: bool) -> None:
+    """SPOOL-13: id, kind, time, lane, model, tier, prompt, answer, outcome; whole or streamed; private ones never."""
+    rules = {"corpus": SpoolRules("corpus", "spool", {"*": "corpus.jsonl"}, drain=False)}
+    catalog, told = catalog_with(rules), []
+    captures = SpoolCapture(tmp_path, rules, told.append)
+    async with running(tmp_path, catalog) as (serving, _), aiohttp.ClientSession() as client:
+        serving.gateway.capturing.sink = captures
+        url = f"{serving.url}/v1/chat/completions"
+        private, quiet = {"X-Watchbill-Private": "1"}, {"X-Watchbill-Lane": "quiet"}
+        for headers in ({}, private, quiet):
+            async with client.post(url, json={**ASKED, "stream": stream}, headers=headers) as answer:
+                assert answer.status == 200
+                await answer.read()
+        await asyncio.sleep(0)  # the hand-over is on the next turn of the loop
+        await asyncio.to_thread(captures.close)
+    (event,) = events_in(tmp_path / "spool")
+    assert set(event) == {"id", "kind", "ts", "lane", "model", "tier", "prompt", "answer", "outcome"}
+    assert (event["kind"], event["lane"], event["model"], event["tier"]) == (
+        "request",
+        "default",
+        "talker",
+        "local",
+    )
+    assert event["prompt"] == ASKED["messages"]
+    assert event["outcome"] == "ok"
+    said = event["answer"]
+    assert isinstance(said, dict)
+    assert said["role"] == "assistant"
+    assert said["content"]
+    assert not told
