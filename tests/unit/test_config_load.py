@@ -80,6 +80,7 @@ requests_max = 8
 waiting_max = 4
 tokens_per_minute = 9000
 capture = "corpus"
+[spool.corpus]
 [devices.ram]
 capacity = "64GB"
 reserve = "4GiB"
