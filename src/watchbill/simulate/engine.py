@@ -28,6 +28,7 @@ class TrueModel:
     load_ms: float
     memory: Mapping[str, int]
     slowdown: float = 0.3
+    stop_ms: tuple[float, float] = (100.0, 400.0)  # from being told to go until its memory is back
 
 
 @dataclass(slots=True)

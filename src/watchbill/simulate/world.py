@@ -287,7 +287,7 @@ class World:
         engine.power, engine.attempt = Power.STOPPING, action.attempt
         self.tally.evictions += 1
         late = self.happens(faults.memory_late)
-        taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(100, 400)
+        taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(*engine.model.stop_ms)
         lost = self.happens(faults.answer_lost)
         self.at(self.now + taken, lambda: self._stopped(engine, action.attempt, lost))
 
