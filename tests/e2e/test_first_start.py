@@ -29,8 +29,9 @@ def newcomer(place: Place, pytestconfig: pytest.Config) -> Place:
 
 def is_index_reachable(place: Place) -> bool:
     """Whether pip can fetch anything at all."""
+    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(place.folder / "any")]
     asked = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(place.folder / "any"), "hatchling==1.27.0"],
+        [*fetch, "hatchling==1.27.0"],
         capture_output=True, check=False, timeout=60, env=place.environment,
     )  # fmt: skip
     return asked.returncode == 0
