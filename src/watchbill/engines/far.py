@@ -57,7 +57,7 @@ class FarCall:
         self._body = outgoing.body
         self._headers = {"Accept-Encoding": "identity", **outgoing.headers}
         if outgoing.body:
-            self._headers["Content-Type"] = "application/json"
+            self._headers.setdefault("Content-Type", "application/json")
         self._deadlines = deadlines
         self._answer: aiohttp.ClientResponse | None = None
         self._step: asyncio.Task[object] | None = None

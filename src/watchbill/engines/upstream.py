@@ -319,7 +319,7 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes:
     """The bytes to send. What does not change between two requests to an engine is made once."""
     endpoint, body, more = outgoing.endpoint, outgoing.body, b""
     head = _head(endpoint.host, endpoint.port, outgoing.method, endpoint.path_prefix + outgoing.path, close)
-    if body:
+    if body and "Content-Type" not in outgoing.headers:
         more = b"Content-Type: application/json\r\n"
     for name, value in outgoing.headers.items():
         more += _checked(f"{name}: {value}\r\n", 1)

@@ -16,6 +16,7 @@ from watchbill.gateway.maintenance import MaintenanceDoor
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
 from watchbill.gateway.openai import OpenAiDoor
+from watchbill.gateway.passing import PassingDoor
 from watchbill.gateway.process import ProcessDoor
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.visit import Visit
@@ -26,6 +27,9 @@ Route = tuple[str, str, Access, Door]
 
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
+#: Addresses of engines that have them; nothing in them is ours.
+PASSED = ("/v1/responses", "/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
+PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class Gateway(House):
@@ -48,6 +52,7 @@ class Gateway(House):
         self._anthropic = AnthropicDoor(self)
         self._ollama = OllamaDoor(self)
         self._forwarding = Forwarding(self)
+        self._passing = PassingDoor(self)
 
     @property
     def listeners(self) -> int:
@@ -83,6 +88,8 @@ class Gateway(House):
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
+            *(("POST", path, Access.KEY, self._passing.at(path)) for path in PASSED),
+            *(("POST", path, Access.KEY, self._passing.form_at(path)) for path in PASSED_FORMS),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
             ("POST", "/process", Access.KEY, self._process.process),

@@ -1,0 +1,212 @@
+"""Addresses that are the engine's own: passed on as they are, in a turn like any other."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.house import CATALOG, HELLO, House, eventually, house
+from support.peer import Asked, stream_of
+from watchbill.engines.base import Endpoint
+from watchbill.errors import RequestError, UnsupportedMedia
+from watchbill.gateway.form import parse_form
+
+SPOKEN = bytes(range(256)) * 40
+EVENTS = (
+    b"event: response.created\ndata: {}\n\n",
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r"}}\n\n',
+)
+BOUNDARY = "xYz-1"
+
+
+def form(*parts: tuple[str, bytes], ending: bytes = b"--\r\n") -> bytes:
+    """A form as clients write it."""
+    body = b"".join(
+        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    )
+    return body + f"--{BOUNDARY}".encode() + ending
+
+
+async def post_form(opened: House, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}"):
+    return await opened.ask("/v1/audio/transcriptions", body, headers={"Content-Type": kind})
+
+
+async def test_a_stream_of_responses_passes_unchanged() -> None:
+    """LANE-01: /v1/responses has events of its own kind and no [DONE]."""
+    async with house(stream_of(*EVENTS)) as opened:
+        body = {"model": "alias/of-a", "input": "hi", "stream": True, "priority": 2, "odd": {"x": 1}}
+        answer = await opened.ask("/v1/responses", body)
+        assert answer.status == 200
+        assert answer.body == b"".join(EVENTS)
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["x-watchbill-model"] == "a"
+        asked = opened.peer.asked[0]
+        assert asked.path == "/v1/responses"
+        assert asked.json == {"model": "alias/of-a", "input": "hi", "stream": True, "odd": {"x": 1}}
+        await opened.until_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/rerank", "/rerank", "/v1/images/generations"])
+async def test_a_whole_answer_passes_byte_for_byte(path: str) -> None:
+    """LANE-01: what the engine says is what the client gets, and the turn is given back."""
+    said = b'{"odd":  [1, 2.50]}'
+    async with house(stream_of(said, content_type="application/json")) as opened:
+        answer = await opened.ask(path, {"model": "a", "query": "q", "documents": ["d"]})
+        assert (answer.status, answer.body) == (200, said)
+        assert answer.headers["content-type"] == "application/json"
+        assert opened.peer.asked[0].path == path
+        await opened.until_idle()
+        assert opened.outcomes() == {"ok": 1}
+
+
+async def test_speech_passes_as_the_engine_makes_it() -> None:
+    """LANE-01: bytes that are no text, while they come."""
+    async with house(stream_of(SPOKEN[:5_000], SPOKEN[5_000:], content_type="audio/mpeg")) as opened:
+        client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
+        async with client:
+            spoken = await client.audio.speech.create(model="a", voice="alloy", input="hello")
+            assert spoken.content == SPOKEN
+            assert spoken.response.headers["content-type"] == "audio/mpeg"
+
+
+async def test_a_real_client_sends_its_sound_through() -> None:
+    """LANE-01: multipart, the model in the form; the file arrives byte for byte under the engine's own name."""
+    async with house(stream_of(b'{"text":"hello"}', content_type="application/json")) as opened:
+        opened.engine.endpoint = Endpoint("127.0.0.1", opened.peer.port, upstream_model="whisper-1")
+        client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
+        async with client:
+            heard = await client.audio.transcriptions.create(
+                model="a",
+                file=("a; name=model.wav", SPOKEN),
+                extra_body={"keep_alive": "5m"},
+                timestamp_granularities=["word", "segment"],
+                response_format="verbose_json",
+            )
+            assert heard.text == "hello"
+        asked = opened.peer.asked[0]
+        got = parse_form(asked.body, asked.headers["content-type"])
+        assert got.texts() == {"model": "whisper-1", "response_format": "verbose_json"}
+        assert [part.content for part in got.parts if part.is_file] == [SPOKEN]
+        assert sum(part.name.startswith("timestamp_granularities") for part in got.parts) == 2
+
+
+BROKEN = [
+    (form(("name=model", b"a"), ("name=model", b"b")), None, 400),
+    (form(("name=file", b"x")), None, 400),
+    (form(('filename="x"', b"x")), None, 400),
+    (form(("name=model", b"a"), ending=b"\r\n"), None, 400),
+    (form(("name=model", b"\xff")), None, 400),
+    (form(("name=model", b"nobody")), None, 404),
+    (form(*[(f"name=f{n}", b"") for n in range(100)]), None, 400),
+    (b"", None, 400),
+    (b"junk" + form(("name=model", b"a")), None, 400),
+    (form(("name=model", b"a")), "multipart/form-data", 400),
+    (form(("name=model", b"a")), 'multipart/form-data; boundary="a\\"b"', 400),
+    (form(("name=model", b"a")), "application/json", 415),
+    (b'{"model": "a"}', "application/json", 415),
+]
+
+
+async def test_a_broken_form_is_refused_and_reaches_nobody() -> None:
+    """LANE-08: what could be read in two ways is not passed on."""
+    async with house(HELLO) as opened:
+        for body, kind, status in BROKEN:
+            answer = await (post_form(opened, body, kind) if kind else post_form(opened, body))
+            assert answer.status == status, (body[:80], answer.body)
+        assert not opened.peer.asked
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(["", "boundary=b", 'boundary="b"', "boundary=; x"]))
+def test_no_bytes_break_the_reading_of_forms(body: bytes, params: str) -> None:
+    """LANE-08: whatever comes is a form or a refusal."""
+    for content in (body, b"--b\r\n" + body + b"\r\n--b--"):
+        try:
+            parse_form(content, f"multipart/form-data; {params}").texts()
+        except (RequestError, UnsupportedMedia):
+            pass
+
+
+@given(st.binary(max_size=300).filter(lambda content: b"--" + BOUNDARY.encode() not in content))
+def test_a_file_survives_the_way_through(content: bytes) -> None:
+    """LANE-01: a form that nothing is changed in means the same afterwards."""
+    whole = form(("name=model", b"a"), ('name="file"; filename="f"', content))
+    once = parse_form(whole, f"multipart/form-data; boundary={BOUNDARY}")
+    twice = parse_form(once.encode(None, frozenset()), once.content_type)
+    assert once == twice
+    assert once.parts[1].content == content
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_engine_without_the_address_is_named(status: int) -> None:
+    """LANE-01: not a 404 that a client would take for a missing model, and nobody tries again."""
+    lacking = stream_of(b'{"error":"File Not Found"}', status=status, content_type="application/json")
+    async with house(lacking) as opened:
+        for path in ("/v1/responses", "/v1/images/generations"):
+            answer = await opened.ask(path, {"model": "a", "input": "hi"})
+            assert (answer.status, answer.code) == (501, "not_offered")
+            assert path in answer.body.decode()
+            assert answer.headers["x-should-retry"] == "false"
+        await opened.until_idle()
+        lost = await opened.ask("/v1/responses", {"model": "a", "input": "x", "previous_response_id": "r"})
+        assert lost.status == status  # the earlier turn may be meant
+
+
+async def test_an_engines_error_keeps_its_status() -> None:
+    """LANE-01: a 400 stays one, in the shape of every error."""
+    refusing = stream_of(b'{"error":{"message":"no voice"}}', status=400, content_type="application/json")
+    async with house(refusing) as opened:
+        answer = await opened.ask("/v1/audio/speech", {"model": "a", "input": "hi"})
+        assert answer.status == 400
+        assert "no voice" in answer.body.decode()
+
+
+async def test_half_a_sound_does_not_look_whole() -> None:
+    """LANE-08: when the engine breaks off after the headers, the client's connection breaks, too."""
+    async with house(stream_of(SPOKEN, end=False, content_type="audio/mpeg")) as opened:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await opened.ask("/v1/audio/speech", {"model": "a", "input": "hi"})
+        await opened.until_idle()
+
+
+async def test_half_a_stream_ends_with_an_error_event() -> None:
+    """LANE-08: as at every other door."""
+    async with house(stream_of(EVENTS[0], end=False)) as opened:
+        answer = await opened.ask("/v1/responses", {"model": "a", "input": "hi", "stream": True})
+        assert answer.body.startswith(EVENTS[0])
+        assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "engine_failed"
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    """Race 4: the engine's socket is closed and the grant comes back."""
+
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        writer.write(b"%x\r\n%b\r\n" % (len(EVENTS[0]), EVENTS[0]))
+        await asyncio.Event().wait()
+
+    async with house(talk) as opened:
+        reader, writer = await opened.connect()
+        body = json.dumps({"model": "a", "input": "x", "stream": True}).encode()
+        writer.write(
+            f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        await reader.readuntil(b"response.created")
+        writer.close()
+        await opened.peer.until(lambda peer: peer.left == 1)
+        await eventually(lambda: not opened.driver.requests())
+
+
+async def test_lanes_by_path_reach_these_addresses() -> None:
+    """LANE-02: for callers who can only set a base address."""
+    async with house(stream_of(b"{}", content_type="application/json"), catalog=CATALOG) as opened:
+        answer = await opened.ask("/lane/batch/v1/responses", {"model": "a", "input": "hi"})
+        assert answer.headers["x-watchbill-lane"] == "batch"
+        assert opened.peer.asked[0].path == "/v1/responses"
