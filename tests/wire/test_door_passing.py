@@ -1,6 +1,7 @@
 """Addresses that are the engine's own: passed on as they are, in a turn like any other."""
 
 import asyncio
+import contextlib
 import json
 
 import openai
@@ -125,10 +126,8 @@ async def test_a_broken_form_is_refused_and_reaches_nobody() -> None:
 def test_no_bytes_break_the_reading_of_forms(body: bytes, params: str) -> None:
     """LANE-08: whatever comes is a form or a refusal."""
     for content in (body, b"--b\r\n" + body + b"\r\n--b--"):
-        try:
+        with contextlib.suppress(RequestError, UnsupportedMedia):
             parse_form(content, f"multipart/form-data; {params}").texts()
-        except (RequestError, UnsupportedMedia):
-            pass
 
 
 @given(st.binary(max_size=300).filter(lambda content: b"--" + BOUNDARY.encode() not in content))
