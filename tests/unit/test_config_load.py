@@ -204,6 +204,7 @@ webhook = "http://127.0.0.1:9999/"
         command="serve --port ${PORT}",
         stop="SIGINT",
         background=catalog.BackgroundTask("Look."),
+        stays_if_room=True,
     )
     assert found.models["small"].memory == {"ram": gibibyte}
     assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)

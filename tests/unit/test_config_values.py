@@ -128,8 +128,6 @@ MATRIX = [
     ("[sets.see]", "1: sets: this version of Watchbill does not have sets of companion models; remove it"),
     ("[coordinator]", "1: coordinator: this version of Watchbill does not have a coordinator; remove it"),
     ("[agents.a]", "1: agents: this version of Watchbill does not have agents; remove it"),
-    ("[lanes.x]\ncapture = 's'",
-     "2: lanes.x.capture: this version of Watchbill does not have capture into a spool; remove it"),
 ]  # fmt: skip
 
 

@@ -112,8 +112,7 @@ class Residency:
     def close_idle(self, now: int) -> None:
         """RES-07: an idle model leaves after its time to live."""
         for station in self._state.in_stage(Stage.READY):
-            kept = station.model.permanent or self._state.is_reserved_core(station)
-            if kept or not station.is_idle:
+            if not station.is_idle or not self._state.is_leaving_when_idle(station):
                 continue
             if now >= station.last_used + station.idle_ms:
                 wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""

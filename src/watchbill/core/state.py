@@ -103,6 +103,23 @@ class State:
     def _books(self, station: Station) -> list[DeviceBook]:
         return [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
 
+    def is_leaving_when_idle(self, station: Station) -> bool:
+        """RES-07, RES-25: whether its idle time counts. With room for everybody nobody leaves who was not told to."""
+        if station.model.permanent or self.is_reserved_core(station):
+            return False
+        stays = station.model.stays_if_room and station.keep_alive_ms is None
+        return not (stays and self.has_room_for_all())
+
+    def has_room_for_all(self) -> bool:
+        """Whether everything that is not in memory would fit beside what is (RES-25)."""
+        missing: dict[str, int] = {}
+        for station in self.managed:
+            if station.stage not in STAYING and not station.hopeless:
+                for resource, amount in station.needs.items():
+                    missing[resource] = missing.get(resource, 0) + amount
+        free = self.planned_free()
+        return all(amount <= free[resource] for resource, amount in missing.items())
+
     def is_reserved_core(self, station: Station) -> bool:
         """Whether a device keeps memory for this model, so that it stays through every swap."""
         return station.name in self.ledger.reserved_for

@@ -11,26 +11,32 @@ from watchbill.core.station import Stage
 from watchbill.core.tipping import Rate
 from watchbill.runtime.views import state_of
 
-__all__ = ["explain"]
+__all__ = ["duplicate", "explain"]
 
 _PROBE = "explain"
 
 
 def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     """The verdict, the figures behind it, and what would leave."""
-    machine = _copy(core)
+    machine = duplicate(core)
     station = machine.state.stations[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
     stage, price = state_of(station, now), station.price(now)
     actions = machine.step(Arrived(_as_probe(request)), now)
+    admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
+    refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
+    serving = admitted.model if admitted else request.model
+    # The same step may decide about others, whose time has come: only what is done for this request counts.
+    plan = next(
+        (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.model == serving), None
+    )
     leaving = sorted(
         s.name
         for s in machine.state.managed
-        if before.get(s.name) in (Stage.READY, Stage.LOADING) and s.stage in (Stage.DRAINING, Stage.STOPPING)
+        if before.get(s.name) in (Stage.READY, Stage.LOADING)
+        and s.stage in (Stage.DRAINING, Stage.STOPPING)
+        and s.leaving_for == serving
     )
-    admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
-    refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
-    plan = next((a for a in actions if isinstance(a, Note) and a.event == "plan"), None)
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
     return {
         "model": request.model,
@@ -56,7 +62,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     }
 
 
-def _copy(core: Machine) -> Machine:
+def duplicate(core: Machine) -> Machine:
     """The core's state without what the operator declared, which is frozen and shared."""
     catalog = core.state.catalog
     declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]

@@ -75,7 +75,9 @@ class Lookout:
                 self._models_at = self._clock()
         now = round(self._clock() * 1000)
         devices = {
-            name: reading.for_core(now, constraint(self._catalog.devices[name], reading))
+            name: reading.for_core(
+                now, constraint(self._catalog.devices[name], reading, self._held_on(name))
+            )
             for found in readings
             for name, reading in found.items()
             if name in self._catalog.devices
@@ -85,6 +87,9 @@ class Lookout:
         }
         self._feed(Observed(now, devices, models, self._stalls()))
         self._next_ms = self._pace(devices)
+
+    def _held_on(self, device: str) -> int:
+        return sum(memory.get(device, 0) for _, memory in self._models.values())
 
     def _stalls(self) -> bool:
         return self._ram is not None and self._ram.stall_percent() > PRESSURE_STALL_PERCENT_MAX

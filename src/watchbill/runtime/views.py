@@ -28,7 +28,7 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
     return {
         "version": __version__,
         "devices": {name: _device(state, name) for name in state.ledger.books},
-        "models": {name: _model(s, warm.get(name), now) for name, s in state.stations.items()},
+        "models": {name: _model(state, s, warm.get(name), now) for name, s in state.stations.items()},
         "lanes": {name: _lane(state, name, now) for name in state.catalog.lanes},
         "policy": state.catalog.policy.name,
         "late_answers": state.late_answers,
@@ -51,9 +51,10 @@ def _device(state: State, name: str) -> dict[str, object]:
     }
 
 
-def _model(station: Station, warm: Warm | None, now: int) -> dict[str, object]:
+def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[str, object]:
     due = station.idle_ms - (now - station.last_used)
-    leaves = station.stage is Stage.READY and station.is_idle and not station.model.permanent
+    idle = station.stage is Stage.READY and station.is_idle and not station.model.shared
+    leaves = idle and state.is_leaving_when_idle(station)
     return {
         "state": state_of(station, now),
         "engine": station.model.engine,
