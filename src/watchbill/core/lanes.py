@@ -64,10 +64,13 @@ class Lanes:
     def _choices(self, request: Request, station: Station, now: int) -> list[Station]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         below = [] if request.exact else self._state.tiers_below(station)
-        usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._state.can_ever_fit(s)]
+        usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._can_be_there(s)]
         if len(usable) > 1:
             usable.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
         return usable
+
+    def _can_be_there(self, station: Station) -> bool:
+        return station.stage is Stage.READY or self._state.can_ever_fit(station)
 
     def _must_wait_for_health(self, station: Station) -> bool:
         """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
