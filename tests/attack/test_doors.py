@@ -283,3 +283,17 @@ async def test_no_web_page_may_call_by_default() -> None:
     async with house() as opened:
         answer = await opened.ask("/v1/models", headers={"Origin": "https://page.example"})
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/%0A", "/wb/v1/models/a%0Ab/load", "/v1/models/a%0D%0Ab", "/wb/v1/%0Astatus"]
+)
+async def test_a_line_break_in_an_address_goes_round_no_guard(path: str) -> None:
+    """R44: found by schemathesis: such an address matched nothing, and the library answered without us."""
+    async with house(server=SERVER) as opened:
+        for method in ("GET", "POST"):
+            assert (await opened.ask(path, method=method)).status == 401
+            assert await status(opened, method, path, Authorization=f"Bearer {KEY}") in (404, 405)
+            answer = await opened.ask(path, method=method, headers={"Host": "evil.example"})
+            assert answer.status == 403
+            assert answer.headers["content-type"] == "application/json"

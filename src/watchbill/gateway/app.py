@@ -135,7 +135,7 @@ class Gateway(House):
             if preflight is not None:
                 return preflight
             known = next((methods for path, methods in paths.items() if _matches(path, request.path)), None)
-            response = await (wrong if known else lost)(request)
+            response = await (wrong if known and request.method not in known else lost)(request)
             if known and response.status == 405:
                 response.headers["Allow"] = ", ".join(sorted(known))
             return response
@@ -165,7 +165,8 @@ def make_app(
         for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
             app.router.add_route(method, address, handler)
             paths.setdefault(address, set()).add(method)
-    app.router.add_route("*", "/{tail:.*}", gateway.answer_other(paths))
+    # With line breaks, too: what matches nothing would be answered by aiohttp itself, without guard or log.
+    app.router.add_route("*", "/{tail:(?s:.*)}", gateway.answer_other(paths))
     if upstream is None:
 
         async def close_upstream(_app: web.Application) -> None:

@@ -1,0 +1,190 @@
+"""The HTTP schema of Watchbill's own addresses, docs/openapi.json: `python tools/openapi.py` writes it anew.
+
+One table of addresses and one of shapes. A test compares the file with the router and with this table, and asks a
+running gateway whether its answers have these shapes. Addresses of other protocols (/v1, /api) are theirs to define.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "openapi.json"
+
+Shape = dict[str, object]
+
+TEXT: Shape = {"type": "string"}
+WHOLE: Shape = {"type": "integer"}
+NUMBER: Shape = {"type": "number"}
+FLAG: Shape = {"type": "boolean"}
+
+
+def maybe(shape: Shape) -> Shape:
+    """The same, or null."""
+    return {**shape, "type": [shape["type"], "null"]}
+
+
+def record(**fields: Shape) -> Shape:
+    """An object with exactly these keys."""
+    named = {name.rstrip("_"): shape for name, shape in fields.items()}
+    return {"type": "object", "properties": named, "required": list(named), "additionalProperties": False}
+
+
+def asked(required: tuple[str, ...] = (), **fields: Shape) -> Shape:
+    """What a caller sends: unknown keys are passed over."""
+    named = {name.rstrip("_"): shape for name, shape in fields.items()}
+    return {"type": "object", "properties": named, **({"required": list(required)} if required else {})}
+
+
+def table(shape: Shape) -> Shape:
+    """An object by name."""
+    return {"type": "object", "additionalProperties": shape}
+
+
+def listed(shape: Shape) -> Shape:
+    """A list."""
+    return {"type": "array", "items": shape}
+
+
+def ref(name: str) -> Shape:
+    """One of the shapes below."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+SHAPES: dict[str, Shape] = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": record(message=TEXT, type=TEXT, param={}, code=TEXT, source={"enum": ["watchbill", "engine"]}),
+        },
+    },
+    "Alive": record(status=TEXT),
+    "Device": record(
+        capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, loading=WHOLE, stopping=WHOLE,
+        emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
+    ),
+    "Model": record(
+        state={"enum": ["absent", "loading", "ready", "draining", "stopping", "failed", "quarantined"]},
+        engine=TEXT, memory=WHOLE, measured=maybe(WHOLE), devices=table(WHOLE), in_flight=WHOLE, queued=WHOLE,
+        loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE), reason=maybe(TEXT), permanent=FLAG, load_ms=WHOLE,
+        load_is_guess=FLAG, service_ms=WHOLE, service_is_guess=FLAG, idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
+    ),
+    "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
+    "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
+    "Status": record(
+        version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
+        late_answers=WHOLE, maintenance=table(ref("Claim")),
+    ),
+    "Request": record(
+        id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
+        position=maybe(WHOLE), reason=TEXT, waited_ms=WHOLE, ran_ms=maybe(WHOLE), forecast_ms=maybe(WHOLE),
+        due_ms=maybe(WHOLE),
+    ),
+    "Requests": record(requests=listed(ref("Request"))),
+    "Cancelled": record(message=TEXT, id=TEXT),
+    "Explanation": record(
+        model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, served_by=maybe(TEXT), leaving=listed(TEXT),
+        expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
+        inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
+    ),
+    "ModelDone": record(message=TEXT, model=TEXT),
+    "DeviceDone": record(message=TEXT, device=TEXT),
+    "Reloaded": record(message=TEXT, changes=listed(TEXT)),
+    "Thought": record(
+        id=TEXT, type=TEXT, thought=TEXT, fallback=FLAG, error=maybe(TEXT), model=maybe(TEXT), lane=TEXT,
+        created_at=TEXT, wait_ms=WHOLE,
+    ),
+}  # fmt: skip
+
+NOTHING = asked()
+EVICT = asked(force=FLAG)
+CLAIM = asked(
+    ("device",), device=TEXT, for_={"type": "string", "maxLength": 200}, pid={"type": "integer", "minimum": 1},
+    hours={"type": "number", "exclusiveMinimum": 0, "maximum": 168},
+)  # fmt: skip
+RENEW = asked(("device",), device=TEXT)
+WORK = asked(("type",), type=TEXT, id={"type": "string", "maxLength": 64}, payload={"type": "object"})
+
+#: method, address, what it does, the body it takes, what it answers, its parameters
+ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] = (
+    ("get", "/health", "Whether the process is alive.", None, "Alive", ()),
+    ("get", "/ready", "Whether the scheduler turns.", None, "Alive", ()),
+    ("get", "/metrics", "Figures for Prometheus.", None, "text/plain", ()),
+    ("get", "/wb/v1/status", "Devices, models and lanes.", None, "Status", ()),
+    ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
+    (
+        "get",
+        "/wb/v1/explain",
+        "What would happen if a model were asked for now.",
+        None,
+        "Explanation",
+        ("?model",),
+    ),
+    ("get", "/wb/v1/requests", "Every open request.", None, "Requests", ()),
+    ("get", "/wb/v1/requests/{id}", "One open request.", None, "Request", ("id",)),
+    ("delete", "/wb/v1/requests/{id}", "Cancels a request.", None, "Cancelled", ("id",)),
+    ("post", "/wb/v1/models/{name}/load", "Brings a model into memory.", NOTHING, "ModelDone", ("name",)),
+    ("post", "/wb/v1/models/{name}/evict", "Takes a model out of memory.", EVICT, "ModelDone", ("name",)),
+    ("post", "/wb/v1/config/reload", "Reads the config again.", NOTHING, "Reloaded", ()),
+    ("post", "/wb/v1/maintenance", "Empties a device and keeps it.", CLAIM, "DeviceDone", ()),
+    ("post", "/wb/v1/maintenance/renew", "The holder still lives.", RENEW, "DeviceDone", ()),
+    ("delete", "/wb/v1/maintenance", "Gives a device back.", None, "DeviceDone", ("?device",)),
+    ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
+)
+_JSON = "application/json"
+
+
+def document() -> Shape:
+    """The whole schema."""
+    paths: dict[str, Shape] = {}
+    for method, path, what, body, answer, parameters in ADDRESSES:
+        paths.setdefault(path, {})[method] = _operation(path, what, body, answer, parameters)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Watchbill",
+            "version": "1",
+            "description": "Watchbill's own addresses. Errors are Error in every case.",
+        },
+        "paths": paths,
+        "components": {"schemas": SHAPES},
+    }
+
+
+def text() -> str:
+    """The schema as it is stored."""
+    return json.dumps(document(), indent=1) + "\n"
+
+
+def _operation(path: str, what: str, body: Shape | None, answer: str, parameters: tuple[str, ...]) -> Shape:
+    content = {answer: {"schema": TEXT}} if "/" in answer else {_JSON: {"schema": ref(answer)}}
+    failed = {"description": "What went wrong.", "content": {_JSON: {"schema": ref("Error")}}}
+    unready = {"description": "Not ready.", "content": {_JSON: {"schema": ref("Alive")}}}
+    told: Shape = {
+        "summary": what,
+        "responses": {
+            "200": {"description": what, "content": content},
+            "4XX": failed,
+            "503": unready if path == "/ready" else failed,
+        },
+    }
+    if parameters:
+        told["parameters"] = [_parameter(name) for name in parameters]
+    if body is not None:
+        # An operator's call may come without a body; work needs one.
+        told["requestBody"] = {"required": "required" in body, "content": {_JSON: {"schema": body}}}
+    return told
+
+
+def _parameter(name: str) -> Shape:
+    where = "query" if name.startswith("?") else "path"
+    return {
+        "name": name.removeprefix("?"),
+        "in": where,
+        "required": True,
+        "schema": {"type": "string", "minLength": 1},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(None if DOCUMENT.write_text(text()) else 1)
