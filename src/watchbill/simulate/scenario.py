@@ -2,6 +2,7 @@
 
 title = "What it shows, in one line"
 duration = "15m"
+streams = false                 # true: background answers that have begun run to their end, as over HTTP
 [devices."gpu:0"]
 capacity = "24GB"
 [models.chat]
@@ -125,6 +126,7 @@ class Scenario:
     service_ms: Mapping[str, float]
     traffic: "Sequence[Source]"
     look_every_ms: float = LOOK_EVERY_MS
+    streams: bool = False
     faults: Faults = field(default_factory=Faults)
 
     @classmethod
@@ -152,10 +154,10 @@ class Scenario:
         *,
         policy: Policy | None = None,
         rules: PolicyRules | None = None,
-        guesses: tuple[float, float] = (0.5, 2.0),
+        guesses: tuple[float, float] | None = (0.5, 2.0),
         endless: bool = False,
     ) -> World:
-        """A world of this scenario, its traffic on the agenda. The core starts with wrong guesses.
+        """A world of this scenario, its traffic on the agenda. The core starts with wrong guesses, or with none.
 
         `endless` takes the bounds away, as in servers that let everybody wait; who started within the scenario's
         own bound can still be told from the waits.
@@ -170,12 +172,15 @@ class Scenario:
         world = World(
             catalog, self.truth, capacity, seed=seed, faults=self.faults, policy=policy, known=known
         )
-        world.look_every_ms = self.look_every_ms
+        world.look_every_ms, world.streams = self.look_every_ms, self.streams
         for traffic in self.traffic:
             traffic.begin(world, self.duration_ms)
         return world
 
-    def _wrong_guesses(self, draw: random.Random, off: tuple[float, float]) -> dict[str, Knowledge]:
+    def _wrong_guesses(self, draw: random.Random, off: tuple[float, float] | None) -> dict[str, Knowledge]:
+        if off is None:
+            return {n: Knowledge(Footprint(true.memory, true.memory)) for n, true in self.truth.items()}
+
         def wrong(true: float) -> float:
             return true * math.exp(draw.uniform(math.log(off[0]), math.log(off[1])))
 
@@ -209,6 +214,7 @@ def _scenario(name: str, table: _Table) -> Scenario:
         {n: float(parse_millis(t["service"])) for n, t in table["models"].items()},
         [_traffic(t) for t in table["traffic"]],
         _precise(table.get("look", f"{LOOK_EVERY_MS}ms")),
+        table.get("streams", False),
         Faults(**table.get("faults", {})),
     )
 

@@ -60,6 +60,7 @@ class World:
         self.tally = Tally()
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
+        self.streams = False  # what a caller has seen of an answer cannot be taken back: it runs to its end
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -215,6 +216,8 @@ class World:
 
     def _cut(self, action: m.Cut) -> None:
         caller = self.open[action.id]
+        if action.how == "boundary" and self.streams:
+            return
         if action.how == "boundary":
             granted = caller.granted_at
             self.at(self.now + self.random.uniform(100, 1_000), lambda: self._yield(caller, granted))

@@ -1,0 +1,359 @@
+"""The three loops on real llama.cpp through the real daemon, and the simulator beside them.
+
+    python bench/loops.py [--seconds 600] [--loop agents|flood|six] [--mmap yes|no] [--json]
+
+Models are small files of noise that the real engine loads and answers from. Every loop is played by real callers over
+HTTP; who waited how long is taken from the daemon's own recording (`up --record`), memory from another process that
+adds up the PSS of all engines. Then the same traffic is simulated with the load and service times that were measured:
+the simulator is quoted only where its waits are within 20 % of the measured ones.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from watchbill.simulate.report import Report
+from watchbill.simulate.scenario import Scenario, Traffic
+from watchbill.simulate.trace import Trace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+#: The models' files, and the length of their answers.
+FILE_SIZE = "24MB"
+TOKENS = 64
+#: An answer of a caller that was refused comes at once; a late one is late when it is later than this.
+LATE_MS = 1_000
+SAMPLE_S = 0.1
+READY_S = 60.0
+#: The simulator is believed within this part of the measured mean wait.
+TOLERANCE = 0.2
+SIMULATED_SEEDS = 10
+
+FOLDER = Path(__file__).parent / "real"
+LOOPS = sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def main() -> int:
+    """Plays the loops and prints what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--loop", choices=LOOPS, action="append")
+    parser.add_argument("--mmap", choices=("yes", "no"))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--watch", type=int, help=argparse.SUPPRESS)  # a daemon's pid: the other process
+    arguments = parser.parse_args()
+    if arguments.watch is not None:
+        return _watch(arguments.watch)
+    found: list[dict[str, Any]] = []
+    for name in arguments.loop or LOOPS:
+        for mmap in (False, True) if arguments.mmap is None else (arguments.mmap == "yes",):
+            found.append(play(name, arguments.seconds, mmap=mmap))
+            if not arguments.json:
+                print(_told(found[-1]), flush=True)
+    if arguments.json:
+        print(json.dumps(found))
+    return 0 if all(result["kept"] for result in found) else 1
+
+
+def play(name: str, seconds: int, *, mmap: bool) -> dict[str, Any]:
+    """One loop, measured and simulated."""
+    scenario = replace(Scenario.read(FOLDER / f"{name}.toml"), duration_ms=1000 * seconds)
+    with tempfile.TemporaryDirectory(prefix="watchbill-loops-") as folder:
+        place = Path(folder)
+        _write_config(place, scenario, mmap=mmap)
+        with _daemon(place) as (pid, port):
+            watcher = subprocess.Popen(
+                [sys.executable, __file__, "--watch", str(pid)], stdout=subprocess.PIPE, text=True
+            )
+            asked = _Callers(scenario, port).play()
+            watcher.send_signal(signal.SIGTERM)
+            peak = int(watcher.communicate(timeout=10)[0] or 0)
+        seen = _Seen(Trace.read(place / "trace.jsonl"), _stops(place / "root" / "events.jsonl"), asked, peak)
+    return {"loop": name, "mmap": mmap, **_judged(scenario, seen)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was measured of one loop."""
+
+    trace: Trace
+    stops_ms: Sequence[float]
+    asked: "Sequence[Asked]"
+    peak: int
+
+
+def _stops(journal: Path) -> list[float]:
+    """How long engines took to go, from the daemon's journal."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    return sorted(float(line["ms"]) for line in lines if line["event"] == "stopped")
+
+
+# ------------------------------------------------------------------ the real house
+
+
+def _write_config(place: Path, scenario: Scenario, *, mmap: bool) -> None:
+    from gguf_models import GgufFiles
+
+    files = GgufFiles(Path(tempfile.gettempdir()) / "watchbill-loops-models")
+    files.folder.mkdir(exist_ok=True)
+    lines = ["[devices.ram]", f'capacity = "{scenario.catalog.devices["ram"].capacity}B"', 'reserve = "0B"']
+    for number, (model, rules) in enumerate(scenario.catalog.models.items(), 1):
+        lines += [
+            f"[models.{model}]", 'engine = "llamacpp"', f'source = "{files.chat(FILE_SIZE, number)}"',
+            f'memory = "{rules.memory["ram"]}B"', "context = 512", "threads = 1",
+            f"concurrency = {rules.concurrency}", f"mmap = {str(mmap).lower()}",
+        ]  # fmt: skip
+    for name, lane in scenario.catalog.lanes.items():
+        kind = lane.work_class.name.lower()
+        lines += [f"[lanes.{name}]", f'class = "{kind}"', f'max_wait = "{lane.max_wait_ms}ms"']
+    (place / "watchbill.toml").write_text("\n".join(lines) + "\n")
+
+
+@contextmanager
+def _daemon(place: Path) -> Iterator[tuple[int, int]]:
+    command = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", "--config", "watchbill.toml"]
+    said = (place / "said").open("w+")
+    process = subprocess.Popen(
+        [*command, "--root", str(place / "root"), "--record", "trace.jsonl"],
+        cwd=place, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process.pid, _port(place / "said", process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        said.close()
+
+
+def _port(said: Path, process: "subprocess.Popen[str]") -> int:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in said.read_text().splitlines():
+            if line.startswith("ready http"):
+                return int(line.rpartition(":")[2])
+        time.sleep(0.05)
+    raise SystemExit(f"the daemon did not start:\n{said.read_text()}")
+
+
+def _watch(daemon: int) -> int:
+    """Adds up the PSS of everything below the daemon until told to stop; prints the most that was seen."""
+    stopping: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+    most = 0
+    while not stopping:
+        try:
+            most = max(
+                most, sum(_pss(child.pid) for child in psutil.Process(daemon).children(recursive=True))
+            )
+        except psutil.Error:
+            break
+        time.sleep(SAMPLE_S)
+    print(most)
+    return 0
+
+
+def _pss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # gone between the list and the look
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as its caller saw it."""
+
+    lane: str
+    status: int
+    took_ms: float
+
+
+class _Callers:
+    """Plays a scenario's traffic against a real daemon."""
+
+    def __init__(self, scenario: Scenario, port: int) -> None:
+        self._scenario, self._port = scenario, port
+        self._ends = time.monotonic() + scenario.duration_ms / 1000
+        self._asked: list[Asked] = []
+        self._draw = random.Random(1)
+
+    def play(self) -> list[Asked]:
+        """Everybody asks until the time is over and has an answer."""
+        threads: list[threading.Thread] = []
+        for source in self._scenario.traffic:
+            assert isinstance(source, Traffic)
+            threads += [self._thread(self._each(source), source) for _ in range(source.clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self._asked
+
+    def _each(self, source: Traffic) -> Callable[[Traffic], None]:
+        return self._loop if source.kind == "loop" else self._stream
+
+    @staticmethod
+    def _thread(act: Callable[[Traffic], None], source: Traffic) -> threading.Thread:
+        return threading.Thread(target=act, args=(source,))
+
+    def _loop(self, source: Traffic) -> None:
+        while time.monotonic() < self._ends:
+            time.sleep(self._draw.uniform(*source.think_ms) / 1000)
+            if self._ask(self._draw.choices(source.models, source.weights)[0], source.lane) != http.client.OK:
+                time.sleep(1)
+
+    def _stream(self, source: Traffic) -> None:
+        time.sleep(source.start_ms / 1000)
+        asking: list[threading.Thread] = []
+        number, due = 0, time.monotonic()
+        while due < self._ends:
+            time.sleep(max(0.0, due - time.monotonic()))
+            steady = source.kind == "times"
+            model = (
+                source.models[number % len(source.models)]
+                if steady
+                else self._draw.choices(source.models, source.weights)[0]
+            )
+            asking.append(threading.Thread(target=self._ask, args=(model, source.lane)))
+            asking[-1].start()
+            number += 1
+            every = source.every_ms / 1000
+            due += every if steady else self._draw.expovariate(1 / every)
+        for thread in asking:
+            thread.join()
+
+    def _ask(self, model: str, lane: str) -> int:
+        messages = [{"role": "user", "content": "Tell me."}]
+        body = {"model": model, "max_tokens": TOKENS, "messages": messages, "stream": True}
+        began = time.monotonic()
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
+        try:
+            headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+            reply = connection.getresponse()
+            reply.read()
+        finally:
+            connection.close()
+        self._asked.append(Asked(lane, reply.status, (time.monotonic() - began) * 1000))
+        return reply.status
+
+
+# ------------------------------------------------------------------ what came of it
+
+
+def _judged(scenario: Scenario, seen: _Seen) -> dict[str, Any]:
+    trace, asked, peak = seen.trace, seen.asked, seen.peak
+    lanes = scenario.catalog.lanes
+    late = [r for r in trace.requests if r.waited_ms > lanes[r.lane].max_wait_ms + LATE_MS]
+    started = [r for r in trace.requests if r.service_ms is not None]
+    errors = sorted(r.waited_ms - r.forecast_ms for r in started if r.waited_ms > 0 or r.forecast_ms > 0)
+    budget = int(scenario.catalog.devices["ram"].capacity or 0)
+    calibrated = _calibrated(scenario, seen)
+    runs = [_simulated(calibrated, seed) for seed in range(SIMULATED_SEEDS)]
+    classes = {lane: _compare(lane, scenario, trace, runs) for lane in lanes}
+    kept = not late and len(trace.requests) == len(asked) and peak <= budget
+    return {
+        "seconds": scenario.duration_ms / 1000, "asked": len(asked),
+        "answered": sum(1 for a in asked if a.status == http.client.OK), "late": len(late),
+        "loads": len(trace.loads), "load_ms": _middle([x.ms for x in trace.loads]),
+        "service_ms": _middle([x.service_ms for x in started if x.service_ms is not None]),
+        "forecast_error_ms": {"p05": _part(errors, 0.05), "p50": _part(errors, 0.5), "p95": _part(errors, 0.95)},
+        "pss_peak": peak, "budget": budget, "lanes": classes, "kept": kept, "cores": os.cpu_count(),
+    }  # fmt: skip
+
+
+def _compare(lane: str, scenario: Scenario, trace: Trace, runs: Sequence[Report]) -> dict[str, float]:
+    waits = sorted(r.waited_ms for r in trace.requests if r.lane == lane and r.service_ms is not None)
+    work_class = scenario.catalog.lanes[lane].work_class
+    simulated = [r.classes[work_class] for r in runs if work_class in r.classes]
+    mean_ms = statistics.mean(waits) if waits else 0.0
+    simulated_ms = statistics.mean(k.wait_mean_ms for k in simulated) if simulated else 0.0
+    return {
+        "started": len(waits), "wait_mean_ms": mean_ms, "wait_p95_ms": _part(waits, 0.95),
+        "wait_max_ms": _part(waits, 1.0), "simulated_mean_ms": simulated_ms,
+        "simulated_p95_ms": statistics.mean(k.wait_p95_ms for k in simulated) if simulated else 0.0,
+        "simulated_over_measured": simulated_ms / mean_ms if mean_ms else 0.0,
+    }  # fmt: skip
+
+
+def _calibrated(scenario: Scenario, seen: _Seen) -> Scenario:
+    """The scenario with the load, service and stop times that were measured."""
+    trace, stops = seen.trace, seen.stops_ms
+    gone = (_part(stops, 0.1), _part(stops, 0.9)) if stops else (100.0, 400.0)
+    loads = {name: _middle([x.ms for x in trace.loads if x.model == name]) for name in scenario.truth}
+    usual = _middle([x.ms for x in trace.loads])
+    truth = {n: replace(t, load_ms=loads[n] or usual, stop_ms=gone) for n, t in scenario.truth.items()}
+    return replace(scenario, truth=truth, traffic=[_with_service(t, trace) for t in scenario.traffic])
+
+
+def _simulated(scenario: Scenario, seed: int) -> Report:
+    """One run that begins as the daemon did: without knowing anything about the models."""
+    world = scenario.world(seed, guesses=None).run(scenario.duration_ms)
+    while world.open:
+        world.run(world.now + 1_000)
+    return Report.of(world, scenario.bound_ms)
+
+
+def _with_service(source: Any, trace: Trace) -> Any:
+    taken = [
+        r.service_ms
+        for r in trace.requests
+        if r.model in source.models and r.outcome == "ok" and r.service_ms
+    ]
+    return replace(source, service=lambda draw: float(draw.choice(taken))) if taken else source
+
+
+def _middle(values: Sequence[float]) -> float:
+    return float(statistics.median(values)) if values else 0.0
+
+
+def _part(ordered: Sequence[float], share: float) -> float:
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0.0
+
+
+def _told(result: dict[str, Any]) -> str:
+    error = result["forecast_error_ms"]
+    lines = [
+        f"\n{result['loop']}, mmap {'on' if result['mmap'] else 'off'}, {result['seconds']:.0f} s, "
+        f"{result['cores']} cores: {'kept' if result['kept'] else 'NOT KEPT'}",
+        f"  {result['answered']} of {result['asked']} answered, {result['late']} past their max_wait, "
+        f"{result['loads']} loads of {result['load_ms']:.0f} ms, answers of {result['service_ms']:.0f} ms",
+        f"  forecast error (waited minus forecast) p5 {error['p05']:.0f}, p50 {error['p50']:.0f}, "
+        f"p95 {error['p95']:.0f} ms",
+        f"  memory {result['pss_peak'] / 1e6:.0f} MB PSS at the most, of {result['budget'] / 1e6:.0f} MB",
+    ]
+    for lane, k in result["lanes"].items():
+        ratio = k["simulated_over_measured"]
+        word = (
+            "within 20 %" if abs(ratio - 1) <= TOLERANCE else "not within 20 %: the simulator is not quoted"
+        )
+        lines.append(
+            f"  {lane}: mean wait {k['wait_mean_ms']:.0f} ms, p95 {k['wait_p95_ms']:.0f} ms; simulated "
+            f"{k['simulated_mean_ms']:.0f} and {k['simulated_p95_ms']:.0f} ms ({ratio:.2f}, {word})"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
