@@ -371,6 +371,8 @@ SUMMARY_CHARS_MAX = 4_000
 #: A prompt template, and a value that is put into it.
 TEMPLATE_CHARS_MAX = 64 * 2**10
 TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
+#: Looks in a row that bring nothing from a probe before a person is told.
+PROBE_FAILURES_MAX = 3
 #: How often protected processes are looked for.
 PROTECTED_LOOK_MS = 5_000
 #: How often the holders of maintenance claims are looked for, and how long a remote one lasts without renewal.

@@ -44,6 +44,9 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     cards.write_text(card(70))
     eventually(lambda: not daemon.status()["devices"]["gpu:0"]["constrained"], 10)
     assert daemon.chat("large")[1]["x-watchbill-model"] == "large"
+    cards.write_text("not a card")
+    eventually(lambda: any("probe" in alert["reason"] for alert in place.events("alert")), 10)
+    assert daemon.chat("large")[0] == 200
 
 
 @pytest.mark.timeout(60)

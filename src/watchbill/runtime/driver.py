@@ -79,7 +79,9 @@ class Driver:
         self._numbers = itertools.count(1)
         self._prefix = f"wb-{os.urandom(3).hex()}"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
-        self._lookout = parts.make_lookout(catalog=catalog, memory=self._room.memory, feed=self._observed)
+        self._lookout = parts.make_lookout(
+            catalog=catalog, memory=self._room.memory, feed=self._observed, alert=self._alert
+        )
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
         self.claims = Claims(self._ask_maintenance, self.now)

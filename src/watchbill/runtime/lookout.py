@@ -2,7 +2,8 @@
 
 Free memory is read often (microseconds), the processes' own memory every few seconds (milliseconds, in a thread).
 The nearer the machine is to its reserve, the more often it looks; a threshold of the kernel (PSI, a control group's
-limit) wakes it at once. A probe that fails keeps its last value, and the core sees how old that is.
+limit) wakes it at once. A probe that fails keeps its last value, and the core sees how old that is; one that goes on
+failing is an alert.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from watchbill.catalog import RAM, Catalog
-from watchbill.core.messages import DeviceReading, ModelReading, Observed
-from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROCESS_LOOK_MS
+from watchbill.core.messages import Alert, DeviceReading, ModelReading, Observed
+from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROBE_FAILURES_MAX, PROCESS_LOOK_MS
 from watchbill.probes.health import constraint
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
@@ -33,11 +34,13 @@ class Lookout:
         memory: Callable[[Cards], Memory],
         feed: Callable[[Observed], None],
         *,
+        alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
-        self._ram, self._clock = ram, clock
+        self._ram, self._clock, self._alert = ram, clock, alert
+        self._failed = [0] * len(probes)  # looks in a row that brought nothing
         self._turn = asyncio.Lock()
         self._woken = asyncio.Event()
         self._models: Memory = {}
@@ -69,15 +72,14 @@ class Lookout:
         """Reads everything there is to read and tells the core."""
         async with self._turn:
             readings = [await probe.look() for probe in self._probes]
+            self._count_failures()
             if processes:
                 cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
                 self._models = await asyncio.to_thread(self._memory, cards)
                 self._models_at = self._clock()
         now = round(self._clock() * 1000)
         devices = {
-            name: reading.for_core(
-                now, constraint(self._catalog.devices[name], reading, self._held_on(name))
-            )
+            name: reading.for_core(now, constraint(self._catalog.devices[name], reading, self._held_on(name)))
             for found in readings
             for name, reading in found.items()
             if name in self._catalog.devices
@@ -87,6 +89,13 @@ class Lookout:
         }
         self._feed(Observed(now, devices, models, self._stalls()))
         self._next_ms = self._pace(devices)
+
+    def _count_failures(self) -> None:
+        for place, probe in enumerate(self._probes):
+            self._failed[place] = self._failed[place] + 1 if probe.failure else 0
+            if self._failed[place] == PROBE_FAILURES_MAX and self._alert is not None:
+                text = f"memory cannot be read, so nothing new is loaded there soon: {probe.failure}"
+                self._alert(Alert("probe", text))
 
     def _held_on(self, device: str) -> int:
         return sum(memory.get(device, 0) for _, memory in self._models.values())
