@@ -28,6 +28,7 @@ __all__ = ["Daemon", "Place", "eventually", "is_listening", "scripted"]
 TESTS_MARK = "WATCHBILL_E2E_PLACE"
 #: Loaded cores: a Python process with its imports may take seconds to say its first word.
 READY_S = 40.0
+UP = (sys.executable, "-m", "watchbill.cli", "up", "--port", "0")
 DOWN_S = 30.0
 
 
@@ -226,11 +227,11 @@ class Place:
             capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def begin(self, *arguments: str) -> Daemon:
+    def begin(self, *arguments: str, command: Sequence[str] = UP) -> Daemon:
         """Starts the daemon and does not wait for it. Its output goes to files: a full pipe would stop it."""
         said, complained = (open(self.folder / f".{secrets.token_hex(4)}", "w+") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", *arguments], cwd=self.folder,
+            [*command, *arguments], cwd=self.folder,
             env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, text=True,
         )  # fmt: skip
         daemon = Daemon(process, said, complained)

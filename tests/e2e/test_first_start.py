@@ -40,22 +40,14 @@ def is_index_reachable(place: Place) -> bool:
 @pytest.mark.timeout(200)
 def test_make_up_and_the_first_question(newcomer: Place) -> None:
     """RES-10, LANE-09: `make up` without a config serves the embedded model; `watchbill chat` streams its answer."""
-    with subprocess.Popen(
-        ["make", "--no-print-directory", "-C", str(ROOT), "up", 'ARGS=--port 0'], cwd=newcomer.folder,
-        env=newcomer.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as making:  # fmt: skip
-        try:
-            assert making.stdout is not None and making.stderr is not None
-            line = making.stdout.readline()
-            assert line.startswith("ready http://127.0.0.1:"), (line, making.stderr.read())
-            asked = newcomer.run(
-                "chat", "Why is the sky blue? Answer in one short sentence.", "--max-tokens", "12"
-            )
-            assert asked.returncode == 0, asked.stderr
-            assert len(asked.stdout.split()) > 3, asked
-        finally:
-            making.terminate()
-            _, said = making.communicate(timeout=30)
+    daemon = newcomer.begin(command=("make", "--no-print-directory", "-C", str(ROOT), "up", "ARGS=--port 0"))
+    daemon.wait_ready()
+    question = "Why is the sky blue? Answer in one short sentence."
+    asked = newcomer.run("chat", question, "--max-tokens", "12")
+    assert asked.returncode == 0, asked.stderr
+    assert len(asked.stdout.split()) > 3, asked
     for step in ("curl ", "watchbill chat", "watchbill status"):
-        assert step in said
+        assert step in daemon.stderr
+    newcomer.run("down")
+    assert daemon.wait() == 0
     assert newcomer.leftovers() == []
