@@ -387,3 +387,15 @@ def test_a_guess_refuses_nobody(world_of: WorldOf, model: ModelOf) -> None:
     assert (caller.state, caller.forecast_ms) == ("waiting", 60_000)
     world.run(20_000)
     assert caller.outcome == "answered"
+
+
+def test_a_model_that_gives_not_one_byte_in_all_its_time_is_reset(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: R31: answers that time out before their first byte count as failures; three in a row reset it."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(2_000))}
+    world = world_of(model("A"), lanes=lanes)
+    world._first_byte = lambda caller, granted: None  # type: ignore[method-assign]  it accepts and says nothing
+    for i in range(3):
+        world.at(1_000 + i * 4_000, lambda: world.arrive("A", 60_000, lane="chat"))
+    world.run(20_000)
+    assert [c.outcome for c in world.callers.values()] == ["run_timeout"] * 3
+    assert "watchdog" in [a.kind for a in world.alerts]

@@ -99,6 +99,8 @@ class Dispatch:
         station = self._state.home.pop(event.id)
         if event.ok and running.cut is None:
             station.learn_service(now - running.since, running.beside)
+        if running.cut == "run_timeout" and not running.begun:
+            station.bad_answers += 1  # it had all its time and gave not one byte
         if running.cut is None and event.ok is not None:
             station.bad_answers = 0 if event.ok else station.bad_answers + 1
             station.resets = 0 if event.ok else station.resets

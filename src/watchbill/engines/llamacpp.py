@@ -14,6 +14,7 @@ Uses the binary that the config names, else a `llama-server` on the PATH, else t
 """
 
 import asyncio
+import os
 import re
 import shutil
 import sys
@@ -31,6 +32,8 @@ from watchbill.processes import LOOPBACK, Keeper
 
 __all__ = ["LlamaRecipe"]
 
+#: Up to so many cores one is left to others unless the config says how many threads to use.
+SMALL_MACHINE_CORES = 4
 MIB = 2**20
 
 #: What llama.cpp writes when it cannot load, what that means, and whether trying again is pointless.
@@ -133,8 +136,8 @@ def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> l
         words += ["--load-mode", "mmap" if model.mmap else "none"]
     elif not model.mmap:
         words += _if_known(known, ["--no-mmap"])
-    if model.threads > 0:
-        words += ["--threads", str(model.threads)]
+    if threads := model.threads or _spare_threads():
+        words += ["--threads", str(threads)]
     if model.embedding:
         # A text to embed goes through in one piece: it must fit into one physical batch.
         words += ["--embedding", "--batch-size", str(model.context), "--ubatch-size", str(model.context)]
@@ -149,3 +152,10 @@ def _if_known(known: frozenset[str], *options: list[str]) -> Iterable[str]:
 
 def _gpus(model: Model) -> list[str]:
     return [device.removeprefix("gpu:") for device in model.devices if device.startswith("gpu:")]
+
+
+def _spare_threads() -> int:
+    """On a small machine one core is left to everybody else: with all of them taken, llama.cpp's threads wait for each
+    other and a shared core costs it nearly all its speed. 0 on larger machines: it knows best there."""
+    cores = os.cpu_count() or 1
+    return max(1, cores - 1) if cores <= SMALL_MACHINE_CORES else 0
