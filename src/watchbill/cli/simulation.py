@@ -52,7 +52,7 @@ def draw_comparison(reports: Mapping[str, Report], terminal: Terminal) -> list[s
 def draw_frontier(points: Mapping[float, Report], terminal: Terminal) -> list[str]:
     """What people gain and background work pays as a person's weight grows."""
     columns = [
-        Column("weight", True), Column("interactive p95", True), Column("in time", True),
+        Column("weight", True), Column("interactive mean", True), Column("p95", True), Column("in time", True),
         Column("other answers", True), Column("loads", True), Column("loading", True),
     ]  # fmt: skip
     rows: list[list[str]] = []
@@ -60,8 +60,7 @@ def draw_frontier(points: Mapping[float, Report], terminal: Terminal) -> list[st
         people = report.classes.get(WorkClass.INTERACTIVE)
         others = report.answered - (people.answered if people else 0)
         rows.append([
-            f"{weight:g}", _span(people.wait_p95_ms) if people else "-", _share(people) if people else "-",
-            _count(others), _count(report.loads), f"{report.loading_share:.0%}",
+            f"{weight:g}", *_person(people), _count(others), _count(report.loads), f"{report.loading_share:.0%}",
         ])  # fmt: skip
     return terminal.table(columns, rows)
 
@@ -76,6 +75,12 @@ def draw_laws(reports: Sequence[Report]) -> list[str]:
     if broken:
         return [f"BROKEN {law}: {times} times" for law, times in broken.items()]
     return [f"invariants: {len(LAWS)} laws checked after each of {steps:,} steps, none broken"]
+
+
+def _person(figures: ClassFigures | None) -> list[str]:
+    if figures is None:
+        return ["-", "-", "-"]
+    return [_span(figures.wait_mean_ms), _span(figures.wait_p95_ms), _share(figures)]
 
 
 def _class_row(work_class: WorkClass, figures: ClassFigures) -> list[str]:
