@@ -23,7 +23,98 @@ from watchbill.simulate.trace import Trace
 
 __all__ = ["simulate"]
 
-_NO_CHANGES: tuple[str, ...] = ()
+_FRONTIER = Parameter(
+    negative="",
+    show_default=False,
+    help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
+)
+_JSON = Parameter(negative="", show_default=False, help="Print the figures as JSON.")
+
+
+_ScenarioOption = Annotated[
+    Path | None,
+    Parameter(
+        name="SCENARIO",
+        help="A scenario file (TOML): devices, models, lanes, traffic. Default: a built-in day of traffic.",
+        show_default=False,
+    ),
+]
+_TraceOption = Annotated[
+    Path | None,
+    Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
+]
+_ConfigOption = Annotated[
+    Path | None,
+    Parameter(
+        help="With --trace: the config to replay it against. Default: the one that `up` would use.",
+        show_default=False,
+    ),
+]
+_PolicyOption = Annotated[
+    Literal["rate", "turns", "fifo", "exhaustive"] | None,
+    Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
+]
+_CompareOption = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Run every policy on the same traffic.")
+]
+_FrontierOption = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
+    ),
+]
+_SeedOption = Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")]
+_SeedsOption = Annotated[int, Parameter(help="How many seeds to average over.")]
+_ChangeOption = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        negative="",
+        show_default=False,
+        help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
+        "lanes.chat.max_wait=30s. May be repeated.",
+    ),
+]
+_JsonOption = Annotated[bool, Parameter(negative="", show_default=False, help="Print the figures as JSON.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class What:
+    """What is played, and how often."""
+
+    trace: Annotated[
+        Path | None,
+        Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="With --trace: the config to replay it against. Default: the one that `up` would use.",
+            show_default=False,
+        ),
+    ] = None
+    policy: Annotated[
+        Literal["rate", "turns", "fifo", "exhaustive"] | None,
+        Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
+    ] = None
+    seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")] = 0
+    seeds: Annotated[int, Parameter(help="How many seeds to average over.")] = 1
+    change: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
+            "lanes.chat.max_wait=30s. May be repeated.",
+        ),
+    ] = ()
+
+
+_DEFAULTS = What()
 
 
 def simulate(
@@ -37,47 +128,12 @@ def simulate(
     ] = None,
     /,
     *,
-    trace: Annotated[
-        Path | None,
-        Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        Parameter(
-            help="With --trace: the config to replay it against. Default: the one that `up` would use.",
-            show_default=False,
-        ),
-    ] = None,
-    policy: Annotated[
-        Literal["rate", "turns", "fifo", "exhaustive"] | None,
-        Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
-    ] = None,
+    what: What = _DEFAULTS,
     compare: Annotated[
         bool, Parameter(negative="", show_default=False, help="Run every policy on the same traffic.")
     ] = False,
-    frontier: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
-        ),
-    ] = False,
-    seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")] = 0,
-    seeds: Annotated[int, Parameter(help="How many seeds to average over.")] = 1,
-    change: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            negative="",
-            show_default=False,
-            help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
-            "lanes.chat.max_wait=30s. May be repeated.",
-        ),
-    ] = _NO_CHANGES,
-    json: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Print the figures as JSON.")
-    ] = False,
+    frontier: Annotated[bool, _FRONTIER] = False,
+    json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
 ) -> int:
     """Play traffic against the scheduler in virtual time, and judge every step.
@@ -86,24 +142,24 @@ def simulate(
 
     Example: watchbill simulate bench/scenarios/flood.toml --compare --seeds 5
     """
-    if scenario is not None and trace is not None:
-        raise OursError("give a scenario or --trace, not both")
-    if not 1 <= seeds <= SIMULATE_SEEDS_MAX:
-        raise OursError(f"--seeds is from 1 to {SIMULATE_SEEDS_MAX}")
-    played = adjust(_scenario(scenario, trace, config), change)
-    chosen = policy or played.catalog.policy.name
-    task = _Task(played, range(seed, seed + seeds), Terminal(quiet=quiet), json=json)
+    played = adjust(_scenario(scenario, what), what.change)
+    chosen = what.policy or played.catalog.policy.name
+    task = _Task(played, range(what.seed, what.seed + what.seeds), Terminal(quiet=quiet), json=json)
     if frontier:
         return task.frontier(chosen)
     return task.comparison() if compare else task.single(chosen)
 
 
-def _scenario(file: Path | None, trace: Path | None, config: Path | None) -> Scenario:
-    if trace is not None:
+def _scenario(file: Path | None, what: What) -> Scenario:
+    if not 1 <= what.seeds <= SIMULATE_SEEDS_MAX:
+        raise OursError(f"--seeds is from 1 to {SIMULATE_SEEDS_MAX}")
+    if file is not None and what.trace is not None:
+        raise OursError("give a scenario or --trace, not both")
+    if what.trace is not None:
         from watchbill.config import read  # pydantic takes a moment, and only replays need it
 
-        return Trace.read(trace).scenario(read(config).catalog)
-    if config is not None:
+        return Trace.read(what.trace).scenario(read(what.config).catalog)
+    if what.config is not None:
         raise OursError("--config goes with --trace; a scenario file names its own models")
     return day() if file is None else Scenario.read(file)
 
