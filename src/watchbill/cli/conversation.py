@@ -7,12 +7,12 @@ never a short answer.
 
 from collections.abc import Iterator
 
+from watchbill.cli.bounds import CLI_CHAT_MESSAGES_MAX
 from watchbill.cli.client import DaemonRefused, parse
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, rows_of
 from watchbill.cli.terminal import plain
 from watchbill.errors import EngineFailed
-from watchbill.limits import CLI_CHAT_MESSAGES_MAX
 
 __all__ = ["Conversation"]
 

@@ -17,6 +17,7 @@ from cyclopts.validators import Number
 
 from watchbill.catalog import SpoolRules
 from watchbill.cli.app import WrongUse
+from watchbill.cli.bounds import CLI_SPOOL_ROWS
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
 from watchbill.cli.spool_hook import app as hook
 from watchbill.cli.spool_hook import key
@@ -25,7 +26,6 @@ from watchbill.cli.spool_views import WORDS, as_fields, draw_entries, draw_event
 from watchbill.cli.spool_work import drain, gc
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
-from watchbill.limits import CLI_SPOOL_ROWS
 from watchbill.root import find_root
 from watchbill.spool import Entry, SpoolLayout, State, entries
 

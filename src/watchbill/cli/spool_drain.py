@@ -11,9 +11,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import fields
 from types import FrameType
 
+from watchbill.cli.bounds import CLI_DRAIN_LOOK_S
 from watchbill.cli.progress import count_bar
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.limits import CLI_DRAIN_LOOK_S
 from watchbill.spool import Drain, DrainReport
 
 __all__ = ["Foreground"]
