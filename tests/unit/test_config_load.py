@@ -178,8 +178,8 @@ webhook = "http://127.0.0.1:9999/"
     )
     gigabyte, gibibyte = 10**9, 2**30
     assert found.server == catalog.Server(
-        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus"),), ("box.lan",),
-        ("https://chat.lan:3000",), catalog.Bytes(2**20),
+        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus"),),
+        ("box.lan",), ("https://chat.lan:3000",), catalog.Bytes(2**20),
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(
         "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)
