@@ -58,6 +58,7 @@ def test_the_core_model_stays_through_every_swap(place: Place) -> None:
         + weighing("lexicon", '"300MB"', "", "idle = '100ms'")
         + weighing("left", '"1.4GB"')
         + weighing("right", '"1.4GB"')
+        + weighing("tiny", '"250MB"')
         + weighing("greedy", '"1.7GB"')
     )
     daemon = place.up()
@@ -67,7 +68,9 @@ def test_the_core_model_stays_through_every_swap(place: Place) -> None:
     for name in ("right", "left", "right"):
         assert daemon.chat(name)[0] == 200
         assert daemon.is_in("lexicon", "ready")
+    assert daemon.chat("tiny")[0] == 200  # the core model's place would do, and nobody has used it for longer
     assert daemon.model("lexicon")["loads"] == 1
+    assert daemon.is_in("lexicon", "ready")
     assert daemon.model("left")["evictions"] == 2
     status, _, body = daemon.chat("greedy")  # it would need the margin
     assert (status, body["error"]["code"]) == (503, "never_fits")

@@ -70,10 +70,11 @@ def test_a_dead_holders_claim_expires(place: Place) -> None:
     command = int(forge.stdout.readline())
     assert "ram" in daemon.status()["maintenance"]
     forge.send_signal(signal.SIGKILL)
+    forge.wait()
+    eventually(lambda: not os.path.exists(f"/proc/{command}"), 5)
     forge.communicate()
     eventually(lambda: not daemon.status()["maintenance"], 10)
     eventually(lambda: daemon.is_in("rock", "ready"), 20)
-    eventually(lambda: not os.path.exists(f"/proc/{command}"), 5)
 
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         assert place.run("maintenance", "start", "--pid", str(sleeper.pid)).returncode == 0
