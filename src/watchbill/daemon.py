@@ -30,8 +30,7 @@ from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DRAIN_MS
 from watchbill.probes import Probe
-from watchbill.probes.fake import FAKE_GPUS, FakeGpuProbe
-from watchbill.probes.nvml import NvmlProbe, load_nvml
+from watchbill.probes.cards import card_probe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, reap
@@ -205,11 +204,8 @@ def _make_driver(
 def _probes(ram: RamProbe, catalog: Catalog) -> list[PatientProbe]:
     """RAM always; GPUs where the config names one and the machine, or a test's file, can tell about it."""
     probes: list[Probe] = [ram]
-    if any(name.startswith("gpu:") for name in catalog.devices):
-        if fake := os.environ.get(FAKE_GPUS):
-            probes.append(FakeGpuProbe(Path(fake)))
-        elif (nvml := load_nvml()) is not None:
-            probes.append(NvmlProbe(nvml))
+    if any(name.startswith("gpu:") for name in catalog.devices) and (cards := card_probe()) is not None:
+        probes.append(cards)
     return [PatientProbe(probe) for probe in probes]
 
 

@@ -1,5 +1,6 @@
 """A device is lent to the operator, and comes back whatever happens to its holder."""
 
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,8 @@ def test_a_command_has_the_memory_and_permanent_models_return_after_it(place: Pl
     with ThreadPoolExecutor(1) as patient:
         waiting = patient.submit(daemon.chat, "other")
         eventually(lambda: daemon.model("other")["queued"] == 1)
+        [request] = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
+        assert "waits until ram is back from maintenance" in place.run("explain", request["id"]).stdout
         (place.folder / "go").unlink()
         assert forge.wait(20) == 7
         assert waiting.result(20)[0] == 200

@@ -12,6 +12,7 @@ from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.gguf import GgufError, predict, read_header
 from watchbill.probes import ProbeError
+from watchbill.probes.cards import card_probe
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
@@ -23,7 +24,7 @@ def look_at(loaded: Loaded) -> MachineFacts:
     """Reads the machine's memory and every model file's header. Blocks; changes nothing."""
     engines = loaded.catalog.engines
     return MachineFacts(
-        capacity=_capacities(),
+        capacity=_capacities(any(name.startswith("gpu:") for name in loaded.catalog.devices)),
         models={
             name: _look_at_model(model, engines[model.engine])
             for name, model in loaded.catalog.models.items()
@@ -50,11 +51,15 @@ def _look_at_spools(loaded: Loaded) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _capacities() -> dict[str, Bytes]:
-    try:
-        return {name: reading.capacity for name, reading in RamProbe().read().items()}
-    except ProbeError:  # no /proc: the config can still be checked, only not against this machine
-        return {}
+def _capacities(with_cards: bool) -> dict[str, Bytes]:
+    cards = card_probe() if with_cards else None
+    found: dict[str, Bytes] = {}
+    for probe in (RamProbe(), cards):
+        try:
+            found |= {name: seen.capacity for name, seen in probe.read().items()} if probe else {}
+        except ProbeError:
+            continue  # no /proc, no driver: the config can still be checked, only not against this machine
+    return found
 
 
 def _look_at_model(model: Model, engine: EngineRules) -> ModelFacts:

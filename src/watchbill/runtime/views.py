@@ -161,7 +161,22 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
             return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
         case Stage.ABSENT:
             why = f"; its last load failed: {station.failure}" if station.failure else ""
-            return f"{station.name} is not in memory and waits for its turn{why}"
+            hindrance = _hindrance(state, station)
+            return f"{station.name} is not in memory and waits {hindrance or 'for its turn'}{why}"
+
+
+def _hindrance(state: State, station: Station) -> str | None:
+    """What keeps every model from being loaded there, if anything does."""
+    for name, book in state.ledger.books.items():
+        if not station.needs.get(name):
+            continue
+        if book.in_maintenance:
+            return f"until {name} is back from maintenance"
+        if book.reading is not None and book.reading.constrained:
+            return f"until {name} is well again: {book.reading.constrained}"
+        if not book.may_load:
+            return f"until {name} can be read again"
+    return None
 
 
 def _int(value: object) -> int:
