@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
-BENCH ?= gateway
+BENCH ?= gateway scheduler scale spool loops
 # Test processes at once; the tests themselves use a core each.
 JOBS ?= 2
 
@@ -43,7 +43,7 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 docs: python ## write the list of modules in docs/structure.md anew
 	@"$(PYTHON)" tools/structure.py
 
-bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway"
+bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway scheduler"
 	@status=0; for name in $(BENCH); do $(BIN)/python bench/$$name.py $(ARGS) || status=1; done; exit $$status
 
 torture: setup-dev ## the long forms of the fault tests
