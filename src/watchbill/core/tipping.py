@@ -108,7 +108,8 @@ class _InArrivalOrder:
         return expected_start_ms(state, station, request, now, turns=())
 
     def may_leave(self, station: Station, now: int) -> bool:
-        raise NotImplementedError
+        # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
+        return not station.running
 
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
@@ -147,10 +148,6 @@ class Fifo(_InArrivalOrder):
         """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
         lined = sorted((s for s in state.managed if s.line), key=arrival_order)[:1]
         return [s for s in lined if s in waiting(state, now)]
-
-    def may_leave(self, station: Station, now: int) -> bool:
-        # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
-        return not station.running
 
 
 class Turns(_InArrivalOrder):
