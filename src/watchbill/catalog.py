@@ -279,6 +279,6 @@ class Catalog:
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""
         for asked in (name, name.removesuffix(":latest"), f"{name}:latest"):
-            if asked in self.models:
-                return self.models[asked]
+            if (found := self.models.get(asked)) is not None:
+                return found
         return next((model for model in self.models.values() if name in model.aliases), None)

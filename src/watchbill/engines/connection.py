@@ -8,11 +8,12 @@ follows a redirect, never decompresses, never sends anything by itself.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
 import httptools
+import msgspec
 
 from watchbill.engines.base import Endpoint
 from watchbill.errors import EngineFailed
@@ -52,15 +53,14 @@ class Deadlines:
     silence_ms: int = UPSTREAM_SILENCE_MS  # between two pieces of an answer
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """What is sent, and where. Path and headers are ours: no client's text ever gets into them."""
 
     endpoint: Endpoint
     method: str
     path: str
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class Connection(asyncio.Protocol):
@@ -112,14 +112,14 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing() and self._failure is None
 
-    def begin(self, request: bytes, *, first_byte_s: float, silence_s: float, streamed: bool) -> None:
+    def begin(self, request: bytes, deadlines: Deadlines, *, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
         assert not self.busy and self._transport is not None
-        now = self._loop.time()
-        self._reset(now + first_byte_s, silence_s)
+        now, silence_s = self._loop.time(), deadlines.silence_ms / 1000
+        self._reset(now + deadlines.first_byte_ms / 1000, silence_s)
         self.busy = True
         self.streamed = streamed
-        if self._timer is None or self._timer.when() > now + min(first_byte_s, silence_s):
+        if self._timer is None or self._timer.when() > min(self._deadline, now + silence_s):
             self._arm()
         self._transport.write(request)
 

@@ -228,20 +228,32 @@ class NearCall:
         return _media_type(self._connection.headers.get(b"content-type", b""))
 
     async def head(self) -> int:
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             connection = self._pool.take_idle(self._address)
             self._is_kept = connection is not None
-            self._send(connection or await self._connect())
+            connection = self._send(connection or await self._connect())
         try:
-            return await self._wait_head()
+            await connection.wait_head()
         except UpstreamFailed as error:
             if not self._is_kept or error.kind != "closed" or error.received or self._aborted:
                 raise
+            connection = await self._send_again()
+        if connection.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+            connection.abort()
+            raise UpstreamFailed(
+                "garbled", "the engine compressed its answer although asked not to", received=True
+            )
+        return connection.status
+
+    async def _send_again(self) -> Connection:
+        """The kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
         if self._followed_stream:
             self._pool.note_closer(self._address)
         self._is_kept = False
-        self._send(await self._connect())
-        return await self._wait_head()
+        connection = self._send(await self._connect())
+        await connection.wait_head()
+        return connection
 
     async def _connect(self) -> Connection:
         self._connection = None  # so that a caller who was interrupted here can ask for the head again
@@ -251,30 +263,17 @@ class NearCall:
             raise UpstreamFailed("aborted", "the request to the engine was cut")
         return connection
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: Connection) -> Connection:
         self._connection = connection
         self._followed_stream = connection.streamed
-        connection.begin(
-            self._request,
-            first_byte_s=self._deadlines.first_byte_ms / 1000,
-            silence_s=self._deadlines.silence_ms / 1000,
-            streamed=self._streamed,
-        )
-
-    async def _wait_head(self) -> int:
-        assert self._connection is not None
-        await self._connection.wait_head()
-        if self._connection.headers.get(b"content-encoding", b"") not in (b"", b"identity"):
-            self._connection.abort()
-            raise UpstreamFailed(
-                "garbled", "the engine compressed its answer although asked not to", received=True
-            )
-        return self._connection.status
+        connection.begin(self._request, self._deadlines, streamed=self._streamed)
+        return connection
 
     async def chunk(self) -> bytes:
-        assert self._connection is not None
-        piece = await self._connection.chunk()
-        if self._connection.is_done and not piece:
+        connection = self._connection
+        assert connection is not None
+        piece = await connection.chunk()
+        if not piece and connection.is_done:
             self._release()
         return piece
 

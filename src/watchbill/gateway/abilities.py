@@ -70,12 +70,11 @@ class Abilities:
         model = self._driver.catalog.find_model(wish.model)
         if model is None:
             return wish  # the scheduler says so
-        able = await self.of(model)
+        known = self._known.get(model.name)
+        able = known[1] if known is not None and known[0] is model else await self.of(model)
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
-        if able.vision and model.family is None:
-            return wish
-        if not has_image(messages):
+        if (able.vision is not False and model.family is None) or not has_image(messages):
             return wish
         if able.vision is False:
             raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
@@ -84,18 +83,16 @@ class Abilities:
 
 def has_image(messages: object) -> bool:
     """Whether there is an image among these messages, in a part of one, or in a tool's result."""
-    return isinstance(messages, list) and any(_shows(message) for message in cast("list[object]", messages))
-
-
-def _shows(item: object) -> bool:
-    if not isinstance(item, dict):
+    if not isinstance(messages, list):
         return False
-    fields = cast("dict[str, object]", item)
-    return (
-        fields.get("type") in _IMAGES
-        or bool(fields.get("images"))  # Ollama's way
-        or has_image(fields.get("content"))  # as deep as a body may be nested
-    )
+    for item in cast("list[object]", messages):
+        if isinstance(item, dict):
+            fields = cast("dict[str, object]", item)
+            if fields.get("type") in _IMAGES or fields.get("images"):  # Ollama has them beside the text
+                return True
+            if has_image(fields.get("content")):  # as deep as a body may be nested
+                return True
+    return False
 
 
 def _able(model: Model, driver: str, header: Header | None) -> Able:

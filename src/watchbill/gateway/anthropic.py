@@ -19,8 +19,9 @@ from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.dialects import anthropic_error
 from watchbill.gateway.events import event
-from watchbill.gateway.exchange import Collector, Exchange, Fields, sender
+from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.relay import Collector
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import check_ranges

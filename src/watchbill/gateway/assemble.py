@@ -100,34 +100,33 @@ class Assembly:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) == len(held):  # else they were not plain, or two in one
-            for event in events:
-                self._take_plain(event)
+            self._take_plain(events)
         else:
             for payload in held:
                 self._take(payload)
 
-    def _take_plain(self, event: _Plain) -> None:
-        """Does what `_take` does with the same event."""
-        top = self._top
-        top["id"], top["object"], top["created"], top["model"] = (
-            event.id, event.object, event.created, event.model,
-        )  # fmt: skip
-        if event.usage is not UNSET:
-            self._set_top("usage", event.usage)
-        if event.system_fingerprint is not UNSET:
-            self._set_top("system_fingerprint", event.system_fingerprint)
-        if event.timings is not UNSET:
-            self._set_top("timings", event.timings)
-        for piece in event.choices:
-            choice = self._choices.get(piece.index) or self._begin(piece.index)
-            if piece.delta.content is not None:
-                message = self._messages[piece.index]
-                known = message["content"]
-                message["content"] = (
-                    known + piece.delta.content if isinstance(known, str) else piece.delta.content
-                )
-            if piece.finish_reason is not None:
-                choice["finish_reason"] = piece.finish_reason
+    def _take_plain(self, events: list[_Plain]) -> None:
+        """Does what `_take` does with the same events, one by one."""
+        for event in events:
+            if event.usage is not UNSET:
+                self._set_top("usage", event.usage)
+            if event.system_fingerprint is not UNSET:
+                self._set_top("system_fingerprint", event.system_fingerprint)
+            if event.timings is not UNSET:
+                self._set_top("timings", event.timings)
+            for piece in event.choices:
+                choice = self._choices.get(piece.index) or self._begin(piece.index)
+                content = piece.delta.content
+                if content is not None:
+                    message = self._messages[piece.index]
+                    known = message["content"]
+                    message["content"] = known + content if isinstance(known, str) else content
+                if piece.finish_reason is not None:
+                    choice["finish_reason"] = piece.finish_reason
+        if events:
+            last = events[-1]
+            top = self._top
+            top["id"], top["object"], top["created"], top["model"] = last.id, last.object, last.created, last.model
 
     def _set_top(self, name: str, value: object) -> None:
         # "usage": null in every event but the last must not hide the last one's

@@ -53,10 +53,11 @@ def _match(app: web.Application, route: web.AbstractRoute) -> web.UrlMappingMatc
 
 
 class DirectResponse(web.StreamResponse):
-    """A whole answer of 200 to a POST of HTTP/1.1."""
+    """A whole answer of 200 to a POST of HTTP/1.1. What aiohttp settles for each is settled for all."""
 
-    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__()
+    _status, _reason = 200, "OK"
+
+    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:  # pyright: ignore[reportMissingSuperCall]
         self._content = body
         self._given = headers
         self._is_sent = False
@@ -95,14 +96,15 @@ class DirectResponse(web.StreamResponse):
     def head(self) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
         lines = [f"{name}: {value}" for name, value in self._given.items()]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]  # what was added since
         if not self._keeps:
             lines.append("Connection: close")
-        lines += [f"Content-Length: {len(self._content)}", f"Date: {_date(int(time.time()))}", "", ""]
-        head = "\r\n".join(lines)
-        if head.count("\r") != len(lines) - 1 or head.count("\n") != len(lines) - 1:
+        text = "\r\n".join(lines)
+        if text.count("\r") != len(lines) - 1 or text.count("\n") != len(lines) - 1:
             raise ValueError("a header of the answer has a line break")  # it would be a second header
-        return b"HTTP/1.1 200 OK\r\n" + head.encode()
+        return (
+            f"HTTP/1.1 200 OK\r\n{text}\r\nContent-Length: {len(self._content)}\r\n"
+            f"Date: {_date(int(time.time()))}\r\n\r\n"
+        ).encode()
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ that it is told in the stream. Owns neither shapes nor prompts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -21,7 +21,7 @@ from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
 from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for, lane_of
-from watchbill.gateway.relay import Relay
+from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
 from watchbill.runtime.ticket import Start, Wish
@@ -29,7 +29,7 @@ from watchbill.runtime.ticket import Start, Wish
 if TYPE_CHECKING:
     from watchbill.gateway.house import House
 
-__all__ = ["Collector", "Exchange", "Fields", "Sender", "Unknown", "Whole", "sender"]
+__all__ = ["Exchange", "Fields", "Sender", "Unknown", "Whole", "sender"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
@@ -38,18 +38,6 @@ Unknown = Callable[[], bool]
 
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _JSON = "application/json"
-
-
-class Collector(Protocol):
-    """Makes one answer out of the pieces of a stream."""
-
-    def feed(self, piece: bytes) -> None:
-        """Takes bytes of the stream. Raises what the engine says went wrong."""
-        ...
-
-    def result(self) -> Fields:
-        """The whole answer. Raises EngineFailed when the stream ended before its end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +74,24 @@ class Exchange:
         unknown: Unknown | None = None,
     ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
-        collector: Collector | None = None
-        plain: list[bytes] = []
-
-        def take(piece: bytes) -> None:
-            nonlocal collector
-            if not relay.is_stream:
-                plain.append(piece)
-                return
-            collector = collector or make()
-            collector.feed(piece)
-
-        def restart() -> None:
-            nonlocal collector
-            collector = None
-            plain.clear()
-
         try:
             with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
-                await relay.whole(take, restart)
-                if plain or relay.status != 200:
-                    return _pass_on(relay, b"".join(plain))
-                answer = (collector or make()).result()
-                relay.finish(ok=True)
-                return Whole(_JSON, assembled=answer)
+                answer = await relay.whole(make)
+                if not isinstance(answer, bytes):
+                    return _assembled(relay, answer)
+                if not answer and relay.status == 200:
+                    raise EngineFailed("the engine answered without a word")
+                return _pass_on(relay, answer)
         except TheirsError as error:
             return self._fall_back(visit, wish, error)
 
     async def fetch(self, visit: Visit, wish: Wish, send: Sender) -> Whole:
         """An answer that is no stream."""
-        pieces: list[bytes] = []
         try:
             with self._gateway.relay(visit, wish, send, streamed=False) as relay:
-                await relay.whole(pieces.append, pieces.clear)
-                return _pass_on(relay, b"".join(pieces))
+                answer = await relay.whole()
+                assert isinstance(answer, bytes)  # nothing was made to collect a stream
+                return _pass_on(relay, answer)
         except Stale as error:
             raise Preempted(str(error)) from None  # there is no fallback for a vector
 
@@ -219,6 +191,13 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
     while piece := await relay.more():
         pieces.append(piece)
     return _pass_on(relay, b"".join(pieces))
+
+
+def _assembled(relay: Relay, collector: Collector) -> Whole:
+    """An engine's stream as one answer."""
+    answer = collector.result()
+    relay.finish(ok=True)
+    return Whole(_JSON, assembled=answer)
 
 
 def _pass_on(relay: Relay, answer: bytes) -> Whole:

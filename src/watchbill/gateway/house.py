@@ -86,7 +86,7 @@ class House:
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
         request, visit.asked = visit.request, body
-        lane = request.path.split("/", 3)[2] if request.path.startswith("/lane/") else None
+        lane = request.path.split("/", 3)[2] if request.raw_path.startswith("/lane/") else None
         return self.wishes.read(request.headers, body, self.driver.catalog, visit.key, lane)
 
     def relay(
@@ -121,7 +121,7 @@ class House:
         self._relays.add(relay)
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)
-        if self.capturing.sink is not None:
+        if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
 

@@ -12,6 +12,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
@@ -28,7 +29,7 @@ from watchbill.limits import (
 )
 from watchbill.runtime.ticket import Start, Ticket
 
-__all__ = ["Relay"]
+__all__ = ["Collector", "Relay"]
 
 #: How an engine says that it does not have an address at all.
 _UNKNOWN_ADDRESS = frozenset({404, 405, 501})
@@ -42,8 +43,25 @@ _CUTS: dict[str, type[TheirsError]] = {
 }
 
 
+class Collector(Protocol):
+    """Makes one answer out of the pieces of a stream."""
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises what the engine says went wrong."""
+        ...
+
+    def result(self) -> dict[str, object]:
+        """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        ...
+
+
 class Relay:
     """One request's way to its engine. Every step can be interrupted and taken up again."""
+
+    __slots__ = (
+        "_call", "_failed_attempt", "_is_closing", "_leave_meter", "_on_close", "_outcome", "_outgoing", "_patience",
+        "_spend", "_start", "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "status", "tap",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,9 +111,7 @@ class Relay:
 
         Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
         if out is None and not self._ticket.is_waiting:
-            return (
-                await self._advance()
-            )  # its turn has come and nobody wants signs of life: no timer is needed
+            return await self._advance()  # its turn has come, and nobody wants signs of life: no timer is needed
         held_ms = HEADERS_HELD_MS
         while True:
             try:
@@ -138,12 +154,15 @@ class Relay:
         self._listen(piece)
         return piece
 
-    async def whole(self, take: Callable[[bytes], None], restart: Callable[[], None]) -> None:
-        """Feeds the whole answer to `take`. An answer that breaks off is asked for once more, after `restart`:
-        the client has seen nothing of it."""
+    async def whole(self, make: "Callable[[], Collector] | None" = None) -> Collector | bytes:
+        """The whole answer: what `make` makes, fed with a stream, or the bytes of an answer that is none.
+
+        An answer that breaks off is asked for once more: the client has seen nothing of it."""
         while True:
-            piece = await self.first()
-            size = 0
+            piece, size = await self.first(), 0
+            plain: list[bytes] = []
+            collector = make() if make is not None and self.is_stream else None
+            take = plain.append if collector is None else collector.feed
             try:
                 while piece:
                     size += len(piece)
@@ -151,14 +170,14 @@ class Relay:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
                     self._listen(piece)
-                    piece = await self._chunk()
+                    assert self._call is not None
+                    piece = await self._call.chunk()
             except UpstreamFailed as error:
                 self._give_back(error)
-                restart()
                 if self.tap is not None:
                     self.tap.restart()
                 continue
-            return
+            return b"".join(plain) if collector is None else collector
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
@@ -222,35 +241,31 @@ class Relay:
         """Goes on from where it was interrupted, to the first piece of the answer."""
         while True:
             try:
-                if self._call is None:
-                    await self._begin()
-                assert self._call is not None
+                call = self._call
+                if call is None:
+                    start = self._ticket.turn or await self._ticket.granted()
+                    if start.attempt == self._failed_attempt:
+                        # The engine failed us a moment ago and the scheduler does not know yet: its news come first.
+                        await asyncio.sleep(RETRY_PAUSE_MS / 1000)
+                    call = self._begin(start)
                 if not self.status:
-                    self.status = await self._call.head()
+                    self.status = await call.head()
                     if self.status in _UNKNOWN_ADDRESS and self._unknown is not None and self._unknown():
-                        self._call.abort()
+                        call.abort()
                         self._call, self.status = None, 0
                         continue
-                return await self._call.chunk()
+                return await call.chunk()
             except UpstreamFailed as error:
                 self._give_back(error)
 
-    async def _begin(self) -> None:
-        if self._start is None:
-            self._start = await self._ticket.granted()
-        start = self._start
-        if start.attempt == self._failed_attempt:
-            # The engine failed us a moment ago and the scheduler does not know yet; its news come first.
-            await asyncio.sleep(RETRY_PAUSE_MS / 1000)
+    def _begin(self, start: Start) -> Call:
+        self._start = start
         if self._ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
         self._visit.started(start)
         self._call = self._upstream.call(self._outgoing(start), streamed=self._streamed)
         self._ticket.on_cut = self._on_cut
-
-    async def _chunk(self) -> bytes:
-        assert self._call is not None
-        return await self._call.chunk()
+        return self._call
 
     def _on_cut(self) -> None:
         if self._ticket.cut == "boundary" and self._ticket.has_sent:

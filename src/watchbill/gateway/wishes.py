@@ -60,7 +60,7 @@ def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGE
 def _check_range(name: str, value: object, rule: Range) -> None:
     if isinstance(value, bool):
         fits = rule.flag
-    elif isinstance(value, int | float):
+    elif isinstance(value, (int, float)):
         fits = rule.low <= value <= rule.high and (not rule.whole or value == int(value))
     else:
         fits = False
@@ -89,26 +89,30 @@ class Wishes:
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
         model, lane_of_alias = self._alias(model, catalog)
-        priority = body.pop("priority", None)
-        ttl = body.pop("ttl", None)
-        keep_alive = body.pop("keep_alive", ttl)
+        priority = headers.get("X-Watchbill-Priority", body.pop("priority", None))
+        deadline = headers.get("X-Watchbill-Deadline-Ms")
+        keep_alive = body.pop("keep_alive", body.pop("ttl", None))
+        tier = headers.get("X-Watchbill-Tier")
+        supersede = headers.get("X-Watchbill-Supersede-Key")
         return Wish(
-            model=model,
-            lane=self._lane((headers.get("X-Watchbill-Lane"), lane_of_path, lane_of_alias), catalog, key),
-            priority=self._number(headers.get("X-Watchbill-Priority", priority), 1, 5),
-            deadline_ms=self._number(headers.get("X-Watchbill-Deadline-Ms"), 0, DURATION_MS_MAX),
-            operator=key is not None and key.admin,
-            best_priority=1 if key is None else key.max_priority,
-            keep_alive_ms=self._span(keep_alive),
-            exact=self._is_exact(headers.get("X-Watchbill-Tier")),
-            supersede_key=self._supersede_key(headers.get("X-Watchbill-Supersede-Key"), key),
+            model,
+            self._lane((headers.get("X-Watchbill-Lane"), lane_of_path, lane_of_alias), catalog, key),
+            None if priority is None else self._number(priority, 1, 5),
+            None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX),
+            key is not None and key.admin,
+            1 if key is None else key.max_priority,
+            None if keep_alive is None else self._span(keep_alive),
+            tier is not None and self._is_exact(tier),
+            None if supersede is None else self._supersede_key(supersede, key),
         )
 
     @staticmethod
     def _alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
         """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
-        base, colon, lane = model.rpartition(":")
-        if colon and lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
+        if ":" not in model:
+            return model, None
+        base, _, lane = model.rpartition(":")
+        if lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
             return base, lane
         return model, None
 
@@ -124,13 +128,13 @@ class Wishes:
             self.degraded += 1
         return None if own is None else own.name
 
-    def _is_exact(self, asked: str | None) -> bool:
+    def _is_exact(self, asked: str) -> bool:
         """Whether no smaller member of the model's family will do."""
-        if asked is not None and asked not in ("exact", "family"):
+        if asked not in ("exact", "family"):
             self.degraded += 1
         return asked == "exact"
 
-    def _supersede_key(self, asked: str | None, key: ApiKey | None) -> str | None:
+    def _supersede_key(self, asked: str, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""
         if not asked:
             return None
@@ -141,8 +145,6 @@ class Wishes:
 
     def _span(self, asked: object) -> int | None:
         """A number of seconds or a text such as "10m"; a negative one means long, 0 means: leave now."""
-        if asked is None:
-            return None
         if isinstance(asked, str) and asked.startswith("-"):
             return DURATION_MS_MAX
         if isinstance(asked, int | float) and asked < 0:
@@ -156,8 +158,6 @@ class Wishes:
         return None
 
     def _number(self, asked: object, low: int, high: int) -> int | None:
-        if asked is None:
-            return None
         if isinstance(asked, str) and asked.isascii() and asked.isdecimal() and len(asked) < 20:
             asked = int(asked)
         if isinstance(asked, int) and not isinstance(asked, bool) and low <= asked <= high:

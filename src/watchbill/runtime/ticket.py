@@ -82,6 +82,11 @@ class Ticket:
         return self.request.id
 
     @property
+    def turn(self) -> Start | None:
+        """The turn, once it has come; `granted` waits for it."""
+        return self._start
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the turn is still to come."""
         return self._start is None and self.refusal is None

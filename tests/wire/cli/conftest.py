@@ -254,6 +254,17 @@ class OnTerminal:
             pass
         return self.process.wait(within_s)
 
+    def leave(self, within_s: float = 20.0) -> int:
+        """Presses Ctrl-C at the prompt until the program ends; gives the exit code.
+
+        Python's readline misses a signal that comes between showing the prompt and waiting for a key; people are
+        not that fast, and press again."""
+        deadline = time.monotonic() + within_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type("\x03")
+            select.select([self._hand], [], [], 0.2)
+        return self.end(within_s)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()

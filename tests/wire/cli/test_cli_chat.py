@@ -150,8 +150,7 @@ def test_ctrl_c_stops_the_answer_at_the_model_and_the_next_one_leaves(watchbill,
     screen.see("ok\r\n> ")
     said = [message["content"] for message in daemon.heard[-1].json["messages"]]
     assert said == ["go", "endless ", "more"]
-    screen.type("\x03")
-    assert screen.end() == 130
+    assert screen.leave() == 130
     assert "Traceback" not in screen.seen
 
 
