@@ -220,6 +220,10 @@ RETRY_AFTER_S_MAX = 60
 RETRY_PAUSE_MS = 200
 #: A half event is held back, so that an answer that breaks off ends between two events.
 HALF_EVENT_BYTES_MAX = 2**20
+#: Background work that must yield goes on to the end of its sentence, at most this many tokens further.
+RESUME_TOKENS_MAX = 64
+#: A longer text is not kept to be continued; its safe boundary is its end.
+RESUME_TEXT_CHARS_MAX = 2**20
 EVENT_STREAMS_MAX = 32
 EVENT_HEARTBEAT_MS = 15_000
 #: What running answers get at shutdown; the daemon promises to be gone within 30 s.

@@ -236,7 +236,7 @@ class Connection(threading.Thread):
     def words_for(self, asked: Fields) -> list[str]:
         limit = asked.get("max_completion_tokens") or asked.get("max_tokens")
         words = [word + " " for word in self.script.text.split()] or [f"{self.engine.name} "]
-        row = [words[number % len(words)] for number in range(self.script.tokens)]
+        row = [words[number % len(words)] for number in range(self.script.tokens)][begun(asked) :]
         return row[:limit] if isinstance(limit, int) and limit > 0 else row
 
     def stream(self, answer: "Answer", pause_s: float) -> None:
@@ -308,6 +308,13 @@ class Connection(threading.Thread):
         self.send_json(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
+def begun(asked: Fields) -> int:
+    """How many words of the answer are there already: a chat that ends with the assistant's words is continued."""
+    last = cast("list[object]", asked["messages"])[-1:] if isinstance(asked.get("messages"), list) else []
+    said = cast("Fields", last[0]) if last and isinstance(last[0], dict) else {}
+    return len(str(said.get("content")).split()) if said.get("role") == "assistant" else 0
+
+
 class Answer:
     """One completion, whole or in frames."""
 
@@ -321,9 +328,8 @@ class Answer:
         self.reason = "length" if limit == len(words) else "stop"
         self.base = {"id": f"scripted-{time.monotonic_ns()}", "created": int(time.time()), "model": model}
         prompt = len(str(asked.get("messages") or asked.get("prompt") or "").split())
-        self.usage = {
-            "prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)
-        }  # fmt: skip
+        said = len(words)
+        self.usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
 
     def whole(self) -> Fields:
         """The answer to a request without `stream`."""
@@ -346,25 +352,19 @@ class Answer:
         if self.is_chat:
             role: Fields = {"role": "assistant"} if is_first else {}
             said = {"delta": {**role, **({"content": word} if word else {})}}
-        choice = {"index": 0, "finish_reason": reason, **said}
-        return {**self.base, "object": self.kind, "choices": [choice]}
+        return {**self.base, "object": self.kind, "choices": [{"index": 0, "finish_reason": reason, **said}]}
 
 
 def embeddings(model: str, asked: object) -> Fields:
     """A vector per text, the same for the same text."""
     texts = cast("list[object]", asked) if isinstance(asked, list) else [asked]
-    data = [
-        {"object": "embedding", "index": number, "embedding": vector(str(text))}
-        for number, text in enumerate(texts)
+    vectors = [
+        [zlib.crc32(f"{n}:{text}".encode()) / 2**31 - 1 for n in range(EMBEDDING_DIMENSIONS)]
+        for text in texts
     ]
-    words = sum(len(str(text).split()) for text in texts)
-    usage = {"prompt_tokens": words, "total_tokens": words}
+    data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
+    usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(len(str(text).split()) for text in texts))
     return {"object": "list", "model": model, "data": data, "usage": usage}
-
-
-def vector(text: str) -> list[float]:
-    """Numbers between -1 and 1 that depend on nothing but the text."""
-    return [zlib.crc32(f"{number}:{text}".encode()) / 2**31 - 1 for number in range(EMBEDDING_DIMENSIONS)]
 
 
 def say(line: str) -> None:

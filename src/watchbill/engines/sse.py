@@ -8,7 +8,7 @@ engine which never ends a line cannot fill the memory. Never decodes JSON.
 from watchbill.errors import EngineFailed
 from watchbill.limits import SSE_EVENT_BYTES_MAX
 
-__all__ = ["DONE", "EventReader", "EventTooLarge"]
+__all__ = ["DONE", "EventReader", "EventTooLarge", "whole_events"]
 
 #: The payload with which OpenAI's protocol ends a stream.
 DONE = b"[DONE]"
@@ -123,3 +123,9 @@ def _split_lines(text: bytes) -> tuple[list[bytes], bytes]:
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines = text.split(b"\n")
     return lines[:-1], lines[-1] + held
+
+
+def whole_events(piece: bytes) -> int:
+    """How many bytes of a stream belong to events that are complete."""
+    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
+    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)

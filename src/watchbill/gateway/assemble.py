@@ -126,7 +126,12 @@ class Assembly:
         if events:
             last = events[-1]
             top = self._top
-            top["id"], top["object"], top["created"], top["model"] = last.id, last.object, last.created, last.model
+            top["id"], top["object"], top["created"], top["model"] = (
+                last.id,
+                last.object,
+                last.created,
+                last.model,
+            )
 
     def _set_top(self, name: str, value: object) -> None:
         # "usage": null in every event but the last must not hide the last one's

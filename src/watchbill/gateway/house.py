@@ -17,7 +17,7 @@ from typing import cast
 
 from aiohttp import web
 
-from watchbill.catalog import Server
+from watchbill.catalog import Server, WorkClass
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
@@ -29,6 +29,7 @@ from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.punctual import stop_lingering
 from watchbill.gateway.relay import Relay
+from watchbill.gateway.resume import Resumption
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import Wishes
@@ -121,9 +122,16 @@ class House:
         self._relays.add(relay)
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)
+        if ticket.request.work_class >= WorkClass.BACKGROUND:
+            relay.resume = Resumption(chats=self._continues_chats(ticket.model))
         if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
+
+    def _continues_chats(self, model: str) -> bool:
+        """Whether a model's engine goes on with a message of the assistant's that has begun."""
+        catalog = self.driver.catalog
+        return catalog.engines[catalog.models[model].engine].driver in ("llamacpp", "scripted")
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""

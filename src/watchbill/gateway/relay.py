@@ -19,6 +19,7 @@ from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.capturing import Tap
 from watchbill.gateway.meters import Meters
+from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
 from watchbill.limits import (
@@ -60,7 +61,7 @@ class Relay:
 
     __slots__ = (
         "_call", "_failed_attempt", "_is_closing", "_leave_meter", "_on_close", "_outcome", "_outgoing", "_patience",
-        "_spend", "_start", "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "status", "tap",
+        "_spend", "_start", "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "resume", "status", "tap",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class Relay:
         self._spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
         self._leave_meter: Callable[[], None] | None = None
         self.tap: Tap | None = None  # set for a request that is captured
+        self.resume: Resumption | None = None  # set for one that yields in the middle of its answer
         self._outcome = "cancelled"
         self.status = 0
 
@@ -111,7 +113,9 @@ class Relay:
 
         Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
         if out is None and not self._ticket.is_waiting:
-            return await self._advance()  # its turn has come, and nobody wants signs of life: no timer is needed
+            return (
+                await self._advance()
+            )  # its turn has come, and nobody wants signs of life: no timer is needed
         held_ms = HEADERS_HELD_MS
         while True:
             try:
@@ -146,9 +150,8 @@ class Relay:
 
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
-        assert self._call is not None
         try:
-            piece = await self._call.chunk()
+            piece = await self._piece()
         except UpstreamFailed as error:
             raise self._reason(error) from None
         self._listen(piece)
@@ -157,11 +160,16 @@ class Relay:
     async def whole(self, make: "Callable[[], Collector] | None" = None) -> Collector | bytes:
         """The whole answer: what `make` makes, fed with a stream, or the bytes of an answer that is none.
 
-        An answer that breaks off is asked for once more: the client has seen nothing of it."""
+        An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
+        collector: Collector | None = None
         while True:
             piece, size = await self.first(), 0
+            if collector is not None and not self.is_stream:
+                collector = self._ask_anew()
+                continue
+            if make is not None and self.is_stream:
+                collector = collector or make()
             plain: list[bytes] = []
-            collector = make() if make is not None and self.is_stream else None
             take = plain.append if collector is None else collector.feed
             try:
                 while piece:
@@ -170,14 +178,26 @@ class Relay:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
                     self._listen(piece)
-                    assert self._call is not None
-                    piece = await self._call.chunk()
+                    piece = await self._piece()
             except UpstreamFailed as error:
                 self._give_back(error)
-                if self.tap is not None:
-                    self.tap.restart()
+                if self.resume is None or not self.resume.go_on():
+                    collector = None
+                    self._forget_heard()
                 continue
             return b"".join(plain) if collector is None else collector
+
+    def _ask_anew(self) -> None:
+        """The engine does not continue answers: it is asked for the whole one, in the same turn."""
+        assert self._call is not None and self.resume is not None
+        self._call.abort()
+        self._call, self.status = None, 0
+        self.resume.give_up()
+        self._forget_heard()
+
+    def _forget_heard(self) -> None:
+        if self.tap is not None:
+            self.tap.restart()
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
@@ -187,10 +207,26 @@ class Relay:
         while piece:
             await out.write(piece)
             tail = piece if len(piece) > 32 else (tail + piece)[-32:]
-            piece = await self.more()
+            if self.resume is not None and self.resume.is_at_boundary:
+                piece = await self._yield_turn(out, self.resume)
+            else:
+                piece = await self.more()
         if not out.has_ended(tail):
             raise EngineFailed("the engine's stream ended before its answer did")
         await out.flush()
+
+    async def _yield_turn(self, out: Out, resume: Resumption) -> bytes:
+        """Lets others go first in the middle of an answer. Returns the first piece of its continuation."""
+        resume.go_on()
+        self._return_turn()
+        piece = await self.first(out)
+        if not self.is_stream:
+            raise EngineFailed(
+                "the engine does not continue the answer that had to make room for another model"
+            )
+        self._ticket.first_byte()
+        self._listen(piece)
+        return piece
 
     def finish(self, *, ok: bool | None) -> None:
         """The engine is done with this request, or was never asked."""
@@ -254,7 +290,7 @@ class Relay:
                         call.abort()
                         self._call, self.status = None, 0
                         continue
-                return await call.chunk()
+                return await self._piece()
             except UpstreamFailed as error:
                 self._give_back(error)
 
@@ -263,13 +299,29 @@ class Relay:
         if self._ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
         self._visit.started(start)
-        self._call = self._upstream.call(self._outgoing(start), streamed=self._streamed)
+        outgoing = self._outgoing(start)
+        if self.resume is not None:
+            outgoing = self.resume.ask(outgoing)
+        self._call = self._upstream.call(outgoing, streamed=self._streamed)
         self._ticket.on_cut = self._on_cut
         return self._call
 
+    async def _piece(self) -> bytes:
+        assert self._call is not None
+        piece = await self._call.chunk()
+        if self.resume is None or not self.is_stream:
+            return piece
+        while piece:
+            if heard := self.resume.hear(piece):
+                return heard
+            piece = await self._call.chunk()
+        return self.resume.rest()
+
     def _on_cut(self) -> None:
         if self._ticket.cut == "boundary" and self._ticket.has_sent:
-            return  # what was sent cannot be taken back: the safe boundary is the end of the answer
+            if self.resume is not None:
+                self.resume.wind_up()
+            return  # what was sent cannot be taken back: it goes on to a boundary, at the latest the answer's end
         if self._call is not None:
             self._call.abort()
 
@@ -284,6 +336,9 @@ class Relay:
             ):
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
+        self._return_turn()
+
+    def _return_turn(self) -> None:
         if self._call is not None:
             self._call.abort()
             self._call = None

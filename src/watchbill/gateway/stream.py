@@ -6,7 +6,7 @@ good order or with an error in the door's own shape, never in half an event. Own
 
 from aiohttp import web
 
-from watchbill.engines.sse import DONE
+from watchbill.engines.sse import DONE, whole_events
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import error_body
 from watchbill.gateway.fallback import Fallback
@@ -98,7 +98,7 @@ class StreamOut(Out):
             piece = self._half + piece
             self._half = b""
         if not piece.endswith((b"\n\n", b"\r\n\r\n")):
-            cut = _whole_events(piece)
+            cut = whole_events(piece)
             if len(piece) - cut < HALF_EVENT_BYTES_MAX:
                 piece, self._half = piece[:cut], piece[cut:]
         if piece and self._response is not None:
@@ -121,9 +121,3 @@ class StreamOut(Out):
 
     def has_ended(self, tail: bytes) -> bool:
         return DONE in tail[-32:] or b'"error"' in tail
-
-
-def _whole_events(piece: bytes) -> int:
-    """How many bytes of a stream belong to events that are complete."""
-    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)

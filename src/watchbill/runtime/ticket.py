@@ -118,9 +118,10 @@ class Ticket:
             self._feed(FirstByte(self.id))
 
     def give_back(self) -> None:
-        """Returns a turn of which the caller has seen nothing: it keeps its place and waits again."""
+        """Returns a turn of which the caller has seen nothing, or whose answer will be continued: it waits again."""
         if not self._ended:
             self.cut = None
+            self._sent = False
             self.on_cut = None
             self._start = self._turn = None
             self._feed(Returned(self.id))

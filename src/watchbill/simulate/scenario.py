@@ -2,7 +2,7 @@
 
 title = "What it shows, in one line"
 duration = "15m"
-streams = false                 # true: background answers that have begun run to their end, as over HTTP
+streams = false                 # true: background answers that have begun run to their end: no engine continues them
 [devices."gpu:0"]
 capacity = "24GB"
 [models.chat]

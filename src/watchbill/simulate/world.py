@@ -60,7 +60,9 @@ class World:
         self.tally = Tally()
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
-        self.streams = False  # what a caller has seen of an answer cannot be taken back: it runs to its end
+        self.streams = (
+            False  # whether background answers that have begun run to their end: nothing continues them
+        )
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []

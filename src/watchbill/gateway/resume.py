@@ -1,0 +1,211 @@
+"""What a background answer is continued from when its model has to leave before the answer's end (RES-12).
+
+Such an answer stops at the end of a sentence, or after a bounded number of further tokens. When its turn comes again
+the engine gets the same request with the text so far: behind the prompt, or as the beginning of the assistant's
+message. To the caller both parts are one answer: the second goes under the first one's id, and its usage counts both.
+
+Only plain text can be continued. An answer with tools, a grammar, log probabilities, stop words or several choices,
+and one that thinks aloud, has its safe boundary at its end. Does no I/O.
+"""
+
+from typing import cast
+
+import msgspec
+
+from watchbill.engines.connection import Outgoing
+from watchbill.engines.sse import DONE, EventReader, whole_events
+from watchbill.gateway.body import encode
+from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
+
+__all__ = ["Resumption"]
+
+Fields = dict[str, object]
+
+_decode = msgspec.json.Decoder(Fields).decode
+_encode = msgspec.json.Encoder().encode
+_CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
+#: Fields that make an answer more than plain text, or that a second request would begin anew.
+_IN_THE_WAY = (
+    "tools", "functions", "response_format", "json_schema", "grammar", "logprobs", "top_logprobs", "stop",
+    "echo", "suffix", "n_probs", "modalities",
+)  # fmt: skip
+_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+_SENTENCE_ENDS = (".", "!", "?", "…", "\n", "。", "！", "？")
+#: What may stand behind the end of a sentence and still belongs to it.
+_CLOSING = " \"'”’)]*_"
+
+
+class Resumption:
+    """One background answer, in one or several parts."""
+
+    def __init__(self, *, chats: bool) -> None:
+        self._chats = chats  # whether the engine goes on with an assistant's message that has begun
+        self._is_chat = True
+        self._is_possible = False
+        self._parts: list[str] = []  # the text so far
+        self._size = 0
+        self._tokens = 0
+        self._earlier = 0  # tokens of the parts before this one
+        self._tokens_max: int | None = None  # at which to stop wherever it is; None: nobody asked to
+        self._named: Fields | None = None  # what the first part's events are called
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._reader = EventReader()
+        self._half = b""
+        self._finished = False
+
+    # ------------------------------------------------------------------ what the engine is asked
+
+    def ask(self, outgoing: Outgoing) -> Outgoing:
+        """The request as it goes to the engine: for the whole answer, or for its rest."""
+        if outgoing.path not in (_CHAT, _COMPLETION):
+            return outgoing
+        body = _decode(outgoing.body)
+        if not self._parts:
+            self._is_chat = outgoing.path == _CHAT
+            self._is_possible = _is_plain(body) and (
+                _ends_with_caller(body) if self._is_chat else _has_text(body)
+            )
+            self._is_possible = self._is_possible and (self._chats or not self._is_chat)
+            return outgoing
+        text = "".join(self._parts)
+        if self._is_chat:
+            messages = cast("list[object]", body["messages"])
+            body["messages"] = [*messages, {"role": "assistant", "content": text}]
+        else:
+            body["prompt"] = cast("str", body["prompt"]) + text
+        for name in _LIMITS:
+            limit = body.get(name)
+            if isinstance(limit, int) and limit > 0:
+                body[name] = max(1, limit - self._tokens)
+        return msgspec.structs.replace(outgoing, body=encode(body))
+
+    # ------------------------------------------------------------------ what the engine says
+
+    def hear(self, piece: bytes) -> bytes:
+        """Takes bytes of the engine's stream; gives the whole events among them, as they are passed on."""
+        text = self._half + piece
+        end = whole_events(text) if self._is_possible else len(text)
+        whole, self._half = text[:end], text[end:]
+        if not self._is_possible or not whole:
+            return whole
+        payloads = self._reader.feed(whole)
+        if not self._earlier:
+            for payload in payloads:
+                self._read(payload)
+            return whole
+        return b"".join(self._rewritten(payload) for payload in payloads)
+
+    def rest(self) -> bytes:
+        """What is left at the end of the stream: an event without its blank line."""
+        half, self._half = self._half, b""
+        return half
+
+    def _read(self, payload: bytes) -> Fields | None:
+        """Counts an event in. None for one that is no object."""
+        if payload == DONE:
+            return None
+        try:
+            event = _decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._is_possible = False
+            return None
+        if self._named is None:
+            self._named = {name: event[name] for name in ("id", "created") if name in event}
+        choices = event.get("choices")
+        for choice in cast("list[object]", choices) if isinstance(choices, list) else []:
+            self._read_choice(cast("Fields", choice) if isinstance(choice, dict) else {})
+        return event
+
+    def _read_choice(self, choice: Fields) -> None:
+        said = choice.get("delta") if self._is_chat else choice
+        delta = cast("Fields", said) if isinstance(said, dict) else {}
+        self._finished = self._finished or choice.get("finish_reason") is not None
+        if self._is_chat and any(value for name, value in delta.items() if name not in ("role", "content")):
+            self._is_possible = False
+        text = delta.get("content" if self._is_chat else "text")
+        if isinstance(text, str) and text:
+            self._parts.append(text)
+            self._tokens += 1
+            self._size += len(text)
+            self._is_possible = self._is_possible and self._size <= RESUME_TEXT_CHARS_MAX
+
+    def _rewritten(self, payload: bytes) -> bytes:
+        """An event of a later part, as one of the first."""
+        known = self._tokens
+        event = self._read(payload)
+        if event is None:
+            return b"data: " + payload + b"\n\n"
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            event["usage"] = _both(cast("Fields", usage), self._earlier)
+        elif known == self._tokens and not self._finished:
+            return b""  # it only says again who speaks
+        for choice in cast("list[Fields]", event.get("choices") or []):
+            cast("Fields", choice.get("delta") or {}).pop("role", None)
+        return b"data: " + _encode({**event, **(self._named or {})}) + b"\n\n"
+
+    # ------------------------------------------------------------------ stopping and going on
+
+    def wind_up(self) -> None:
+        """The model has to leave: the next safe boundary is the last one."""
+        if self._tokens_max is None:
+            self._tokens_max = self._tokens + RESUME_TOKENS_MAX
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether the answer stops here, to be continued."""
+        if self._tokens_max is None or not self._can_go_on() or self._half:
+            return False
+        ending = self._parts[-1].rstrip(_CLOSING) or "".join(self._parts[-4:]).rstrip(_CLOSING)
+        return self._tokens >= self._tokens_max or ending.endswith(_SENTENCE_ENDS)
+
+    def _can_go_on(self) -> bool:
+        return self._is_possible and bool(self._parts) and not self._finished
+
+    def go_on(self) -> bool:
+        """Makes ready for the next part. False when there is nothing to go on from: it begins anew."""
+        self._tokens_max = None
+        goes_on = self._can_go_on()
+        if not goes_on:
+            self.forget()
+        self._earlier = self._tokens
+        self._begin_part()
+        return goes_on
+
+    def forget(self) -> None:
+        """The answer begins anew; the engine does not go on with what there is."""
+        self._parts.clear()
+        self._size = self._tokens = self._earlier = 0
+        self._named = None
+        self._begin_part()
+
+    def give_up(self) -> None:
+        """This engine does not continue answers."""
+        self._chats = False
+        self.forget()
+
+
+def _is_plain(body: Fields) -> bool:
+    if any(body.get(name) for name in _IN_THE_WAY):
+        return False
+    return body.get("stream") is True and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
+
+
+def _ends_with_caller(body: Fields) -> bool:
+    messages = body.get("messages")
+    last = cast("list[object]", messages)[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and cast("Fields", last).get("role") not in ("assistant", None)
+
+
+def _has_text(body: Fields) -> bool:
+    return isinstance(body.get("prompt"), str)
+
+
+def _both(usage: Fields, earlier: int) -> Fields:
+    """The usage of a last part, with what the engine was given as prompt and had written itself put right."""
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(prompt, int) or not isinstance(completion, int):
+        return usage
+    return {**usage, "prompt_tokens": max(0, prompt - earlier), "completion_tokens": completion + earlier}
