@@ -107,6 +107,15 @@ class Assembly:
 
     def _take_plain(self, events: list[_Plain]) -> None:
         """Does what `_take` does with the same events, one by one."""
+        if not events:
+            return
+        last, top = events[-1], self._top
+        top["id"], top["object"], top["created"], top["model"] = (
+            last.id,
+            last.object,
+            last.created,
+            last.model,
+        )
         for event in events:
             if event.usage is not UNSET:
                 self._set_top("usage", event.usage)
@@ -123,15 +132,6 @@ class Assembly:
                     message["content"] = known + content if isinstance(known, str) else content
                 if piece.finish_reason is not None:
                     choice["finish_reason"] = piece.finish_reason
-        if events:
-            last = events[-1]
-            top = self._top
-            top["id"], top["object"], top["created"], top["model"] = (
-                last.id,
-                last.object,
-                last.created,
-                last.model,
-            )
 
     def _set_top(self, name: str, value: object) -> None:
         # "usage": null in every event but the last must not hide the last one's
