@@ -57,7 +57,7 @@ class Header:
     file_bytes: Bytes
     tensor_bytes: Bytes
     parameters: int
-    has_chat_template: bool
+    knows_tools: bool  # its chat template has a place for them
     pooling: int | None
     is_encoder: bool  # sees its whole input at once; has no cache
     is_embedding: bool

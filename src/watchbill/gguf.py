@@ -58,7 +58,7 @@ NUMBERS = {
 TEXT, ARRAY = 8, 9
 ALIGNMENT_BYTES = 32
 _CHUNK_BYTES = 256 * 1024
-_U64 = Struct("<Q")
+_TEMPLATE, _U64 = "tokenizer.chat_template", Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 #: Tensor type -> (values per block, bytes per block). A type that is missing here is sized by its neighbours.
@@ -183,7 +183,7 @@ class _Reader:
             length = self._length("text", GGUF_HEADER_BYTES_MAX)
             self._lengths[key] = length
             raw = self._take(length)
-            if length <= GGUF_TEXT_BYTES_MAX:
+            if length <= GGUF_TEXT_BYTES_MAX or key == _TEMPLATE:
                 self._values[key] = raw.decode(errors="replace")
         elif kind == ARRAY:
             self._read_array(key)
@@ -350,7 +350,7 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
         file_bytes=Bytes(file_bytes),
         tensor_bytes=Bytes(weights),
         parameters=parameters,
-        has_chat_template="tokenizer.chat_template" in part.lengths,
+        knows_tools="tools" in str(part.values.get(_TEMPLATE, "")),
         pooling=pooling,
         is_encoder=is_encoder,
         is_embedding=pooling in EMBEDDING_POOLINGS or (is_encoder and not pooling),

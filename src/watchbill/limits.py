@@ -108,7 +108,7 @@ GGUF_HEADER_BYTES_MAX = 256 * 2**20
 GGUF_KEYS_MAX = 4_096
 GGUF_TENSORS_MAX = 65_536
 GGUF_KEY_BYTES_MAX = 65_535
-#: A text that is kept (name, architecture); longer ones, as chat templates, are passed over, not refused.
+#: A text that is kept (name, architecture); longer ones but the chat template are passed over, not refused.
 GGUF_TEXT_BYTES_MAX = 4_096
 #: Numbers of an array that is kept, as heads per layer; longer ones are passed over.
 GGUF_NUMBERS_MAX = 4_096

@@ -89,7 +89,13 @@ def test_a_header_says_what_the_file_holds(tmp_path: Path) -> None:
     assert (header.context_length, header.vocabulary, header.merges) == (8192, 3, 1)
     assert header.tensor_bytes == DATA_BYTES
     assert header.parameters == 128 * 3 + 128 * 128
-    assert header.has_chat_template and not header.is_embedding and header.tokenizer == "gpt2"
+    assert header.knows_tools is False and not header.is_embedding and header.tokenizer == "gpt2"
+
+
+def test_a_template_with_a_place_for_tools_is_noticed(tmp_path: Path) -> None:
+    """LANE-01: clients offer tools only to models of which it is known, however long the template is."""
+    template = "{{ messages }}" * 1000 + "{% if tools %}{{ tools | tojson }}{% endif %}"
+    assert header_of(tmp_path, build({**KEYS, "tokenizer.chat_template": template})).knows_tools
 
 
 def test_a_file_of_the_reference_writer_is_read(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ async def test_a_reload_changes_what_a_model_can_do() -> None:
         body = {"model": "text", "messages": LOOK}
         assert (await opened.ask("/v1/chat/completions", body)).status == 400
         text = replace(KNOWN.models["text"], arguments=("--mmproj", "/models/eyes.gguf"))
-        await opened.driver.reload(replace(KNOWN, models={**KNOWN.models, "text": text}))
+        changed = await opened.driver.reload(replace(KNOWN, models={**KNOWN.models, "text": text}))
+        assert changed == ["model text changed"]
         assert (await opened.ask("/v1/chat/completions", body)).status == 200
 
 

@@ -98,6 +98,9 @@ async def test_a_real_client_sends_its_sound_through() -> None:
 BROKEN = [
     (form(("name=model", b"a"), ("name=model", b"b")), None, 400),
     (form(("name=file", b"x")), None, 400),
+    (form(("name=model", b"a"), ("name=temperature", b"1e9")), None, 400),
+    (form(("name=model", b"a"), ("name=temperature", b"nan")), None, 400),
+    (form(("name=model", b"a"), ("name=temperature", b"warm")), None, 400),
     (form(('filename="x"', b"x")), None, 400),
     (form(("name=model", b"a"), ending=b"\r\n"), None, 400),
     (form(("name=model", b"\xff")), None, 400),

@@ -46,6 +46,15 @@ BOT = replace(
 SEEN = {"type": "observation", "payload": {"summary": "a {payload.mood} cow", "mood": "calm"}}
 
 
+async def test_a_type_whose_model_cannot_speak_loads_nothing() -> None:
+    """LANE-05: the answer has the keys of every other, says why, and no engine was asked."""
+    vectors = replace(BOT.models["bot"], embedding=True)
+    async with house(catalog=replace(BOT, models={"bot": vectors})) as opened:
+        told = (await opened.ask("/process", SEEN)).json
+        assert told.keys() == KEYS and (told["fallback"], told["error"]) == (True, "invalid_request")
+        assert not opened.peer.asked
+
+
 async def test_a_thought_comes_with_the_keys_that_every_answer_has() -> None:
     """LANE-05: type to lane, model, prompt; exactly these keys."""
     async with house(stream_of(sse(*chat_events(" Moo. "))), catalog=BOT) as opened:

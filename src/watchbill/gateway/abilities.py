@@ -38,10 +38,11 @@ class Able:
     completion: bool | None
     embedding: bool | None
     vision: bool | None
+    tools: bool | None = None
 
     def listed(self) -> list[str]:
         """What it surely can, in the words that clients know."""
-        return [name for name in ("completion", "embedding", "vision") if getattr(self, name) is True]
+        return [name for name in ("completion", "embedding", "vision", "tools") if getattr(self, name) is True]
 
 
 class Abilities:
@@ -100,5 +101,7 @@ def _able(model: Model, driver: str, header: Header | None) -> Able:
     if model.embedding or (header is not None and header.is_embedding):
         return Able(completion=False, embedding=True, vision=False)
     if driver == "llamacpp" and not _MODES.intersection(model.arguments):
-        return Able(completion=True, embedding=False, vision=sees)
+        # Without a word about tools in its template llama.cpp describes them in words of its own.
+        tools = True if header is not None and header.knows_tools else None
+        return Able(completion=True, embedding=False, vision=sees, tools=tools)
     return Able(completion=True, embedding=None, vision=sees or None)

@@ -17,7 +17,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import check_ranges
+from watchbill.gateway.wishes import RANGES, check_ranges
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class PassingDoor:
             form = await self._form(visit)
             fields = form.texts()
             named = frozenset(fields)
+            check_ranges({name: _number(text) for name, text in fields.items() if name in RANGES})
             events = fields.get("stream") == "true"
             wish = self._gateway.wish(visit, fields)
             send = _form_sender(form, path, without=named.difference(fields))
@@ -122,6 +123,14 @@ class PassedOut(StreamOut):
         kind = content_type or "application/octet-stream"
         self.content_type = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
         return True
+
+
+def _number(text: object) -> object:
+    """A number that was sent as text, or the text when it is none."""
+    try:
+        return float(str(text))
+    except ValueError:
+        return text
 
 
 def _form_sender(form: Form, path: str, *, without: frozenset[str]) -> Sender:

@@ -56,6 +56,7 @@ class ProcessDoor:
         visit.capture = kind.capture
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
         wish = msgspec.structs.replace(self._gateway.wish(visit, body), lane=kind.lane)
+        wish = await self._gateway.abilities.check(wish, "completion")
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens

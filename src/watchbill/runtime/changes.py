@@ -1,5 +1,7 @@
 """What differs between two catalogs, as sentences for people."""
 
+from dataclasses import fields
+
 from watchbill.catalog import Catalog
 
 __all__ = ["changes"]
@@ -14,9 +16,9 @@ def changes(old: Catalog, new: Catalog) -> list[str]:
         for name in new.models
         if name in old.models and new.models[name] != old.models[name]
     ]
-    for part in ("devices", "engines", "lanes", "policy", "server", "journal", "alerts"):
-        if getattr(old, part) != getattr(new, part):
-            told.append(f"{part} changed")
+    for part in fields(Catalog):
+        if part.name != "models" and getattr(old, part.name) != getattr(new, part.name):
+            told.append(f"{part.name} changed")
     if (old.server.host, old.server.port) != (new.server.host, new.server.port):
         told.append("the new address needs a restart")
     return told
