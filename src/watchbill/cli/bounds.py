@@ -24,3 +24,5 @@ CLI_ENQUEUE_BATCH_MAX = 1_000
 CLI_ENQUEUE_BATCH_BYTES_MAX = 8 * 2**20
 #: How often a drain on the command line looks at the clock and redraws its bar.
 CLI_DRAIN_LOOK_S = 0.2
+#: How long `config check` waits for the engines that it can only call on.
+CLI_CALL_S = 2.0

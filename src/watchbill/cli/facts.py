@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from watchbill.catalog import EngineRules, Model
+from watchbill.cli.calls import silent_engines
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
@@ -21,7 +22,7 @@ __all__ = ["look_at"]
 
 
 def look_at(loaded: Loaded) -> MachineFacts:
-    """Reads the machine's memory and every model file's header. Blocks; changes nothing."""
+    """Reads the machine's memory and every model file's header, and calls on engines. Blocks; changes nothing."""
     engines = loaded.catalog.engines
     return MachineFacts(
         capacity=_capacities(any(name.startswith("gpu:") for name in loaded.catalog.devices)),
@@ -31,6 +32,7 @@ def look_at(loaded: Loaded) -> MachineFacts:
         },
         is_config_public=loaded.file is not None and _can_others_read(loaded.file),
         spools=_look_at_spools(loaded),
+        silent=silent_engines(engines),
     )
 
 

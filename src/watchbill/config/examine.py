@@ -43,6 +43,7 @@ class MachineFacts:
     spools: Mapping[str, tuple[str, str]] = field(
         default_factory=dict[str, tuple[str, str]]
     )  # spool -> the key that cannot be used, and why
+    silent: Mapping[str, str] = field(default_factory=dict[str, str])  # engine -> why nobody answers there
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
             yield loaded.problem(("devices", name, "capacity"), text)
     for name, model in catalog.models.items():
         yield from _declared_too_low(loaded, name, model, facts.models.get(name, ModelFacts()).predicted)
+    for name, complaint in facts.silent.items():
+        yield loaded.problem(("engines", name, "url"), complaint, "start it, or correct the address")
     yield from _lonely_groups(loaded, catalog)
     yield from _without_effect(loaded)
     for key in catalog.server.keys:

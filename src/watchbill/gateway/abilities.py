@@ -42,7 +42,9 @@ class Able:
 
     def listed(self) -> list[str]:
         """What it surely can, in the words that clients know."""
-        return [name for name in ("completion", "embedding", "vision", "tools") if getattr(self, name) is True]
+        return [
+            name for name in ("completion", "embedding", "vision", "tools") if getattr(self, name) is True
+        ]
 
 
 class Abilities:
