@@ -155,6 +155,7 @@ class Lanes:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and station.stage is Stage.ABSENT and station.ghost is None:
             station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
+            self._state.wakes.append(station.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, the max_wait of lane "
@@ -172,12 +173,15 @@ class Lanes:
         elif running := station.running.pop(event.id, None):
             self._state.release(station, running.request, now)
 
+    def lay_ghosts(self, now: int) -> None:
+        """Gives up the place in the order of turns for which nobody came back."""
+        for station in self._state.managed:
+            if station.ghost is not None and not station.line and now >= station.ghost_ends:
+                station.ghost = None
+
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
         for station in self._state.stations.values():
-            ghost = None if station.line else station.ghost
-            if ghost is not None and now >= ghost.due + station.load.ms:
-                station.ghost = None  # nobody came back for it
             while (first := station.line.earliest_due()) and now >= first[0]:
                 self._expire_one(station, first[1], now)
 
