@@ -34,12 +34,18 @@ class Lanes:
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
+        0. the common case, a ready model with a free slot and nobody in a line: it starts
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
         2. whoever it supersedes is told; its lane is full: refused for now
         3. one of them can start it in time by the optimistic forecast: admitted
         4. otherwise refused with the forecast, and a ghost asks for the model's turn
         """
         request, station = event.request, self._state.stations[event.request.model]
+        if not self._state.waiting and self._can_start_at_once(request, station, now):
+            self._count_use(request, station, now)
+            self._state.out.append(Admit(request.id, station.name, 0))
+            self._state.start(station, request, now)
+            return
         choices = self._choices(request, station, now)
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, station, now)
@@ -48,7 +54,7 @@ class Lanes:
         if self._is_full(request):
             return
         if choices[0].can_start(request.work_class, now):
-            self._admit_at_once(request, choices[0], now)
+            self._admit(request, choices[0], 0, now)
             return
         forecasts: list[float] = []
         for choice in choices:
@@ -131,15 +137,13 @@ class Lanes:
         self._state.join(station, request, request.arrived_at + request.max_wait_ms)
         self._state.out.append(Admit(request.id, station.name, round(forecast)))
 
-    def _admit_at_once(self, request: Request, station: Station, now: int) -> None:
-        """The common case: a ready model with a free slot. Where nobody waits, there is no line to stand in, either."""
-        limited = self._state.catalog.find_lane(request.lane).concurrency is not None
-        if limited or self._state.waiting:
-            self._admit(request, station, 0, now)
-            return
-        self._count_use(request, station, now)
-        self._state.out.append(Admit(request.id, station.name, 0))
-        self._state.start(station, request, now)
+    def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
+        """Whether no lane and no line has a word in it."""
+        lane = self._state.catalog.find_lane(request.lane)
+        is_plain = lane.concurrency is None and lane.queue_max > 0 and lane.policy != LATEST_WINS
+        if not is_plain or self._state.is_closing or station.is_quarantined(now):
+            return False
+        return station.can_start(request.work_class, now)
 
     def _count_use(self, request: Request, station: Station, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""

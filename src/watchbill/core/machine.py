@@ -85,13 +85,14 @@ class Machine:
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
         if kind is m.FirstByte:
             return state.out  # a flag was set; nothing can follow from it
-        if kind not in REQUEST_EVENTS or self._armed is None or (isinstance(event, m.Ended) and event.ok is False):
-            self._armed = None if kind is m.Tick else self._armed
+        armed = self._armed = None if kind is m.Tick else self._armed
+        is_failure = isinstance(event, m.Ended) and event.ok is False
+        if armed is None or is_failure or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
             return state.out
         self._dispatch.grant(now)
-        if not self._is_over(self._armed, now):
-            self._turn(now, overdue=min(self._armed - 1, *state.wakes, now + 1) <= now)
+        if not self._is_over(armed, now):
+            self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
         return state.out
 
     def _is_over(self, armed: int, now: int) -> bool:
@@ -185,7 +186,7 @@ class Machine:
             wakes.append(station.retry_at)
         if stage is Stage.DRAINING and station.emergency:
             wakes.append(station.since + EMERGENCY_GRACE_MS)
-        if (deadline := self._residency.deadline(station)) is not None:
+        if stage is not Stage.ABSENT and (deadline := self._residency.deadline(station)) is not None:
             wakes.append(deadline)
 
     def _closing(self, event: m.Closing, now: int) -> None:

@@ -11,7 +11,7 @@ rest. `stale` counts everything anew and names what is no longer true; the judge
 from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
-from watchbill.core.budget import DeviceBook, Ledger, needs_of
+from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
@@ -33,6 +33,7 @@ class State:
         self._planned: dict[str, int] | None = None
         self._actual: dict[str, int] | None = None
         self._has_room: bool | None = None
+        self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
         self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
         self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
         self.stations: dict[str, Station] = {}
@@ -78,8 +79,7 @@ class State:
     def remeasured(self) -> None:
         """Forgets what was summed up: somebody's stage, size or held memory, a reading or a budget changed."""
         self.changes += 1
-        self._staged = {}
-        self._ever = {}
+        self._staged, self._ever, self._short = {}, {}, {}
         self._planned = self._actual = self._has_room = None
 
     def in_stage(self, *stages: Stage) -> tuple[Station, ...]:
@@ -168,7 +168,7 @@ class State:
 
     def local_interactive_waits(self) -> bool:
         """Whether a person waits anywhere: then leased work weighs nothing."""
-        return bool(self.waiting) and any(s.line.counts[WorkClass.INTERACTIVE] for s in self.stations.values())
+        return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.stations.values())
 
     def serving(self) -> tuple[Station, ...]:
         """Every ready station, those on shared engines included."""
@@ -188,6 +188,10 @@ class State:
             told.append("serving")
         if self._planned not in (None, self._free(STAYING, (Stage.LOADING, Stage.PLANNED))):
             told.append("planned free")
+        for name, short in self._short.items():
+            station = self.stations[name]
+            if short != shortage(station.needs, self.planned_free(station)):
+                told.append(f"what {name} lacks")
         if self._actual not in (None, self._free(HOLDING, (Stage.LOADING,))):
             told.append("actual free")
         if self._has_room not in (None, self._count_room_for_all()):
@@ -207,6 +211,13 @@ class State:
         if self._planned is None:
             self._planned = self._free(STAYING, promised=(Stage.LOADING, Stage.PLANNED))
         return self._less_reserved(self._planned, asking)
+
+    def shortage_of(self, station: Station) -> Mapping[str, int]:
+        """What a model that is to be loaded lacks when every change under way has ended."""
+        short = self._short.get(station.name)
+        if short is None:
+            short = self._short[station.name] = shortage(station.needs, self.planned_free(station))
+        return short
 
     def actual_free(self, asking: Station | None = None) -> Mapping[str, int]:
         """What is free for a model now."""
@@ -312,10 +323,7 @@ class State:
 
     def is_wanting(self) -> bool:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
-        for station in self.in_stage(Stage.ABSENT):  # noqa: SIM110  asked at every step; a loop takes half the time
-            if station.line or station.ghost is not None or station.must_return:
-                return True
-        return False
+        return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(Stage.ABSENT))
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""

@@ -211,6 +211,11 @@ class Station:
         waiting = self.line.top_class()
         return waiting if self.ghost is None else min(waiting, self.ghost.work_class)
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether its turn must come: rotation is never promised one."""
+        return self.ghost is not None or self.top_class() is not WorkClass.ROTATION
+
     def due(self) -> int | None:
         """When the most impatient of its line, or its ghost, must have had a turn."""
         first, ghost = self.line.earliest_due(), self.ghost
@@ -268,12 +273,14 @@ class Station:
 
     def residual(self, now: int) -> float:
         """Milliseconds until what runs is done or at a boundary. Never "mean minus age": a long answer is long."""
-        return max((self._residual_of(running, now) for running in self.running.values()), default=0.0)
-
-    def _residual_of(self, running: Running, now: int) -> float:
-        if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
-            return BOUNDARY_MS
-        return max(self.service.ms * self.batch_factor(len(self.running)), now - running.since)
+        longest = 0.0
+        for running in self.running.values():
+            if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
+                longest = max(longest, BOUNDARY_MS)
+            else:
+                usual = self.service.ms * self.batch_factor(len(self.running))
+                longest = max(longest, usual, now - running.since)
+        return longest
 
     def drain_ms(self, now: int) -> float:
         """Milliseconds until its memory would be back if it were closed now."""

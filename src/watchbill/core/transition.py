@@ -73,7 +73,7 @@ class Transitions:
                 self._state.note("reopen", f"the plan for {station.name} was dropped", victim)
 
     def _lacks_room(self, station: Station) -> bool:
-        return bool(shortage(station.needs, self._state.planned_free(station)))
+        return bool(self._state.shortage_of(station))
 
     def has_leaving(self, station: Station) -> bool:
         """Whether somebody is still on the way out for it."""
