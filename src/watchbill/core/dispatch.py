@@ -102,13 +102,13 @@ class Dispatch:
         if running is None:
             return
         station = self._state.home.pop(event.id)
-        if event.ok and running.cut is None:
+        if running.cut is None and event.ok:
             station.learn_service(now - running.since, running.beside)
-        if running.cut == "run_timeout" and not running.begun:
+            station.bad_answers = station.resets = 0
+        elif running.cut is None and event.ok is False:
+            station.bad_answers += 1
+        elif running.cut == "run_timeout" and not running.begun:
             station.bad_answers += 1  # it had all its time and gave not one byte
-        if running.cut is None and event.ok is not None:
-            station.bad_answers = 0 if event.ok else station.bad_answers + 1
-            station.resets = 0 if event.ok else station.resets
         if running.request.work_class is not WorkClass.ROTATION:
             self._state.release(station, running.request, now)
         else:

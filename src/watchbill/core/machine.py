@@ -26,7 +26,7 @@ from watchbill.core.pressure import EMERGENCY_GRACE_MS, Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
-from watchbill.core.state import State
+from watchbill.core.state import WAKE_MAX_MS, State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
 from watchbill.core.transition import Transitions
@@ -34,8 +34,6 @@ from watchbill.core.watchdog import Watchdog
 
 __all__ = ["Machine"]
 
-#: While anything waits the core looks again at the latest after this.
-WAKE_MAX_MS = 60_000
 #: Events that only concern one request.
 REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.Ended})
 

@@ -15,10 +15,13 @@ from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
-__all__ = ["State"]
+__all__ = ["WAKE_MAX_MS", "State"]
 
 #: A caller may wish a model to stay idle this long; a longer stay is the operator's to grant.
 KEEP_ALIVE_MAX_MS = 24 * 3_600_000
+
+#: While anything waits or is in memory the core looks again at the latest after this.
+WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
 
@@ -290,7 +293,8 @@ class State:
         station.last_used = now
         wished = request.keep_alive_ms
         station.keep_alive_ms = None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS))
-        self.rest(station)
+        if station.idle_ms < WAKE_MAX_MS:
+            self.rest(station)
 
     def rest(self, station: Station) -> None:
         """Looks again at a model without work when its idle time is over."""
@@ -301,14 +305,15 @@ class State:
 
     def start(self, station: Station, request: Request, now: int) -> None:
         """Gives a request its turn on a ready model."""
-        self.home[request.id] = station
-        station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
+        request_id, running, attempt = request.id, station.running, station.attempt
+        self.home[request_id] = station
+        running[request_id] = Running(request, now, attempt, len(running) + 1)
         if request.work_class is not WorkClass.ROTATION:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
         self.wakes.append(now + request.timeout_ms)
-        self.out.append(Grant(request.id, station.name, station.attempt))
+        self.out.append(Grant(request_id, station.name, attempt))
 
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
@@ -323,7 +328,10 @@ class State:
 
     def is_wanting(self) -> bool:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
-        return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(Stage.ABSENT))
+        for station in self.in_stage(Stage.ABSENT):
+            if station.line or station.ghost is not None or station.must_return:
+                return True
+        return False
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""

@@ -256,7 +256,10 @@ class Station:
 
     def learn_service(self, taken_ms: float, beside: int) -> None:
         """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
-        if beside > 1 and not self.service.is_guess:
+        if beside <= 1:
+            self.service.learn(taken_ms)
+            return
+        if not self.service.is_guess:
             seen = (taken_ms / self.service.ms - 1) / (min(beside, self.model.concurrency) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * (min(1.0, max(0.0, seen)) - self.slowdown)
         self.service.learn(taken_ms / self.batch_factor(beside))
