@@ -7,13 +7,10 @@ A running request always ends: by itself, because its caller left, or because it
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, Request, Returned
 from watchbill.core.state import State
-from watchbill.core.station import Running, Stage, Station
+from watchbill.core.station import Running, Station
 from watchbill.core.tipping import Policy
 
-__all__ = ["CUT_LIMIT_MS", "Dispatch"]
-
-#: A cut request that is not reported ended by then is counted as gone.
-CUT_LIMIT_MS = 10_000
+__all__ = ["Dispatch"]
 
 
 class Dispatch:
@@ -27,13 +24,15 @@ class Dispatch:
 
     def grant(self, now: int) -> None:
         """Starts whatever may start on the models that are ready."""
-        for station in self._state.stations.values():
-            if station.stage is Stage.READY:
-                station.ghost = None  # its owner finds the model here
-                while station.line and self._grant_next(station, now):
-                    pass
+        if not self._state.waiting:
+            return
+        for station in self._state.serving():
+            while station.line and self._grant_next(station, now):
+                pass
 
     def _grant_next(self, station: Station, now: int) -> bool:
+        if len(station.running) >= station.model.concurrency and not self._could_make_way(station):
+            return False
         request = self._next(station, now)
         if request is None:
             return False
@@ -43,6 +42,12 @@ class Dispatch:
         self._state.withdraw(station, request.id)
         self._state.start(station, request, now)
         return True
+
+    @staticmethod
+    def _could_make_way(station: Station) -> bool:
+        if not station.line.counts[WorkClass.INTERACTIVE]:
+            return False
+        return any(r.request.work_class >= WorkClass.BACKGROUND for r in station.running.values())
 
     def _make_way(self, station: Station, request: Request, now: int) -> None:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
@@ -97,15 +102,17 @@ class Dispatch:
         if running is None:
             return
         station = self._state.home.pop(event.id)
-        if event.ok and running.cut is None:
+        if running.cut is None and event.ok:
             station.learn_service(now - running.since, running.beside)
-        if running.cut == "run_timeout" and not running.begun:
+            station.bad_answers = station.resets = 0
+        elif running.cut is None and event.ok is False:
+            station.bad_answers += 1
+        elif running.cut == "run_timeout" and not running.begun:
             station.bad_answers += 1  # it had all its time and gave not one byte
-        if running.cut is None and event.ok is not None:
-            station.bad_answers = 0 if event.ok else station.bad_answers + 1
-            station.resets = 0 if event.ok else station.resets
         if running.request.work_class is not WorkClass.ROTATION:
             self._state.release(station, running.request, now)
+        else:
+            self._state.rest(station)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""
@@ -132,7 +139,7 @@ class Dispatch:
         """Cuts what runs past its time limit, and forgets what was cut and never reported."""
         for station in self._state.stations.values():
             for running in list(station.running.values()):
-                if now < _deadline(running):
+                if now < running.deadline:
                     continue
                 if running.cut in (None, "boundary"):
                     self._state.cut(running, "run_timeout", now)
@@ -146,10 +153,4 @@ class Dispatch:
 
     def deadlines(self) -> list[int]:
         """When something running must be looked at again."""
-        return [_deadline(r) for s in self._state.stations.values() for r in s.running.values()]
-
-
-def _deadline(running: Running) -> int:
-    if running.cut in (None, "boundary"):
-        return running.since + running.request.timeout_ms
-    return running.cut_at + CUT_LIMIT_MS
+        return [r.deadline for s in self._state.stations.values() if s.running for r in s.running.values()]

@@ -22,17 +22,17 @@ def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | No
     """The cheapest victims that cover a shortage; an empty set when there is none, None when it cannot be met."""
     if not short:
         return ()
-    pool = sorted(
-        (s for s in candidates if any(s.needs.get(resource) for resource in short)),
-        key=lambda s: (cost(s), s.load.ms, s.name),
-    )
-    if not _enough(pool, short):
+    able = [s for s in candidates if any(s.needs.get(resource) for resource in short)]
+    if not _enough(able, short):
         return None
+    if len(able) == 1:
+        return (able[0],)
+    pool = sorted(able, key=lambda s: (cost(s), s.load.ms, s.name))
     return _exact(pool, short, cost) if len(pool) <= EXACT_POOL_MAX else _greedy(pool, short, cost)
 
 
 def _enough(victims: Sequence[Station], short: Needs) -> bool:
-    return all(sum(v.needs.get(r, 0) for v in victims) >= amount for r, amount in short.items())
+    return all(sum([v.needs.get(r, 0) for v in victims]) >= amount for r, amount in short.items())
 
 
 def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:

@@ -6,7 +6,6 @@ that a caller can choose; the error between forecast and start is recorded for e
 
 from collections.abc import Sequence
 
-from watchbill.core.budget import shortage
 from watchbill.core.eviction import cover
 from watchbill.core.messages import Request
 from watchbill.core.state import State
@@ -62,9 +61,9 @@ def _until_room(state: State, station: Station, now: int) -> float:
     def gone_in(victim: Station) -> float:
         return _gone_in(state, victim, now)
 
-    short = shortage(station.needs, state.planned_free(station))
     staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent]
-    return max((gone_in(s) for s in cover(short, staying, gone_in) or ()), default=0.0)
+    leaving = cover(state.shortage_of(station), staying, gone_in)
+    return max((gone_in(s) for s in leaving or ()), default=0.0)
 
 
 def _gone_in(state: State, station: Station, now: int) -> float:

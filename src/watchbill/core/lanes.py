@@ -34,12 +34,18 @@ class Lanes:
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
+        0. the common case, a ready model with a free slot and nobody in a line: it starts
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
         2. whoever it supersedes is told; its lane is full: refused for now
         3. one of them can start it in time by the optimistic forecast: admitted
         4. otherwise refused with the forecast, and a ghost asks for the model's turn
         """
         request, station = event.request, self._state.stations[event.request.model]
+        if not self._state.waiting and self._can_start_at_once(request, station, now):
+            self._count_use(request, station, now)
+            self._state.out.append(Admit(request.id, station.name, 0))
+            self._state.start(station, request, now)
+            return
         choices = self._choices(request, station, now)
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, station, now)
@@ -48,7 +54,7 @@ class Lanes:
         if self._is_full(request):
             return
         if choices[0].can_start(request.work_class, now):
-            self._admit_at_once(request, choices[0], now)
+            self._admit(request, choices[0], 0, now)
             return
         forecasts: list[float] = []
         for choice in choices:
@@ -131,15 +137,13 @@ class Lanes:
         self._state.join(station, request, request.arrived_at + request.max_wait_ms)
         self._state.out.append(Admit(request.id, station.name, round(forecast)))
 
-    def _admit_at_once(self, request: Request, station: Station, now: int) -> None:
-        """The common case: a ready model with a free slot. Where nobody waits, there is no line to stand in, either."""
-        limited = self._state.catalog.find_lane(request.lane).concurrency is not None
-        if limited or self._state.waiting:
-            self._admit(request, station, 0, now)
-            return
-        self._count_use(request, station, now)
-        self._state.out.append(Admit(request.id, station.name, 0))
-        self._state.start(station, request, now)
+    def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
+        """Whether no lane and no line has a word in it."""
+        lane = self._state.catalog.find_lane(request.lane)
+        is_plain = lane.concurrency is None and lane.queue_max > 0 and lane.policy != LATEST_WINS
+        if not is_plain or self._state.is_closing or station.is_quarantined(now):
+            return False
+        return station.can_start(request.work_class, now)
 
     def _count_use(self, request: Request, station: Station, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""
@@ -155,6 +159,7 @@ class Lanes:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and station.stage is Stage.ABSENT and station.ghost is None:
             station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
+            self._state.wakes.append(station.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, the max_wait of lane "
@@ -172,12 +177,15 @@ class Lanes:
         elif running := station.running.pop(event.id, None):
             self._state.release(station, running.request, now)
 
+    def lay_ghosts(self, now: int) -> None:
+        """Gives up the place in the order of turns for which nobody came back."""
+        for station in self._state.managed:
+            if station.ghost is not None and not station.line and now >= station.ghost_ends:
+                station.ghost = None
+
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
         for station in self._state.stations.values():
-            ghost = None if station.line else station.ghost
-            if ghost is not None and now >= ghost.due + station.load.ms:
-                station.ghost = None  # nobody came back for it
             while (first := station.line.earliest_due()) and now >= first[0]:
                 self._expire_one(station, first[1], now)
 

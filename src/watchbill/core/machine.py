@@ -8,6 +8,9 @@
     6. what has drained is stopped, what has its memory is loaded
     7. the timer is armed for whatever waits
 
+What happens to one request mostly changes nothing but its own line: then the step ends after the grants. And before
+the armed time nothing can be overdue, so what only the clock can bring about (2 and 4) is not looked for.
+
 `step` never raises on a legal event, never waits and never logs. Same events, same actions.
 """
 
@@ -19,11 +22,11 @@ from watchbill.core.dispatch import Dispatch
 from watchbill.core.epochs import Epochs
 from watchbill.core.lanes import Lanes
 from watchbill.core.operator import Operator
-from watchbill.core.pressure import Pressure
+from watchbill.core.pressure import EMERGENCY_GRACE_MS, Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
-from watchbill.core.state import State
+from watchbill.core.state import WAKE_MAX_MS, State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
 from watchbill.core.transition import Transitions
@@ -31,8 +34,6 @@ from watchbill.core.watchdog import Watchdog
 
 __all__ = ["Machine"]
 
-#: While anything waits the core looks again at the latest after this.
-WAKE_MAX_MS = 60_000
 #: Events that only concern one request.
 REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.Ended})
 
@@ -54,6 +55,7 @@ class Machine:
         self._rotation, self._epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
         self._armed: int | None = None
+        self._seen = -1  # the state's changes when the last turn began
         self.routes = {
             m.Arrived: self._lanes.arrived,
             m.Left: self._lanes.left,
@@ -77,32 +79,57 @@ class Machine:
         """Takes in one event and says what is to be done."""
         state = self.state
         state.out, state.wakes = [], []
-        if type(event) is m.Tick:
-            self._armed = None
-        self.routes[type(event)](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
-        if type(event) is m.FirstByte:
+        kind = type(event)
+        self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
+        if kind is m.FirstByte:
             return state.out  # a flag was set; nothing can follow from it
-        is_plain = type(event) in REQUEST_EVENTS and not (isinstance(event, m.Ended) and event.ok is False)
-        if is_plain and self._armed is not None:
-            self._dispatch.grant(now)
-            if state.is_calm() and self._armed <= min(state.wakes, default=self._armed):
-                return state.out  # the common case: a ready model, nobody in the way
+        armed = self._armed = None if kind is m.Tick else self._armed
+        is_failure = isinstance(event, m.Ended) and event.ok is False
+        if armed is None or is_failure or kind not in REQUEST_EVENTS:
+            self._turn(now, overdue=True)
+            return state.out
+        self._dispatch.grant(now)
+        if not self._is_over(armed, now):
+            self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
+        return state.out
+
+    def _is_over(self, armed: int, now: int) -> bool:
+        """Whether nothing can follow from what happened to one request: the common case.
+
+        Nobody wants a model that is not in memory, the timer comes in time for whatever was begun, and what is on its
+        way in or out has still to wait for its engine.
+        """
+        state = self.state
+        if state.is_wanting() or (state.wakes and min(state.wakes) < armed):
+            return False
+        if not state.moving:
+            return True
+        if now >= armed - 1 or state.changes != self._seen or state.is_moved_on():
+            return False
+        # In strict order one start may be what another model's first request waited for.
+        return self._reconfigure.is_settled and not state.catalog.epochs and not self.policy.in_order
+
+    def _turn(self, now: int, *, overdue: bool) -> None:
+        """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
-        self._lanes.expire(now)
-        self._dispatch.expire(now)
-        self._residency.enforce_deadlines(now)
+        is_new, self._seen = self.state.changes != self._seen, self.state.changes
+        self._lanes.lay_ghosts(now)
+        if overdue:
+            self._lanes.expire(now)
+            self._dispatch.expire(now)
+            self._residency.enforce_deadlines(now)
         self._do.drop_unwanted_plans(now)
         self._operator.answer()
         self._epochs.turn(now)
         self._dispatch.grant(now)
-        self._force(now)
+        if overdue or is_new:
+            self._force(now)
         self._plan(now)
         self._do.advance(now)
         self._reconfigure.settle()
         self._rotation.turn(now)
         self._watchdog.listen(self._rotation.interval_ms, now)
         self._arm(now)
-        return state.out
 
     def _observed(self, event: m.Observed, now: int) -> None:
         self._residency.observed(event, now)
@@ -119,7 +146,7 @@ class Machine:
             self._do.close(station, "", "its definition in the config changed", now)
 
     def _plan(self, now: int) -> None:
-        if not any(s.wants_memory or s.must_return for s in self.state.managed):
+        if not self.state.is_wanting():
             return
         for _ in range(2 * len(self.state.stations) + 2):
             plan = self.policy.choose(self.state, now)
@@ -130,10 +157,11 @@ class Machine:
 
     def _arm(self, now: int) -> None:
         """A timer is always armed while anything waits. Only a change is said."""
-        wakes = [*self.state.wakes, *self._dispatch.deadlines()]
+        wakes = self.state.wakes
+        wakes += self._dispatch.deadlines()
         for station in self.state.stations.values():
-            if station.stage is not Stage.ABSENT or station.line or station.ghost or station.model.permanent:
-                wakes += self._station_wakes(station)
+            if station.stage is not Stage.ABSENT or station.is_planned_for:
+                self._add_wakes(station)
         later = [wake for wake in wakes if wake > now]
         if not later:
             return
@@ -142,18 +170,22 @@ class Machine:
             self._armed = at
             self.state.out.append(m.Wake(at))
 
-    def _station_wakes(self, station: Station) -> list[float]:
-        first, deadline = station.line.earliest_due(), self._residency.deadline(station)
-        wakes: list[float] = [] if deadline is None else [deadline]
+    def _add_wakes(self, station: Station) -> None:
+        wakes, stage, first = self.state.wakes, station.stage, station.line.earliest_due()
         if first is not None:
             wakes.append(first[0])  # not `station.due()`: a ghost whose due has passed would hide it
         if station.ghost is not None:
-            wakes.append(station.ghost.due + station.load.ms)
-        if station.stage is Stage.READY:
+            wakes.append(station.ghost_ends)
+        if stage is Stage.READY:
             wakes += [station.ready_at + station.quantum_ms, station.last_used + station.linger_ms]
-        elif station.line or station.model.permanent:
+            self.state.rest(station)
+            return
+        if first is not None or station.model.permanent:
             wakes.append(station.retry_at)
-        return wakes
+        if stage is Stage.DRAINING and station.emergency:
+            wakes.append(station.since + EMERGENCY_GRACE_MS)
+        if stage is not Stage.ABSENT and (deadline := self._residency.deadline(station)) is not None:
+            wakes.append(deadline)
 
     def _closing(self, event: m.Closing, now: int) -> None:
         """Nothing new is let in, what waits is answered, and every model drains."""

@@ -48,6 +48,7 @@ class Operator:
             self._state.out.append(Reply(event.command, False, f"there is no device {event.device}"))
             return
         book.in_maintenance = event.claimed
+        self._state.remeasured()
         self._state.note(
             "maintenance" if event.claimed else "maintenance_end", event.why, device=event.device
         )

@@ -11,7 +11,7 @@ from watchbill.core.station import HOLDING, STAYING, Stage, Station
 from watchbill.core.transition import Transitions
 from watchbill.units import format_bytes
 
-__all__ = ["Pressure"]
+__all__ = ["EMERGENCY_GRACE_MS", "Pressure"]
 
 #: In an emergency running work gets this long to end.
 EMERGENCY_GRACE_MS = 2_000
@@ -24,6 +24,7 @@ class Pressure:
 
     def __init__(self, state: State, transitions: Transitions) -> None:
         self._state, self._do = state, transitions
+        self._weighed = -1  # up to which change of memory the budgets were looked at
 
     def observed(self, event: Observed, now: int) -> None:
         """Judges every device by the newest look at it."""
@@ -60,6 +61,9 @@ class Pressure:
 
     def restore_budgets(self, now: int) -> None:
         """Makes room where the budget shrank, or a model grew: plans are dropped first, then models leave."""
+        if self._weighed == self._state.changes:
+            return
+        self._weighed = self._state.changes
         for name in self._state.ledger.books:
             over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             if over <= 0:
@@ -81,7 +85,6 @@ class Pressure:
             if not station.emergency:
                 continue
             if now < station.since + EMERGENCY_GRACE_MS:
-                self._state.wakes.append(station.since + EMERGENCY_GRACE_MS)
                 continue
             for running in station.running.values():
                 self._state.cut(running, "preempted" if running.begun else "requeue", now)

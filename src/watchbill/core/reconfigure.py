@@ -20,12 +20,14 @@ class Reconfigure:
     def __init__(self, state: State) -> None:
         self._state = state
         self._known: Mapping[str, Knowledge] = {}
+        self.is_settled = True  # every station is as the config has it
 
     def reconfigured(self, event: Reconfigured, now: int) -> None:
         """Takes the new catalog over; models that are in memory and changed follow when they are out of it."""
-        state = self._state
+        state, self.is_settled = self._state, False
         state.catalog, self._known = event.catalog, event.known
         state.ledger.reconfigure(event.catalog)
+        state.remeasured()
         for name, station in list(state.stations.items()):
             station.rules = event.catalog.policy
             model = event.catalog.models.get(name)
@@ -53,7 +55,10 @@ class Reconfigure:
 
     def settle(self) -> None:
         """Replaces and forgets what is out of memory by now."""
+        if self.is_settled:
+            return
         changed = [s for s in self._state.stations.values() if s.is_retired or s.successor is not None]
+        self.is_settled = not changed
         for station in changed:
             if not station.model.shared and (station.stage is not Stage.ABSENT or station.running):
                 continue

@@ -82,6 +82,7 @@ class Residency:
 
     def observed(self, event: Observed, now: int) -> None:
         """Takes over what the machine says, and notices what nobody told."""
+        self._state.remeasured()
         for name, reading in event.devices.items():
             if name in self._state.ledger.books:
                 self._state.ledger.books[name].reading = reading
@@ -117,12 +118,10 @@ class Residency:
             if now >= station.last_used + station.idle_ms:
                 wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""
                 self._do.close(station, "", f"idle for {station.idle_ms // 1000} s{wished}", now)
-            else:
-                self._state.wakes.append(station.last_used + station.idle_ms)
 
     def enforce_deadlines(self, now: int) -> None:
         """What waits for an answer that does not come is ended here."""
-        for station in self._state.managed:
+        for station in self._state.in_stage(Stage.LOADING, Stage.STOPPING, Stage.PLANNED):
             deadline = self.deadline(station)
             if deadline is None or now < deadline:
                 continue

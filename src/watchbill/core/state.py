@@ -2,19 +2,26 @@
 
 Shared by the small machines of the core (`lanes`, `dispatch`, `residency`), which never call each other: what two of
 them do to a request (join a line, leave it, be refused, be cut) is a move of the state.
+
+Most steps change no model's stage and nobody's memory, so who is in which stage and what is free are summed up once
+and kept until one of those changes. Whoever changes them says so: `enter` and `weigh` do, and `remeasured` is for the
+rest. `stale` counts everything anew and names what is no longer true; the judge of the simulation asks it.
 """
 
 from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
-from watchbill.core.budget import DeviceBook, Ledger, needs_of
+from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
 
-__all__ = ["State"]
+__all__ = ["WAKE_MAX_MS", "State"]
 
 #: A caller may wish a model to stay idle this long; a longer stay is the operator's to grant.
 KEEP_ALIVE_MAX_MS = 24 * 3_600_000
+
+#: While anything waits or is in memory the core looks again at the latest after this.
+WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
 
@@ -25,6 +32,13 @@ class State:
     def __init__(self, catalog: Catalog, known: Mapping[str, Knowledge]) -> None:
         self.catalog = catalog
         self.ledger = Ledger(catalog)
+        self._staged: dict[tuple[Stage, ...], tuple[Station, ...]] = {}
+        self._planned: dict[str, int] | None = None
+        self._actual: dict[str, int] | None = None
+        self._has_room: bool | None = None
+        self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
+        self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
+        self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
         self.stations: dict[str, Station] = {}
         self.managed: list[Station] = []  # those whose engines are ours to start and stop
         for name in sorted(catalog.models):
@@ -53,6 +67,7 @@ class State:
     def _sort(self) -> None:
         self.stations = dict(sorted(self.stations.items()))
         self.managed = [s for s in self.stations.values() if not s.model.shared]
+        self.remeasured()
 
     def remove(self, station: Station) -> None:
         """Forgets a station that is out of memory and no longer in the config."""
@@ -62,10 +77,20 @@ class State:
     def weigh(self, station: Station) -> None:
         """Renews what a station needs of the ledger after its size became better known."""
         station.needs = {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog)
+        self.remeasured()
 
-    def in_stage(self, *stages: Stage) -> list[Station]:
+    def remeasured(self) -> None:
+        """Forgets what was summed up: somebody's stage, size or held memory, a reading or a budget changed."""
+        self.changes += 1
+        self._staged, self._ever, self._short = {}, {}, {}
+        self._planned = self._actual = self._has_room = None
+
+    def in_stage(self, *stages: Stage) -> tuple[Station, ...]:
         """The managed stations in one of these stages."""
-        return [s for s in self.managed if s.stage in stages]
+        found = self._staged.get(stages)
+        if found is None:
+            found = self._staged[stages] = tuple(s for s in self.managed if s.stage in stages)
+        return found
 
     def permanents(self, but: Station) -> list[Mapping[str, int]]:
         """What the models that never leave need, apart from one of them: the permanent ones, and reserved cores."""
@@ -81,12 +106,19 @@ class State:
 
     def can_ever_fit(self, station: Station) -> bool:
         """Whether a model could be resident beside what never leaves."""
-        return station.model.shared or self.ledger.fits_ever(station.needs, self.permanents(station))
+        if station.name not in self._ever:
+            fits = station.model.shared or self.ledger.fits_ever(station.needs, self.permanents(station))
+            self._ever[station.name] = fits
+        return self._ever[station.name]
 
     def may_load(self, station: Station, now: int) -> bool:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
-        books = self._books(station)
-        return not self.is_closing and all(book.may_load and now >= book.settled_at for book in books)
+        if self.is_closing:
+            return False
+        for book in self._books(station):  # noqa: SIM110  asked for everybody who waits; a loop takes half the time
+            if now < book.settled_at or not book.may_load:
+                return False
+        return True
 
     def can_forecast(self, station: Station) -> bool:
         """Whether its devices are in their ordinary state; under force nothing is foretold."""
@@ -112,6 +144,11 @@ class State:
 
     def has_room_for_all(self) -> bool:
         """Whether everything that is not in memory would fit beside what is (RES-25)."""
+        if self._has_room is None:
+            self._has_room = self._count_room_for_all()
+        return self._has_room
+
+    def _count_room_for_all(self) -> bool:
         missing: dict[str, int] = {}
         for station in self.managed:
             if station.stage not in STAYING and not station.hopeless:
@@ -136,19 +173,62 @@ class State:
         """Whether a person waits anywhere: then leased work weighs nothing."""
         return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.stations.values())
 
+    def serving(self) -> tuple[Station, ...]:
+        """Every ready station, those on shared engines included."""
+        found = self._staged.get(())
+        if found is None:
+            found = self._staged[()] = tuple(s for s in self.stations.values() if s.stage is Stage.READY)
+        return found
+
+    def stale(self) -> list[str]:
+        """What was summed up and is no longer true: nothing, unless a change was not told to `remeasured`."""
+        told = [
+            f"in stage {stages}"
+            for stages, found in self._staged.items()
+            if stages and found != tuple(s for s in self.managed if s.stage in stages)
+        ]
+        if self.serving() != tuple(s for s in self.stations.values() if s.stage is Stage.READY):
+            told.append("serving")
+        if self._planned not in (None, self._free(STAYING, (Stage.LOADING, Stage.PLANNED))):
+            told.append("planned free")
+        for name, short in self._short.items():
+            station = self.stations[name]
+            if short != shortage(station.needs, self.planned_free(station)):
+                told.append(f"what {name} lacks")
+        if self._actual not in (None, self._free(HOLDING, (Stage.LOADING,))):
+            told.append("actual free")
+        if self._has_room not in (None, self._count_room_for_all()):
+            told.append("room for all")
+        for name, fits in self._ever.items():
+            station = self.stations[name]
+            if not station.model.shared and fits != self.ledger.fits_ever(
+                station.needs, self.permanents(station)
+            ):
+                told.append(f"whether {name} can ever fit")
+        return told
+
     # ------------------------------------------------------------------ what is free
 
-    def planned_free(self, asking: Station | None = None) -> dict[str, int]:
+    def planned_free(self, asking: Station | None = None) -> Mapping[str, int]:
         """What is free for a model when every change under way has ended."""
-        return self._free(STAYING, promised=(Stage.LOADING, Stage.PLANNED), asking=asking)
+        if self._planned is None:
+            self._planned = self._free(STAYING, promised=(Stage.LOADING, Stage.PLANNED))
+        return self._less_reserved(self._planned, asking)
 
-    def actual_free(self, asking: Station | None = None) -> dict[str, int]:
+    def shortage_of(self, station: Station) -> Mapping[str, int]:
+        """What a model that is to be loaded lacks when every change under way has ended."""
+        short = self._short.get(station.name)
+        if short is None:
+            short = self._short[station.name] = shortage(station.needs, self.planned_free(station))
+        return short
+
+    def actual_free(self, asking: Station | None = None) -> Mapping[str, int]:
         """What is free for a model now."""
-        return self._free(HOLDING, promised=(Stage.LOADING,), asking=asking)
+        if self._actual is None:
+            self._actual = self._free(HOLDING, promised=(Stage.LOADING,))
+        return self._less_reserved(self._actual, asking)
 
-    def _free(
-        self, counted: frozenset[Stage], promised: tuple[Stage, ...], asking: Station | None
-    ) -> dict[str, int]:
+    def _free(self, counted: frozenset[Stage], promised: tuple[Stage, ...]) -> dict[str, int]:
         present = [s for s in self.managed if s.stage is not Stage.ABSENT]
         used: dict[str, int] = {}
         for station in present:
@@ -159,8 +239,13 @@ class State:
         for name, book in self.ledger.books.items():
             waiting = sum(_not_taken_yet(s, name) for s in present if s.stage in promised)
             leaving = sum(_held(s, name) for s in present if s.stage not in counted)
-            free[name] = min(free[name], book.headroom(waiting) + leaving) - self._reserved(name, asking)
+            free[name] = min(free[name], book.headroom(waiting) + leaving)
         return free
+
+    def _less_reserved(self, free: dict[str, int], asking: Station | None) -> Mapping[str, int]:
+        if not self.ledger.reserved_for:
+            return free
+        return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
 
     def used(self, device: str, *stages: Stage) -> int:
         """What the models in these stages need of a device."""
@@ -195,6 +280,8 @@ class State:
     def withdraw(self, station: Station, request_id: str) -> Request:
         """Takes a request out of its line and its lane."""
         request = station.line.leave(request_id)
+        if station.ghost is not None and not station.line:
+            self.wakes.append(station.ghost_ends)
         self.waiting -= 1
         self.lane_waiting[request.lane] -= 1
         return request
@@ -206,19 +293,27 @@ class State:
         station.last_used = now
         wished = request.keep_alive_ms
         station.keep_alive_ms = None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS))
-        if station.keep_alive_ms is not None:
-            self.wakes.append(now + station.keep_alive_ms)
+        if station.idle_ms < WAKE_MAX_MS:
+            self.rest(station)
+
+    def rest(self, station: Station) -> None:
+        """Looks again at a model without work when its idle time is over."""
+        if station.stage is not Stage.READY or not station.is_idle or station.model.shared:
+            return
+        if self.is_leaving_when_idle(station):
+            self.wakes.append(station.last_used + station.idle_ms)
 
     def start(self, station: Station, request: Request, now: int) -> None:
         """Gives a request its turn on a ready model."""
-        self.home[request.id] = station
-        station.running[request.id] = Running(request, now, station.attempt, len(station.running) + 1)
+        request_id, running, attempt = request.id, station.running, station.attempt
+        self.home[request_id] = station
+        running[request_id] = Running(request, now, attempt, len(running) + 1)
         if request.work_class is not WorkClass.ROTATION:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
         self.wakes.append(now + request.timeout_ms)
-        self.out.append(Grant(request.id, station.name, station.attempt))
+        self.out.append(Grant(request_id, station.name, attempt))
 
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
@@ -227,13 +322,21 @@ class State:
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
             station.keep_alive_ms = None
+        elif stage is Stage.READY:
+            station.ghost = None  # its owner finds the model here
+        self.remeasured()
 
-    def is_calm(self) -> bool:
-        """Whoever waits does so before a ready model, and nothing changes: there is nothing to decide."""
-        if self.moving:
-            return False
-        return not any(
-            s.ghost or s.must_return or (s.line and s.stage is not Stage.READY) for s in self.managed
+    def is_wanting(self) -> bool:
+        """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
+        for station in self.in_stage(Stage.ABSENT):
+            if station.line or station.ghost is not None or station.must_return:
+                return True
+        return False
+
+    def is_moved_on(self) -> bool:
+        """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""
+        return any(not s.running for s in self.in_stage(Stage.DRAINING)) or any(
+            not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
@@ -256,6 +359,7 @@ class State:
         """Ends a running request; the driver reports back."""
         if running.cut is None or running.cut == "boundary":
             running.cut, running.cut_at = how, now
+            self.wakes.append(running.deadline)
             self.out.append(Cut(running.request.id, how))
 
     # ------------------------------------------------------------------ out

@@ -20,7 +20,7 @@ from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Request
 from watchbill.core.waiting import Line
 
-__all__ = ["HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
+__all__ = ["CUT_LIMIT_MS", "HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
 
 #: First guesses, shown as guesses until something was measured.
 LOAD_GUESS_BYTES_PER_MS = 200_000
@@ -32,6 +32,8 @@ SLOWDOWN_GUESS = 0.3
 SLOWDOWN_WEIGHT = 0.1
 #: Background and leased work reaches a safe boundary within about this time.
 BOUNDARY_MS = 1_500
+#: A cut request that is not reported ended by then is counted as gone.
+CUT_LIMIT_MS = 10_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
@@ -43,6 +45,8 @@ QUARANTINE_MAX_MS = 3_600_000
 
 class Stage(Enum):
     """Where a model is on its way into memory and out of it."""
+
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every look into a table
 
     ABSENT = "absent"  # no memory held
     PLANNED = "planned"  # memory promised, its victims are leaving
@@ -68,6 +72,13 @@ class Running:
     begun: bool = False  # the first token came
     cut: str | None = None
     cut_at: int = 0
+
+    @property
+    def deadline(self) -> int:
+        """When it must be looked at: its time limit, or the end of the patience with its cut."""
+        if self.cut is None or self.cut == "boundary":
+            return self.since + self.request.timeout_ms
+        return self.cut_at + CUT_LIMIT_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,25 +190,43 @@ class Station:
         return self.stage is Stage.ABSENT and bool(self.line or self.ghost)
 
     @property
+    def is_planned_for(self) -> bool:
+        """Whether there is still a reason to load it."""
+        return bool(self.line or self.ghost is not None or self.model.permanent)
+
+    @property
     def must_return(self) -> bool:
         """Whether it is permanent, not there, and nobody took it out by hand."""
         return self.model.permanent and self.stage is Stage.ABSENT and not self.is_benched
 
     def top_class(self) -> WorkClass:
         """The highest class of its work; rotation when there is none. Ghosts do not count."""
-        running = min((r.request.work_class for r in self.running.values()), default=WorkClass.ROTATION)
-        return min(running, self.line.top_class())
+        top = self.line.top_class()
+        for running in self.running.values():
+            top = min(top, running.request.work_class)
+        return top
 
     def turn_class(self) -> WorkClass:
         """For whom its turn would be: the highest class that waits, or that of its ghost."""
         waiting = self.line.top_class()
         return waiting if self.ghost is None else min(waiting, self.ghost.work_class)
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether its turn must come: rotation is never promised one."""
+        return self.ghost is not None or self.top_class() is not WorkClass.ROTATION
+
     def due(self) -> int | None:
         """When the most impatient of its line, or its ghost, must have had a turn."""
-        first = self.line.earliest_due()
-        dues = [due for due in (first and first[0], self.ghost and self.ghost.due) if due is not None]
-        return min(dues, default=None)
+        first, ghost = self.line.earliest_due(), self.ghost
+        if first is None:
+            return None if ghost is None else ghost.due
+        return first[0] if ghost is None else min(first[0], ghost.due)
+
+    @property
+    def ghost_ends(self) -> float:
+        """When its ghost is given up, if nobody has come back for it."""
+        return float("inf") if self.ghost is None else self.ghost.due + self.load.ms
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
@@ -227,7 +256,10 @@ class Station:
 
     def learn_service(self, taken_ms: float, beside: int) -> None:
         """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
-        if beside > 1 and not self.service.is_guess:
+        if beside <= 1:
+            self.service.learn(taken_ms)
+            return
+        if not self.service.is_guess:
             seen = (taken_ms / self.service.ms - 1) / (min(beside, self.model.concurrency) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * (min(1.0, max(0.0, seen)) - self.slowdown)
         self.service.learn(taken_ms / self.batch_factor(beside))
@@ -244,12 +276,14 @@ class Station:
 
     def residual(self, now: int) -> float:
         """Milliseconds until what runs is done or at a boundary. Never "mean minus age": a long answer is long."""
-        return max((self._residual_of(running, now) for running in self.running.values()), default=0.0)
-
-    def _residual_of(self, running: Running, now: int) -> float:
-        if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
-            return BOUNDARY_MS
-        return max(self.service.ms * self.batch_factor(len(self.running)), now - running.since)
+        longest = 0.0
+        for running in self.running.values():
+            if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
+                longest = max(longest, BOUNDARY_MS)
+            else:
+                usual = self.service.ms * self.batch_factor(len(self.running))
+                longest = max(longest, usual, now - running.since)
+        return longest
 
     def drain_ms(self, now: int) -> float:
         """Milliseconds until its memory would be back if it were closed now."""

@@ -16,7 +16,7 @@ Why not simply "the late one wins now": with several models late at once that is
 times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +70,11 @@ class Policy(Protocol):
 
 def waiting(state: State, now: int) -> list[Station]:
     """The models that should be loaded and may be tried."""
-    return [s for s in state.managed if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+    return [
+        s
+        for s in state.in_stage(Stage.ABSENT)
+        if s.wants_memory and now >= s.retry_at and state.may_load(s, now)
+    ]
 
 
 def movable(state: State) -> list[Station]:
@@ -80,12 +84,12 @@ def movable(state: State) -> list[Station]:
 
 def returning(state: State, now: int) -> Plan | None:
     """A permanent model that is not there returns into free memory, or over idle models."""
-    for station in state.managed:
+    for station in state.in_stage(Stage.ABSENT):
         wanted = station.must_return and not state.is_closing
         if not wanted or now < station.retry_at or not state.may_load(station, now):
             continue
-        short = shortage(station.needs, state.planned_free(station))
-        victims = cover(short, [s for s in movable(state) if s.is_idle], lambda s: s.price(now))
+        idle = [s for s in movable(state) if s.is_idle]
+        victims = cover(state.shortage_of(station), idle, lambda s: s.price(now))
         if victims is not None:
             return Plan(station, victims, "permanent", "a permanent model is not resident")
     return None
@@ -119,9 +123,8 @@ class _InArrivalOrder:
                 s.name: 2.0**i
                 for i, s in enumerate(sorted(movable(state), key=lambda s: (s.last_used, s.name)))
             }
-            short = shortage(target.needs, state.planned_free(target))
             leaving = [s for s in movable(state) if self._yields(s, target, now)]
-            victims = cover(short, leaving, lambda s, order=order: order[s.name])
+            victims = cover(state.shortage_of(target), leaving, lambda s, order=order: order[s.name])
             if victims is not None:
                 return Plan(
                     target, victims, self.name if victims else "fits", "its request has waited longest"
@@ -170,7 +173,8 @@ class Rate:
     in_order = False
 
     def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
-        return expected_start_ms(state, station, request, now, turns=self._turns(state, now))
+        turns = self._turns(state, now) if station.stage is Stage.ABSENT else ()
+        return expected_start_ms(state, station, request, now, turns)
 
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
@@ -192,11 +196,12 @@ class Rate:
         """The models whose turn must come now, by the patience of their oldest request."""
         due: list[tuple[float, Station]] = []
         later: list[tuple[float, Station]] = []
-        for station in state.managed:
-            oldest = station.due() if station.wants_memory else None
-            if oldest is None or (station.ghost is None and station.top_class() is WorkClass.ROTATION):
-                continue  # rotation is never promised a turn
-            start_by = now if station.in_epoch else oldest - self._lead_ms(state, station, now)
+        leaving = [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
+        for station in state.in_stage(Stage.ABSENT):
+            oldest = station.due()
+            if oldest is None or not station.is_promised:
+                continue
+            start_by = now if station.in_epoch else oldest - self._lead_ms(station, leaving)
             if now >= start_by:
                 due.append((min(oldest, now) if station.in_epoch else oldest, station))
             else:
@@ -224,25 +229,26 @@ class Rate:
         higher = [(s.turn_class(), at, s) for at, s in soon if s.turn_class() < head.turn_class()]
         return min(higher, key=lambda entry: (entry[0], entry[1], entry[2].name))[2] if higher else None
 
-    def _lead_ms(self, state: State, station: Station, now: int) -> float:
-        first = station.line.earliest_due()
+    @staticmethod
+    def _lead_ms(station: Station, leaving: Iterable[tuple[KeysView[str], float]]) -> float:
+        """How long before its due a turn must begin: the longest drain of who is in the way, load, and service."""
+        first, needs = station.line.earliest_due(), station.needs.keys()
         patience = first[1].max_wait_ms if first else 0
-        drain = max((s.drain_ms(now) for s in self._in_the_way(state, station)), default=0.0)
+        drain = 0.0
+        for taken, drain_ms in leaving:
+            if drain_ms > drain and not needs.isdisjoint(taken):
+                drain = drain_ms
         margin = min(TURN_MARGIN * patience, station.load.ms)
         return station.load.ms + drain + station.service.ms + margin
-
-    @staticmethod
-    def _in_the_way(state: State, station: Station) -> Iterable[Station]:
-        return (s for s in movable(state) if s.needs.keys() & station.needs.keys())
 
     def _turn(self, state: State, head: Station, now: int) -> Plan | None:
         due = head.due()
         over = [
             s
             for s in movable(state)
-            if self._is_done(s, head, now) and not (due is not None and (s.due() or due) < due)
+            if self._is_done(s, head.top_class(), now) and not (due is not None and (s.due() or due) < due)
         ]
-        victims = cover(shortage(head.needs, state.planned_free(head)), over, lambda s: s.price(now))
+        victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
         if victims is None:
             return None
         left = "" if due is None else f", its oldest request has {max(0, due - now) / 1000:.1f} s left"
@@ -256,11 +262,12 @@ class Rate:
             return max(now, station.ready_at + station.quantum_ms) + station.drain_ms(now)
 
         state.wakes.append(now + 1_000)
-        return cover(shortage(head.needs, state.planned_free(head)), movable(state), until) or ()
+        return cover(state.shortage_of(head), movable(state), until) or ()
 
     @staticmethod
-    def _is_done(station: Station, target: Station, now: int) -> bool:
-        leased = station.top_class() is WorkClass.LEASED and target.top_class() is WorkClass.INTERACTIVE
+    def _is_done(station: Station, work_class: WorkClass, now: int) -> bool:
+        """Whether its place may be given to work of this class: leased work has no quantum against a person."""
+        leased = station.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
         return leased or station.has_had_turn(now)
 
     # -- the rest
@@ -269,10 +276,20 @@ class Rate:
         self, state: State, targets: Sequence[Station], head: Station | None, earmarked: Cover, now: int
     ) -> Plan | None:
         options: list[tuple[float, Plan]] = []
+        loading = state.in_stage(Stage.LOADING)
+        yielding: dict[WorkClass, list[Station]] = {}
         for target in targets:
-            free = _around(state.planned_free(target), head, earmarked)
-            leaving = [s for s in self._may_yield(state, target, now) if s not in earmarked]
-            victims = cover(shortage(target.needs, free), leaving, lambda s, t=target: self._price(s, t, now))
+            short = state.shortage_of(target) if head is None else _around(state, target, head, earmarked)
+            leaving: list[Station] = []
+            if short:
+                work_class = target.top_class()
+                if work_class not in yielding:
+                    yielding[work_class] = self._may_yield(state, work_class, now)
+                leaving = [s for s in yielding[work_class] if s not in earmarked]
+                leaving += [s for s in loading if self._may_abort(s, target, now)]
+                if not leaving:
+                    continue  # the common case under load: everybody is busy with work of the same class
+            victims = cover(short, leaving, lambda s, t=target: self._price(s, t, now))
             if victims is not None and (option := self._weigh(state, target, victims, now)):
                 options.append(option)
         if not options:
@@ -321,20 +338,19 @@ class Rate:
                 return 0.0
         return victim.price(now) * (1.0 if victim.has_had_turn(now) else UNPAID)
 
-    def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
+    def _may_yield(self, state: State, work_class: WorkClass, now: int) -> list[Station]:
         """Who may be displaced for a gain: idle, or after its quantum busy with a lower class.
 
         A quantum protects work. A model that ran dry inside it is protected by its price alone: holding the device
         for nobody while a line waits elsewhere would make every wait longer than plain batching does.
         """
-        if target.top_class() is WorkClass.ROTATION:
+        if work_class is WorkClass.ROTATION:
             return [s for s in movable(state) if s.has_lingered(now)]
-        ready = [
+        return [
             s
             for s in movable(state)
-            if s.is_idle or (self._is_done(s, target, now) and target.top_class() < s.top_class())
+            if s.is_idle or (work_class < s.top_class() and self._is_done(s, work_class, now))
         ]
-        return ready + [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
 
     @staticmethod
     def _may_abort(station: Station, target: Station, now: int) -> bool:
@@ -350,12 +366,12 @@ def _first_in_line(station: Station) -> tuple[float, str]:
     return (float("inf") if came is None else came, station.name)
 
 
-def _around(free: dict[str, int], head: Station | None, earmarked: Cover) -> dict[str, int]:
-    """What is free for others once the head of the turns has what it was promised."""
-    if head is None:
-        return free
+def _around(state: State, target: Station, head: Station, earmarked: Cover) -> Mapping[str, int]:
+    """What a model lacks once the head of the turns has what it was promised."""
+    free = state.planned_free(target)
     given = {r: sum(v.needs.get(r, 0) for v in earmarked) for r in free}
-    return {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}
+    left = {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}
+    return shortage(target.needs, left)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"rate": Rate, "turns": Turns, "fifo": Fifo}

@@ -73,7 +73,7 @@ class Transitions:
                 self._state.note("reopen", f"the plan for {station.name} was dropped", victim)
 
     def _lacks_room(self, station: Station) -> bool:
-        return bool(shortage(station.needs, self._state.planned_free(station)))
+        return bool(self._state.shortage_of(station))
 
     def has_leaving(self, station: Station) -> bool:
         """Whether somebody is still on the way out for it."""
@@ -84,7 +84,7 @@ class Transitions:
     def drop_unwanted_plans(self, now: int) -> None:
         """A target whose callers all left releases its plan."""
         for station in self._state.in_stage(Stage.PLANNED):
-            if not station.line and not station.ghost and not station.model.permanent:
+            if not station.is_planned_for:
                 self.unplan(station, now)
 
     def advance(self, now: int) -> None:
@@ -141,6 +141,7 @@ class Transitions:
     def fail(self, station: Station, reason: str, *, hopeless: bool, now: int) -> None:
         """Counts a failure; who waits for a model that is quarantined by it is told."""
         station.fail(reason, hopeless=hopeless, now=now)
+        self._state.remeasured()  # a hopeless permanent keeps no memory from others
         self._state.note("load_failed", reason, station)
         if not station.is_quarantined(now):
             return

@@ -102,20 +102,21 @@ class Driver:
 
     def feed(self, event: m.Event) -> None:
         """Tells the core something. Events that come while one is being acted on wait for their turn."""
-        self._events.append(event)
         if self._is_feeding:
+            self._events.append(event)
             return
         self._is_feeding = True
         try:
+            self._step(event)
             while self._events:
                 self._step(self._events.popleft())
         finally:
             self._is_feeding = False
 
     def _step(self, event: m.Event) -> None:
-        self._turned_at = self.now()
+        now = self._turned_at = time.monotonic_ns() // 1_000_000
         try:
-            actions = self._core.step(event, self._turned_at)
+            actions = self._core.step(event, now)
         except Exception:
             _LOG.exception("the core failed on %r", event)
             raise
@@ -174,8 +175,8 @@ class Driver:
 
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
-        model = self._find(wish.model)
-        request = self._request(model, self._lane(wish, model), wish)
+        model = self._catalog.models.get(wish.model) or self._find(wish.model)
+        request = self._request(model, self._lane(wish), wish)
         ticket = Ticket(request, self._ticket_event)
         self._tickets[request.id] = ticket
         self.feed(m.Arrived(request))
@@ -190,10 +191,10 @@ class Driver:
             raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
         return model
 
-    def _lane(self, wish: Wish, model: Model) -> Lane:
-        lanes = self._catalog.lanes
+    def _lane(self, wish: Wish) -> Lane:
         if wish.lane == ROTATION_LANE.name:
             return self._catalog.find_lane(ROTATION_LANE.name)
+        lanes = self._catalog.lanes
         return lanes.get(wish.lane or "") or next(iter(lanes.values()))
 
     def _request(self, model: Model, lane: Lane, wish: Wish) -> m.Request:
@@ -214,22 +215,21 @@ class Driver:
         )
 
     def _ticket_event(self, event: m.Event) -> None:
-        if isinstance(event, m.Ended | m.Left):
-            ticket = self._tickets.pop(event.id, None)
-            if ticket is not None:
-                self._count_end(ticket, event)
+        if isinstance(event, m.Ended):
+            self._count_end(event.id, "engine_failed" if event.ok is False else "ok", served=event.ok is True)
+        elif isinstance(event, m.Left):
+            self._count_end(event.id, "cancelled", served=False)
         self.feed(event)
 
-    def _count_end(self, ticket: Ticket, event: "m.Ended | m.Left") -> None:
-        done = isinstance(event, m.Ended)
-        outcome = ("engine_failed" if event.ok is False else "ok") if done else "cancelled"
+    def _count_end(self, request_id: str, outcome: str, *, served: bool) -> None:
+        if (ticket := self._tickets.pop(request_id, None)) is None:
+            return
+        now, started = self.now(), ticket.started_at
         self.metrics.count_request(ticket.request.lane, outcome)
-        now = self.now()
         self._parts.recorder.ended(ticket, outcome, now)
-        if done and event.ok and ticket.started_at is not None:
-            taken = now - ticket.started_at
-            self.metrics.observe_service(ticket.model, taken)
-            self._parts.memories.served(ticket.model, taken)
+        if served and started is not None:
+            self.metrics.observe_service(ticket.model, now - started)
+            self._parts.memories.served(ticket.model, now - started)
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
@@ -264,7 +264,7 @@ class Driver:
         """What would happen if the model were asked for now."""
         found = self._find(model)
         wish = Wish(model)
-        return explain(self._core, self._request(found, self._lane(wish, found), wish), self.now())
+        return explain(self._core, self._request(found, self._lane(wish), wish), self.now())
 
     def is_ready(self) -> bool:
         """Whether the scheduler turns, not merely whether a socket is open."""
@@ -336,12 +336,12 @@ class Driver:
         if warm is None:  # it died in this very moment: its death is the next event
             self.feed(m.Returned(action.id))
             return
-        now = self.now()
-        waited = now - ticket.request.arrived_at
-        loaded = self._load_share(action.model, ticket.request.arrived_at)
+        request, now = ticket.request, self._turned_at
+        waited = now - request.arrived_at
+        loaded = self._load_share(action.model, request.arrived_at) if waited else 0
         ticket.started_at = now
-        self.metrics.observe_wait(ticket.request.lane, waited)
-        self.metrics.observe_forecast(ticket.request.lane, waited - ticket.forecast_ms)
+        self.metrics.observe_wait(request.lane, waited)
+        self.metrics.observe_forecast(request.lane, waited - ticket.forecast_ms)
         ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded))
 
     def _load_share(self, model: str, arrived_at: int) -> int:

@@ -81,6 +81,8 @@ class Recorder:
 
     def ended(self, ticket: Ticket, outcome: str, now: int) -> None:
         """Writes down a request that is over, however it ended."""
+        if self._file is None:
+            return
         request, started = ticket.request, ticket.started_at
         line = RequestLine(
             request.arrived_at - self._began,

@@ -6,7 +6,6 @@ used. Everybody waits as long as it takes: nothing is forecast and nobody is ref
 that is never idle keeps everybody else out for ever.
 """
 
-from watchbill.core.budget import shortage
 from watchbill.core.eviction import cover
 from watchbill.core.forecast import expected_start_ms
 from watchbill.core.messages import Request
@@ -37,8 +36,7 @@ class Exhaustive:
         idle = sorted((s for s in movable(state) if s.is_idle), key=lambda s: (s.last_used, s.name))
         age = {station.name: 2.0**place for place, station in enumerate(idle)}
         for target in sorted(waiting(state, now), key=arrival_order):
-            short = shortage(target.needs, state.planned_free(target))
-            victims = cover(short, idle, lambda s: age[s.name])
+            victims = cover(state.shortage_of(target), idle, lambda s: age[s.name])
             if victims is not None:
                 return Plan(target, victims, self.name if victims else "fits", "its request came first")
         return None
