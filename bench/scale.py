@@ -2,21 +2,27 @@
 
     .venv/bin/python bench/scale.py [--queued N] [--models N]
 
-The real driver and journal, an engine that answers nothing, and no HTTP. Each round queues N requests, each with a
+The real driver and journal, and an engine that answers nothing. Each round queues N requests, each with a
 task that waits for its turn, then cancels them all in random order. `busy`: every model is in memory and all slots are
 taken, so that a request only joins its line. `loading`: the models wait for a load that does not end, so that every
 arrival looks for a plan. Times are CPU time of the thread: of the core for one event (the decision, which has a goal),
 and of the driver for an arrival and a leaving with all that belongs to it.
-Memory of the core is what Python allocates for N arrivals in a core of its own. Exits 1 when a goal is missed.
+Memory of the core is what Python allocates for N arrivals in a core of its own. At the end N clients wait over HTTP,
+each on a connection of its own, before a daemon whose model is long in loading: what they occupy there is RSS, the
+kernel's buffers aside. Exits 1 when a goal is missed.
 """
 
 import argparse
 import asyncio
 import gc
+import json
 import random
+import resource
 import sys
+import tempfile
 import time
 import tracemalloc
+import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +30,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from gateway import first_match, process
+from load_generator import request
 from support.house import CATALOG, MIB, House, house
 from watchbill.catalog import Catalog, Lane, Model, WorkClass
 from watchbill.core.machine import Machine
@@ -173,6 +181,57 @@ def core_alone(models: int, queued: int) -> bool:
     return _say("core: memory per queued request", taken, CORE_BYTES_MAX, "bytes")
 
 
+SLOW = """
+[server]
+port = 0
+[devices.ram]
+reserve = "64MiB"
+[lanes.default]
+queue_max = {queued}
+max_wait = "10m"
+[models.bench]
+engine = "scripted"
+memory = "64MiB"
+script = {{load = "9m"}}
+"""
+
+
+async def wait_over_http(port: int, pid: int, queued: int) -> float:
+    """Bytes of the daemon's RSS for each of N waiting clients."""
+    before = psutil.Process(pid).memory_info().rss
+    writers: list[asyncio.StreamWriter] = []
+    for number in range(queued):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(port, number % 2 * 16))  # every other one wants a stream
+        writers.append(writer)
+    async with asyncio.timeout(60):
+        while (await asyncio.to_thread(queue_length, port)) < queued:  # noqa: ASYNC110  it is another process's queue
+            await asyncio.sleep(0.2)
+    after = psutil.Process(pid).memory_info().rss
+    for writer in writers:
+        writer.transport.abort()
+    return (after - before) / queued
+
+
+def queue_length(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/wb/v1/status", timeout=30) as answer:
+        return json.load(answer)["lanes"]["default"]["queued"]
+
+
+def over_http(queued: int) -> bool:
+    """The same with clients."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "watchbill.toml"
+        config.write_text(SLOW.format(queued=queued))
+        words = ("up", "--config", str(config), "--root", folder, "--port", "0")
+        with process(str(Path(sys.executable).with_name("watchbill")), *words) as daemon:
+            port = int(first_match(daemon, r"ready http://[^:]+:(\d+)"))
+            taken = asyncio.run(wait_over_http(port, daemon.pid, queued))
+    return _say("HTTP: RSS per waiting client", taken, REQUEST_BYTES_MAX, "bytes")
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -190,6 +249,9 @@ def main() -> int:
     asked = parser.parse_args()
     fine = [core_alone(asked.models, asked.queued)]
     fine += [asyncio.run(measure(how, asked.models, asked.queued)) for how in ("busy", "loading")]
+    fine.append(
+        over_http(min(asked.queued, 8_000))
+    )  # both ends of each connection count for the limit of files
     return 0 if all(fine) else 1
 
 

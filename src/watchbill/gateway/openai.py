@@ -5,6 +5,7 @@ put together. A client's stream passes unchanged. Our own fields are taken out o
 it, numbers are checked, everything else goes through.
 """
 
+from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -50,13 +51,13 @@ class OpenAiDoor:
 
     # ------------------------------------------------------------------ generation
 
-    async def chat(self, visit: Visit) -> web.StreamResponse:
+    def chat(self, visit: Visit) -> Awaitable[web.StreamResponse]:
         """POST /v1/chat/completions."""
-        return await self._generate(visit, "/v1/chat/completions", chat=True)
+        return self._generate(visit, "/v1/chat/completions", chat=True)
 
-    async def completions(self, visit: Visit) -> web.StreamResponse:
+    def completions(self, visit: Visit) -> Awaitable[web.StreamResponse]:
         """POST /v1/completions."""
-        return await self._generate(visit, "/v1/completions", chat=False)
+        return self._generate(visit, "/v1/completions", chat=False)
 
     async def embeddings(self, visit: Visit) -> web.StreamResponse:
         """POST /v1/embeddings: a short answer, passed on whole."""

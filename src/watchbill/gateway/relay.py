@@ -11,7 +11,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from watchbill.catalog import ApiKey
@@ -60,8 +60,8 @@ class Relay:
     """One request's way to its engine. Every step can be interrupted and taken up again."""
 
     __slots__ = (
-        "_call", "_failed_attempt", "_is_closing", "_leave_meter", "_on_close", "_outcome", "_outgoing", "_patience",
-        "_spend", "_start", "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "resume", "status", "tap",
+        "_call", "_failed_attempt", "_leave_meter", "_on_close", "_outcome", "_outgoing", "_spend", "_start",
+        "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "resume", "status", "tap",
     )  # fmt: skip
 
     def __init__(
@@ -86,9 +86,6 @@ class Relay:
         self._call: Call | None = None
         self._start: Start | None = None
         self._failed_attempt: int | None = None
-        self._is_closing = False
-        #: The wait that `leave` interrupts.
-        self._patience: asyncio.Timeout | None = None
         self._spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
         self._leave_meter: Callable[[], None] | None = None
         self.tap: Tap | None = None  # set for a request that is captured
@@ -108,33 +105,25 @@ class Relay:
         """Whether the engine answers with a stream of events."""
         return self.status == 200 and self.content_type == "text/event-stream"
 
-    async def first(self, out: Out | None = None) -> bytes:
+    def first(self, out: Out | None = None) -> Awaitable[bytes]:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
 
         Raises what the scheduler refuses, what the engine could not do twice, and ShuttingDown."""
-        if out is None and not self._ticket.is_waiting:
-            return (
-                await self._advance()
-            )  # its turn has come, and nobody wants signs of life: no timer is needed
+        return self._advance() if out is None else self._advance_alive(out)
+
+    async def _advance_alive(self, out: Out) -> bytes:
         held_ms = HEADERS_HELD_MS
         while True:
             try:
-                async with asyncio.timeout(held_ms / 1000 if out is not None else None) as self._patience:
+                async with asyncio.timeout(held_ms / 1000):
                     return await self._advance()
             except TimeoutError:
-                if self._is_closing:
-                    raise ShuttingDown from None
-                if out is not None:
-                    await out.comment(self._place())
+                await out.comment(self._place())
                 held_ms = KEEP_ALIVE_COMMENT_MS
 
     async def turn(self) -> None:
         """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""
-        try:
-            async with asyncio.timeout(None) as self._patience:
-                self._start = await self._ticket.granted()
-        except TimeoutError:
-            raise ShuttingDown from None
+        self._start = await self._ticket.granted()
         self._visit.started(self._start)
 
     def meter(self, meters: Meters, key: ApiKey) -> None:
@@ -263,9 +252,9 @@ class Relay:
 
     def leave(self) -> None:
         """The house closes: a request that still waits is sent away, a running one goes on."""
-        if self._ticket.is_waiting and self._patience is not None:
-            self._is_closing = True
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._ticket.is_waiting:
+            self._ticket.close()
+            self._ticket.refuse(ShuttingDown())
 
     def cut_off(self) -> None:
         """The house is closed: a running request ends now."""

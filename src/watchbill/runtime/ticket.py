@@ -101,15 +101,17 @@ class Ticket:
         """Whether the core already counts this request as gone."""
         return self._ended
 
-    async def granted(self) -> Start:
-        """Waits for the turn. Raises the refusal; the wait is bounded by the request's max_wait."""
-        if self._start is not None:
-            return self._start
+    def granted(self) -> "asyncio.Future[Start]":
+        """The turn, to be awaited. Raises the refusal, at once or then; the wait is bounded by the request's max_wait.
+
+        Whoever gave up waiting may wait again; there is one who waits at a time. A future and no coroutine: thousands
+        may wait, and each of them holds what it waits in."""
         if self.refusal is not None:
             raise self.refusal
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._turn)
+        self._turn = asyncio.get_running_loop().create_future()
+        if self._start is not None:
+            self._turn.set_result(self._start)
+        return self._turn
 
     def first_byte(self) -> None:
         """Says that the caller has received something: from now on the request cannot be repeated."""
