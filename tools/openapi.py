@@ -69,11 +69,12 @@ SHAPES: dict[str, Shape] = {
         loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE), reason=maybe(TEXT), permanent=FLAG, load_ms=WHOLE,
         load_is_guess=FLAG, service_ms=WHOLE, service_is_guess=FLAG, idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),
+    "Engine": record(driver=TEXT, capabilities=table(FLAG)),
     "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
     "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
     "Status": record(
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
-        late_answers=WHOLE, maintenance=table(ref("Claim")),
+        late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},

@@ -147,3 +147,13 @@ async def test_wishes_reach_the_scheduler() -> None:
         asking.cancel()
         await asyncio.wait([asking])
         await eventually(lambda: not opened.driver.requests())
+
+
+async def test_status_shows_what_each_driver_can_do() -> None:
+    """RES-10: what the contract suite skips for a driver, an operator can see."""
+    async with house() as opened:
+        engines = (await opened.ask("/wb/v1/status")).json["engines"]
+        assert isinstance(engines, dict)
+        assert engines["peer"]["driver"] == "process"
+        assert engines["peer"]["capabilities"]["measures_memory"] is False
+        assert engines["peer"]["capabilities"]["owned"] is True

@@ -234,7 +234,7 @@ class Driver:
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
         view = status_view(self._core.state, self._room.warm, self.now())
-        return view | {"maintenance": self.claims.view()}
+        return view | {"engines": self._room.view(), "maintenance": self.claims.view()}
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""

@@ -9,7 +9,7 @@ warm is reported at once, because its process may die in the very next moment an
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
@@ -71,6 +71,13 @@ class EngineRoom:
             if not isinstance(engine, Router):
                 raise ConfigError(f"{name}: the engine {catalog.models[name].engine} cannot be shared")
             self.warm[name] = engine.route(catalog.models[name])
+
+    def view(self) -> dict[str, object]:
+        """Every engine, with what its driver can do; for `status`."""
+        return {
+            name: {"driver": self._rules[name].driver, "capabilities": asdict(engine.capabilities)}
+            for name, engine in self._engines.items()
+        }
 
     # ------------------------------------------------------------------ up
 
