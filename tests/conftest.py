@@ -1,4 +1,4 @@
-"""What all tests share: the long forms behind `--torture`, and the seconds of each test folder at the end."""
+"""What all tests share: the long forms behind `--torture`, and sums at the end: seconds per folder, steps simulated."""
 
 from collections import defaultdict
 
@@ -25,14 +25,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seconds: dict[str, float] = defaultdict(float)
     tests: dict[str, int] = defaultdict(int)
+    simulated: dict[str, int] = defaultdict(int)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 folder = "/".join(report.nodeid.split("/")[:2])
                 seconds[folder] += report.duration
                 tests[folder] += report.when == "call"
+                for name, value in report.user_properties if report.when == "call" else ():
+                    if name in ("steps", "worlds") and isinstance(value, int):
+                        simulated[name] += value
     if not seconds:
         return
     terminalreporter.section("seconds per folder")
     for folder, spent in sorted(seconds.items()):
         terminalreporter.write_line(f"{spent:8.1f} s  {tests[folder]:5} tests  {folder}")
+    if simulated:
+        terminalreporter.write_line(
+            f"simulated: {simulated['steps']:,} steps in {simulated['worlds']:,} random worlds"
+        )

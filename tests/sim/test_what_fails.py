@@ -19,6 +19,7 @@ from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Fifo, Plan, Policy, Rate, Turns, movable, waiting
 from watchbill.simulate.compare import CONTENDERS, Contender, run_seeds
+from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.report import Report
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.world import World
@@ -293,3 +294,10 @@ def test_in_strict_order_nobody_makes_way_for_ever():
     world = Scenario.read(SCENARIOS / "hour.toml").world(0, policy=Fifo(), endless=True)
     world.run(2_400_000)
     assert world.steps < 20_000
+
+
+def test_work_that_makes_way_is_not_urgent_again_at_once():
+    """LANE-01: where answers take longer than anybody waits, background work was granted and cut without end."""
+    world = run_out(random_world(500_076, faults=False))  # the first world that stood still
+    assert not world.judge.broken
+    assert not world.open

@@ -69,12 +69,18 @@ class Dispatch:
         if self._policy.in_order:
             return self._next_in_order(station)
         urgent = station.line.earliest_due()
-        if urgent is not None and now >= urgent[0] - station.service.ms and self._lane_is_free(urgent[1]):
+        if urgent is not None and self._is_urgent(station, *urgent, now) and self._lane_is_free(urgent[1]):
             return urgent[1]
         first = station.line.first()
         if first is None or self._lane_is_free(first):
             return first
         return next((r for r in map(station.line.get, station.line.ids()) if self._lane_is_free(r)), None)
+
+    @staticmethod
+    def _is_urgent(station: Station, due: int, request: Request, now: int) -> bool:
+        """Half of its patience is over at the least: where an answer takes longer than anybody waits, a request that
+        made way for a person would be urgent at once, start, make way, and so on for ever."""
+        return now >= due - min(station.service.ms, request.max_wait_ms / 2)
 
     def _lane_is_free(self, request: Request) -> bool:
         """Whether one more of this lane may run; most lanes have no limit of their own."""

@@ -2,6 +2,9 @@
 
 It looks at the simulated processes, their memory and the callers, never at the core's books: a ledger that is
 wrong in the same way as the check would pass it. What it knows of plans and closed doors it reads in the journal.
+
+Memory is looked at when somebody takes some; everybody who waits or runs after every step. Now and then all of it is
+gone through, and there the core's kept sums are counted anew, which is the one look into its books.
 """
 
 from typing import Protocol
@@ -16,6 +19,8 @@ __all__ = ["Judge"]
 
 #: Voluntary reasons to close a model, as the journal names them.
 VOLUNTARY = ("rate of", "turn of", "rotation of", "turns of", "permanent of")
+#: Every so many steps the whole world is gone through.
+WHOLE_EVERY_STEPS = 50
 #: Learned load times wander: a quantum is judged broken only below this part of the true one.
 QUANTUM_TOLERANCE = 0.5
 
@@ -45,6 +50,7 @@ class Judge:
         self.load_took: dict[str, float] = {}  # the shortest the core knows of: told or seen
         self._planned: set[str] = set()
         self._served: set[str] = set()  # models that got a grant in this step
+        self._steps = 0
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -87,6 +93,7 @@ class Judge:
     def _judge_load(self, name: str) -> None:
         world, engine = self._world, self._world.engines[name]
         # The action itself comes just before its note: the engine already holds its memory.
+        self._judge_groups()
         if world.catalog.models[name].shared:
             self.say("a shared engine was managed", name)
         loading = sum(1 for e in world.engines.values() if e.power is Power.LOADING)
@@ -143,9 +150,12 @@ class Judge:
         for action in actions:
             if isinstance(action, m.Grant):
                 self._judge_grant(action)
-        self._judge_groups()
-        self._judge_counts()
-        self._judge_waiting()
+        self._judge_open()
+        self._steps += 1
+        if self._steps % WHOLE_EVERY_STEPS == 0:
+            self._judge_groups()
+            for what in self._world.core.state.stale():
+                self.say("a sum of the core is out of date", what)
 
     def _judge_grant(self, action: m.Grant) -> None:
         world, engine = self._world, self._world.engines[action.model]
@@ -171,27 +181,24 @@ class Judge:
                     if other != name:
                         self.say("two of an exclusive group on one device", f"{other} and {name} on {device}")
 
-    def _judge_counts(self) -> None:
-        running: dict[str, int] = {}
-        for caller in self._world.open.values():
+    def _judge_open(self) -> None:
+        world, running, waiting = self._world, dict[str, int](), set[str]()
+        for caller in world.open.values():
             if caller.state == "running":
                 running[caller.served_by] = running.get(caller.served_by, 0) + 1
-        for name, station in self._world.core.state.stations.items():
+            elif caller.state == "waiting":
+                waiting.add(caller.served_by)
+                if world.now > caller.due + 2:
+                    self.say("a request waits past its due without an answer", caller.request.id)
+        for name, station in world.core.state.stations.items():
             if len(station.running) != running.get(name, 0):
                 text = f"{name}: core {len(station.running)}, callers {running.get(name, 0)}"
                 self.say("in-flight counts differ", text)
-
-    def _judge_waiting(self) -> None:
-        world = self._world
-        busy = {caller.served_by for caller in world.open.values() if caller.state == "running"}
-        moving = any(e.power in (Power.LOADING, Power.STOPPING) for e in world.engines.values())
-        if (world.open or moving) and world.timer is None:
+        for name in sorted(waiting - running.keys() - self.closed.keys()):
+            if world.engines[name].power is Power.WARM:
+                self.say("work waits before a ready, idle model", name)
+        if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
-        for caller in world.open.values():
-            if caller.state != "waiting":
-                continue
-            if world.now > caller.due + 2:
-                self.say("a request waits past its due without an answer", caller.request.id)
-            engine = world.engines[caller.served_by]
-            if engine.power is Power.WARM and caller.served_by not in self.closed.keys() | busy:
-                self.say("work waits before a ready, idle model", caller.served_by)
+
+    def _is_moving(self) -> bool:
+        return any(e.power in (Power.LOADING, Power.STOPPING) for e in self._world.engines.values())

@@ -29,6 +29,7 @@ LAWS = (
     "closed before its waiting work was granted",
     "closed inside its quantum",
     "a busy model was closed for an equal",
+    "a sum of the core is out of date",
 )
 
 

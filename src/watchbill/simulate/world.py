@@ -21,6 +21,8 @@ __all__ = ["World"]
 
 #: How often the simulated driver looks at its machine.
 LOOK_EVERY_MS = 2_000
+#: More steps than this without any time passing, and somebody does and undoes the same for ever.
+STEPS_AT_ONCE_MAX = 20_000
 #: How late an answer that comes twice may be.
 LATE_ANSWER_MS = 8_000.0
 #: The first token comes after this part of an answer's work, at the latest after this time.
@@ -92,8 +94,15 @@ class World:
 
     def run(self, until_ms: float) -> "World":
         """Lets time pass."""
+        began = self.steps
         while self._agenda and self._agenda[0][0] <= until_ms:
+            before = self.now
             self.now, _, act = heappop(self._agenda)
+            began = self.steps if self.now > before else began
+            if self.steps - began > STEPS_AT_ONCE_MAX:
+                raise AssertionError(
+                    f"time stands still at {self.now / 1000:.3f} s: the core turns in a circle"
+                )
             act()
         self.now = max(self.now, until_ms)
         return self
@@ -107,7 +116,6 @@ class World:
         self.judge.before(actions)
         for action in actions:
             self._acts[type(action)](action)
-        self._weigh()
         self.judge.after(actions)
 
     def happens(self, chance: float) -> bool:
@@ -253,6 +261,7 @@ class World:
         engine, faults = self.engines[action.model], self.faults
         engine.power, engine.attempt = Power.LOADING, action.attempt
         engine.held = dict(engine.model.memory)
+        self._weigh()  # nobody holds more at any other time
         self.tally.loads += 1
         self.tally.loads_by_model[action.model] = self.tally.loads_by_model.get(action.model, 0) + 1
         began = self.now
