@@ -62,7 +62,7 @@ def make_setup(path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_missing_python_is_named_with_its_apt_line(poor_path: Path) -> None:
-    done = make_setup(poor_path)
+    done = make_setup(poor_path, "DEBIAN_PYTHON=")
     assert done.returncode == 2
     assert "apt install python3 python3-venv" in done.stderr
 
