@@ -29,6 +29,10 @@ LAWS = (
     "closed before its waiting work was granted",
     "closed inside its quantum",
     "a busy model was closed for an equal",
+    "more is planned than fits",
+    "a set was planned in part",
+    "a grant without all its companions",
+    "a companion was stopped while in use",
 )
 
 

@@ -123,8 +123,9 @@ class World:
         *,
         lane: str,
         then: Callable[[Caller], None] | None = None,
+        companions: tuple[str, ...] = (),
     ) -> Caller:
-        """Somebody asks a model."""
+        """Somebody asks a model, and needs its companions beside it."""
         rules = self.catalog.find_lane(lane)
         request = m.Request(
             f"r{len(self.callers) + 1:06d}",
@@ -135,6 +136,7 @@ class World:
             rules.max_wait_ms,
             rules.timeout_ms,
             rules.priority or self.catalog.models[model].priority,
+            companions=companions,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller
@@ -174,6 +176,7 @@ class World:
     def _admit(self, action: m.Admit) -> None:
         caller = self.open[action.id]
         caller.state, caller.served_by, caller.forecast_ms = "waiting", action.model, action.forecast_ms
+        caller.beside = action.companions
 
     def _refuse(self, action: m.Refuse) -> None:
         caller = self.open[action.id]
@@ -182,7 +185,7 @@ class World:
 
     def _grant(self, action: m.Grant) -> None:
         caller, engine = self.open[action.id], self.engines[action.model]
-        self.judge.granting(action.model)
+        self.judge.granting(action)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
         if caller.started_at is None:
             caller.started_at = self.now
@@ -289,6 +292,7 @@ class World:
 
     def _stop(self, action: m.Stop) -> None:
         engine, faults = self.engines[action.model], self.faults
+        self.judge.stopping(action)
         engine.power, engine.attempt = Power.STOPPING, action.attempt
         self.tally.evictions += 1
         late = self.happens(faults.memory_late)
