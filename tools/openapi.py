@@ -65,8 +65,8 @@ SHAPES: dict[str, Shape] = {
     ),
     "Model": record(
         state={"enum": ["absent", "loading", "ready", "draining", "stopping", "failed", "quarantined"]},
-        engine=TEXT, memory=WHOLE, measured=maybe(WHOLE), devices=table(WHOLE), in_flight=WHOLE, queued=WHOLE,
-        loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE), reason=maybe(TEXT), permanent=FLAG, load_ms=WHOLE,
+        engine=TEXT, memory=WHOLE, measured=maybe(WHOLE), devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE,
+        queued=WHOLE, loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE), reason=maybe(TEXT), permanent=FLAG, load_ms=WHOLE,
         load_is_guess=FLAG, service_ms=WHOLE, service_is_guess=FLAG, idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),
     "Engine": record(driver=TEXT, capabilities=table(FLAG)),
@@ -78,13 +78,14 @@ SHAPES: dict[str, Shape] = {
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
-        position=maybe(WHOLE), reason=TEXT, waited_ms=WHOLE, ran_ms=maybe(WHOLE), forecast_ms=maybe(WHOLE),
-        due_ms=maybe(WHOLE),
+        companions=listed(TEXT), position=maybe(WHOLE), reason=TEXT, waited_ms=WHOLE, ran_ms=maybe(WHOLE),
+        forecast_ms=maybe(WHOLE), due_ms=maybe(WHOLE),
     ),
     "Requests": record(requests=listed(ref("Request"))),
     "Cancelled": record(message=TEXT, id=TEXT),
     "Explanation": record(
-        model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, served_by=maybe(TEXT), leaving=listed(TEXT),
+        model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, companions=table(TEXT), served_by=maybe(TEXT),
+        leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
         inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
     ),
@@ -119,7 +120,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
         "What would happen if a model were asked for now.",
         None,
         "Explanation",
-        ("?model",),
+        ("?model", "?with?"),
     ),
     ("get", "/wb/v1/requests", "Every open request.", None, "Requests", ()),
     ("get", "/wb/v1/requests/{id}", "One open request.", None, "Request", ("id",)),
@@ -178,11 +179,12 @@ def _operation(path: str, what: str, body: Shape | None, answer: str, parameters
 
 
 def _parameter(name: str) -> Shape:
+    """`name` in the path, `?name` in the query, `?name?` in the query or left out."""
     where = "query" if name.startswith("?") else "path"
     return {
-        "name": name.removeprefix("?"),
+        "name": name.strip("?"),
         "in": where,
-        "required": True,
+        "required": not name.endswith("?"),
         "schema": {"type": "string", "minLength": 1},
     }
 

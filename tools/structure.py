@@ -26,7 +26,7 @@ class Layer(NamedTuple):
 
 LAYERS = (
     Layer("L0 foundation", ("__init__", "errors", "units", "names", "limits")),
-    Layer("L1 declarations", ("templates", "config", "catalog", "root")),
+    Layer("L1 declarations", ("templates", "ladder", "config", "catalog", "root")),
     Layer("L2 core: pure decisions", ("core",)),
     Layer(
         "L3 edges: where the world is touched",

@@ -267,6 +267,7 @@ class Catalog:
     server: Server = Server()
     rotation: RotationRules = RotationRules()
     epochs: Mapping[str, Epoch] = field(default_factory=lambda: MappingProxyType({}))
+    sets: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     journal: JournalRules = JournalRules()
     alerts: AlertRules = AlertRules()
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))

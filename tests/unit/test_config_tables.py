@@ -93,6 +93,23 @@ MATRIX = [
      "2: server.keys.me.key: the key cannot travel in a header; use printable ASCII without spaces"),
     ('[server.keys]\nme = { key = "0123456789abcdef" }\nyou = { key = "env:SAME" }',
      "3: server.keys.you.key: is the same key as me's; give each caller a key of their own"),
+    # companion sets
+    (two("", "") + "[sets.see]\nmodels = ['a']",
+     "8: sets.see.models: needs at least two models; write for example [\"vision\", \"big\"]"),
+    (two("", "") + "[sets.see]\nmodels = ['a', 'c']", "8: sets.see.models[1]: there is no model c; known are a, b"),
+    (two("", "") + "[sets.see]\nmodels = ['a', 'b', 'a']", "8: sets.see.models[2]: names a twice; remove one"),
+    (two("", "") + "[sets.a]\nmodels = ['a', 'b']",
+     "7: sets.a: is the name of a model, too; rename one: a header could mean either"),
+    (two("group = 'g'", "group = 'g'") + "[sets.see]\nmodels = ['a', 'b']",
+     "8: sets.see.models: a and b exclude each other on ram: only one of a group is there; name smaller models, or "
+     "give a member a smaller sibling in a family"),
+    ("[devices.ram]\ncapacity = '12GB'\nreserve = '2GB'\n" + two("memory = '6GB'", "memory = '7GB'")
+     + "[sets.see]\nmodels = ['a', 'b']",
+     "11: sets.see.models: ram cannot hold them together: a 6 GB + b 7 GB into 10 GB; name smaller models, or "
+     "give a member a smaller sibling in a family"),
+    ("[devices.ram]\ncapacity = '12GB'\nmax_resident = 1\n" + two("", "") + "[sets.see]\nmodels = ['a', 'b']",
+     "11: sets.see.models: ram takes 1 models at a time, too few for a, b; name smaller models, or give a member "
+     "a smaller sibling in a family"),
     # background tasks and epochs
     (TASK + "[rotation]\nevery = '4m'",
      "5: rotation.every: the rotation's interval of 4m does not exceed the idle time of a, 5m: models would come and "

@@ -125,7 +125,6 @@ MATRIX = [
      '2: rotation.silence: must be a duration; write for example 12m in quotes, or "auto" or "off"'),
     (MODEL + "background = 'x'", "3: models.a.background: must be a table, not \"x\""),
     # what is not there yet
-    ("[sets.see]", "1: sets: this version of Watchbill does not have sets of companion models; remove it"),
     ("[coordinator]", "1: coordinator: this version of Watchbill does not have a coordinator; remove it"),
     ("[agents.a]", "1: agents: this version of Watchbill does not have agents; remove it"),
 ]  # fmt: skip

@@ -37,6 +37,9 @@ def explain(
     subject: Annotated[str, Parameter(name="MODEL|REQUEST", help="A model's name or a request's id.")],
     /,
     *,
+    with_: Annotated[
+        str | None, Parameter(name="--with", help="Models or sets that must be in memory beside it: a,b.")
+    ] = None,
     json: Json = False,
     common: Common = _DEFAULTS,
 ) -> None:
@@ -46,8 +49,9 @@ def explain(
     place, the reason it waits, and the forecast.
     """
     session = common.session()
+    beside = f"&with={quoted(with_)}" if with_ else ""
     try:
-        content = session.client.get(f"/wb/v1/explain?model={quoted(subject)}")
+        content = session.client.get(f"/wb/v1/explain?model={quoted(subject)}{beside}")
     except DaemonRefused as refused:
         if refused.answered != 404:
             raise

@@ -30,6 +30,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         server=_server(document, environment),
         rotation=build_rotation(document.rotation),
         epochs=build_epochs(document),
+        sets={name: table.models for name, table in document.sets.items()},
         journal=catalog.JournalRules(
             _below_root(document.journal.markdown, base), _below_root(document.journal.events, base)
         ),

@@ -18,6 +18,7 @@ from watchbill.config.locate import KeyPath
 from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.process_types import check_process_types
 from watchbill.config.rotations import check_rotation
+from watchbill.config.sets import check_sets
 from watchbill.config.settle import GPU_DEFAULTS
 from watchbill.config.spools import check_captures, check_spools
 from watchbill.errors import ConfigError, NameRefused
@@ -45,6 +46,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
     yield from _check_names(draft)
     yield from _check_tiers(draft)
     yield from check_fit(draft)
+    yield from check_sets(draft)
     yield from check_spools(draft)
     yield from check_captures(draft)
     yield from check_rotation(draft)

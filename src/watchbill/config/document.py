@@ -32,6 +32,7 @@ from watchbill.config.fields import (
 from watchbill.config.process_table import ProcessTable
 from watchbill.config.rotation_table import BackgroundTable, EpochTable, RotationTable
 from watchbill.config.server_table import KeyTable, ServerTable
+from watchbill.config.set_table import SetTable
 from watchbill.config.spool_table import SpoolTable
 from watchbill.config.table import Table
 from watchbill.units import Bytes, Millis
@@ -39,7 +40,7 @@ from watchbill.units import Bytes, Millis
 __all__ = [
     "TABLES", "AlertsTable", "BackgroundTable", "DeviceTable", "Document", "EngineTable", "EpochTable",
     "JournalTable", "KeyTable", "LaneTable", "ModelTable", "PolicyTable", "ProcessTable", "ReservationTable",
-    "RotationTable", "ScriptTable", "ServerTable", "SpoolTable", "Table", "WeightsTable",
+    "RotationTable", "ScriptTable", "ServerTable", "SetTable", "SpoolTable", "Table", "WeightsTable",
 ]  # fmt: skip
 
 
@@ -317,6 +318,7 @@ class Document(Table):
     devices: dict[str, DeviceTable] = Field(default={}, description="Memory domains.")
     engines: dict[PlainName, EngineTable] = Field(default={}, description="Programs that host models.")
     models: dict[ModelName, ModelTable] = Field(default={}, description="Models.")
+    sets: dict[PlainName, SetTable] = Field(default={}, description="Models needed together.")
     lanes: dict[PlainName, LaneTable] = Field(default={}, description="Queues.")
     policy: PolicyTable = Field(default=PolicyTable(), description="How residency decides.")
     rotation: RotationTable = Field(default=RotationTable(), description="Background rotation.")
@@ -338,6 +340,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("models", "*"): ModelTable,
     ("models", "*", "script"): ScriptTable,
     ("models", "*", "background"): BackgroundTable,
+    ("sets", "*"): SetTable,
     ("lanes", "*"): LaneTable,
     ("policy",): PolicyTable,
     ("policy", "weights"): WeightsTable,

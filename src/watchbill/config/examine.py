@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.config.load import Loaded
 from watchbill.config.planned import NOT_ACTED_ON
+from watchbill.config.sets import Member, Place, misfit
 from watchbill.config.spelling import find_key, place_of
 from watchbill.errors import Problem
 from watchbill.units import Bytes, format_bytes, spell_bytes
@@ -77,6 +78,7 @@ def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
                     ("models", name, "devices"), text, f"known here: {', '.join(facts.capacity)}"
                 )
     yield from _misfits(loaded, facts)
+    yield from _sets(loaded, facts)
     for name, (key, complaint) in facts.spools.items():
         yield loaded.problem(("spool", name, key), complaint)
 
@@ -99,6 +101,31 @@ def _misfits(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
                 origin = "" if device.name in catalog.models[name].memory else ", predicted from its file,"
                 text = f"can never fit: {format_bytes(need)}{origin} into {told}{extra}"
                 yield loaded.problem(("models", name), text, "take a smaller model, context or concurrency")
+
+
+def _sets(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
+    """Sets that this machine cannot hold, as far as the sizes are known before anything was loaded."""
+    models, devices = loaded.catalog.models, loaded.catalog.devices
+    members = {
+        name: Member(
+            {device: _need(model, device, facts) for device in model.devices},
+            model.devices, model.group, model.family, model.tier, model.permanent,
+        )
+        for name, model in models.items()
+    }  # fmt: skip
+    places = {
+        name: Place(
+            _room(device, facts),
+            device.max_resident,
+            (device.reservation.model, device.reservation.memory) if device.reservation else None,
+        )
+        for name, device in devices.items()
+        if name in facts.capacity
+    }
+    for name, together in loaded.catalog.sets.items():
+        why = misfit(together, members, places)
+        if why is not None:
+            yield loaded.problem(("sets", name, "models"), why, "name smaller models")
 
 
 def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:

@@ -8,7 +8,6 @@ __all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]
 
 #: Place in the file -> what it would configure. "*" is any name.
 _KEYS: dict[tuple[str, ...], str] = {
-    ("sets",): "sets of companion models",
     ("coordinator",): "a coordinator",
     ("agents",): "agents",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",

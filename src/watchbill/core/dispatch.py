@@ -24,10 +24,11 @@ class Dispatch:
 
     def grant(self, now: int) -> None:
         """Starts whatever may start on the models that are ready."""
+        self._state.muster(now)
         if not self._state.waiting:
             return
         for station in self._state.serving():
-            while station.line and self._grant_next(station, now):
+            while (station.line or station.companies) and self._grant_next(station, now):
                 pass
 
     def _grant_next(self, station: Station, now: int) -> bool:
@@ -39,13 +40,13 @@ class Dispatch:
         if len(station.running) >= station.slots_for(request.work_class, now):
             self._make_way(station, request, now)
             return False
-        self._state.withdraw(station, request.id)
+        self._state.withdraw(self._state.home[request.id], request.id)
         self._state.start(station, request, now)
         return True
 
     @staticmethod
     def _could_make_way(station: Station) -> bool:
-        if not station.line.counts[WorkClass.INTERACTIVE]:
+        if not any(s.line.counts[WorkClass.INTERACTIVE] for s in (station, *station.companies)):
             return False
         return any(r.request.work_class >= WorkClass.BACKGROUND for r in station.running.values())
 
@@ -65,9 +66,18 @@ class Dispatch:
                 return
 
     def _next(self, station: Station, now: int) -> Request | None:
-        """The first of the line; but who is within one service time of the due goes before all."""
+        """The first of its lines; but who is within one service time of the due goes before all."""
         if self._policy.in_order:
             return self._next_in_order(station)
+        if not station.companies:
+            return self._next_of(station, now)
+        lines = [(line.line, self._next_of(line, now)) for line in (station, *station.companies)]
+        firsts = [
+            (line.rank(request.id, now + station.service.ms), request) for line, request in lines if request
+        ]
+        return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
+
+    def _next_of(self, station: Station, now: int) -> Request | None:
         urgent = station.line.earliest_due()
         if urgent is not None and self._is_urgent(station, *urgent, now) and self._lane_is_free(urgent[1]):
             return urgent[1]
@@ -90,9 +100,10 @@ class Dispatch:
         return self._state.running_in(request.lane) < lane.concurrency
 
     def _next_in_order(self, station: Station) -> Request | None:
-        oldest = [s.line.oldest() for s in self._state.stations.values() if s.line]
+        oldest = [s.line.oldest() for s in self._state.lines() if s.line]
         first = min(oldest, key=lambda r: (r.arrived_at, r.id), default=None)
-        return first if first is not None and first.id in station.line else None
+        mine = (station, *station.companies)
+        return first if first is not None and any(first.id in line.line for line in mine) else None
 
     # ------------------------------------------------------------------ ends
 
@@ -104,7 +115,7 @@ class Dispatch:
 
     def ended(self, event: Ended, now: int) -> None:
         """Frees the slot and learns from the time it took."""
-        running = self._take(event.id)
+        running = self._take(event.id, now)
         if running is None:
             return
         station = self._state.home.pop(event.id)
@@ -122,21 +133,28 @@ class Dispatch:
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""
-        running = self._take(event.id)
+        running = self._take(event.id, now)
         if running is None:
             return
         request, station = running.request, self._state.home[event.id]
         if self._state.is_closing:
             self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
             return
+        for name in request.companions:
+            beside = self._state.stations.get(name)
+            if beside is None or beside.is_retired:
+                self._state.refuse(request.id, "model_not_found", f"{name} is no longer in the config")
+                return
         since = request.arrived_at if running.cut in (None, "engine_failed") else now
         self._state.join(station, request, max(now + 1, since + request.max_wait_ms))
 
-    def _take(self, request_id: str) -> Running | None:
+    def _take(self, request_id: str, now: int) -> Running | None:
         station = self._state.home.get(request_id)
         running = station.running.pop(request_id, None) if station else None
         if running is None:
             self._state.late_answers += 1
+        else:
+            self._state.dismiss(running.request, now)
         return running
 
     # ------------------------------------------------------------------ bounds
@@ -150,10 +168,11 @@ class Dispatch:
                 if running.cut in (None, "boundary"):
                     self._state.cut(running, "run_timeout", now)
                 else:
-                    self._strand(station, running)
+                    self._strand(station, running, now)
 
-    def _strand(self, station: Station, running: Running) -> None:
+    def _strand(self, station: Station, running: Running, now: int) -> None:
         del station.running[running.request.id]
+        self._state.dismiss(running.request, now)
         del self._state.home[running.request.id]
         self._state.note("stranded", "cut and never reported ended", station, request=running.request.id)
 

@@ -21,8 +21,12 @@ def expected_start_ms(
     if not state.can_forecast(station):
         return 0.0  # maintenance, foreign use: it waits up to its max_wait, nothing is foretold
     warm = _until_warm(state, station, request, now, turns)
-    running = len(station.running) if station.stage is Stage.READY else 0
-    return warm + _until_slot(station, station.line.ahead_of(request), running, request, now)
+    serving = station.serving
+    running = len(serving.running) if station.stage is Stage.READY else 0
+    ahead = station.line.ahead_of(request)
+    if serving is not station and station.stage is Stage.READY:
+        ahead += serving.line.ahead_of(request)
+    return warm + _until_slot(serving, ahead, running, request, now)
 
 
 def _until_slot(station: Station, ahead: int, running: int, request: Request, now: int) -> float:
@@ -52,7 +56,7 @@ def _until_warm(
 
 def _leaving(state: State, target: Station, now: int) -> float:
     """Until the last of a plan's victims is gone."""
-    return max((s.drain_ms(now) for s in state.managed if s.leaving_for == target.name), default=0.0)
+    return max((s.drain_ms(now) for s in state.managed if s.leaving_for == target.plan_for), default=0.0)
 
 
 def _until_room(state: State, station: Station, now: int) -> float:
@@ -61,7 +65,7 @@ def _until_room(state: State, station: Station, now: int) -> float:
     def gone_in(victim: Station) -> float:
         return _gone_in(state, victim, now)
 
-    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent]
+    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent and s not in station.members]
     leaving = cover(state.shortage_of(station), staying, gone_in)
     return max((gone_in(s) for s in leaving or ()), default=0.0)
 

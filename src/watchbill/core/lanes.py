@@ -5,8 +5,13 @@ optimistic forecast is refused now, with the forecast as its Retry-After, instea
 Waiting in a lane always ends: with a grant, a refusal at the due time, or because the caller left.
 """
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Admit, Arrived, Left, Request
+from watchbill.core.sets import Sets
 from watchbill.core.state import State
 from watchbill.core.station import Ghost, Stage, Station
 from watchbill.core.tipping import Policy
@@ -29,6 +34,7 @@ class Lanes:
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
         self.policy = policy
+        self._sets = Sets(state)
         self._latest: dict[tuple[str, str | None], str] = {}  # lane and key -> the newest request
 
     def arrived(self, event: Arrived, now: int) -> None:
@@ -41,7 +47,8 @@ class Lanes:
         4. otherwise refused with the forecast, and a ghost asks for the model's turn
         """
         request, station = event.request, self._state.stations[event.request.model]
-        if not self._state.waiting and self._can_start_at_once(request, station, now):
+        is_alone = not self._state.waiting and not request.companions
+        if is_alone and self._can_start_at_once(request, station, now):
             self._count_use(request, station, now)
             self._state.out.append(Admit(request.id, station.name, 0))
             self._state.start(station, request, now)
@@ -50,10 +57,12 @@ class Lanes:
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, station, now)
             return
+        if request.companions:
+            station = choices[0]
         self._supersede(request)
         if self._is_full(request):
             return
-        if choices[0].can_start(request.work_class, now):
+        if not request.companions and choices[0].can_start(request.work_class, now):
             self._admit(request, choices[0], 0, now)
             return
         forecasts: list[float] = []
@@ -67,8 +76,10 @@ class Lanes:
             forecasts.append(forecast)
         self._refuse_late(request, station, min(forecasts), now)
 
-    def _choices(self, request: Request, station: Station, now: int) -> list[Station]:
+    def _choices(self, request: Request, station: Station, now: int) -> Sequence[Station]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
+        if request.companions:
+            return self._sets.choices(request, now)
         below = [] if request.exact else self._state.tiers_below(station)
         usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._can_be_there(s)]
         if len(usable) > 1:
@@ -91,6 +102,8 @@ class Lanes:
                 "Watchbill is shutting down; try again when it is back",
                 CLOSING_RETRY_MS,
             )
+        elif request.companions:
+            refuse(request.id, *self._sets.refusal(request, now))
         elif station.is_quarantined(now):
             refuse(request.id, "model_failed", f"{station.name}: {station.failure}", station.retry_at - now)
         else:
@@ -134,8 +147,10 @@ class Lanes:
 
     def _admit(self, request: Request, station: Station, forecast: float, now: int) -> None:
         self._count_use(request, station, now)
+        if request.companions:
+            request = replace(request, companions=tuple(s.name for s in station.members[1:]))
         self._state.join(station, request, request.arrived_at + request.max_wait_ms)
-        self._state.out.append(Admit(request.id, station.name, round(forecast)))
+        self._state.out.append(Admit(request.id, station.serving.name, round(forecast), request.companions))
 
     def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
         """Whether no lane and no line has a word in it."""
@@ -150,10 +165,12 @@ class Lanes:
         if request.work_class is WorkClass.ROTATION:
             return
         weight = self._state.catalog.policy.weights[request.work_class]
-        self._state.stations[request.model].rate.learn(weight, now)
-        station.last_used = now
+        for name in (request.model, *request.companions):
+            self._state.stations[name].rate.learn(weight, now)
+        for used in station.members or (station,):
+            used.last_used = now
         if request.work_class is WorkClass.INTERACTIVE:
-            station.top_class_at = now
+            station.serving.top_class_at = now
 
     def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
@@ -163,7 +180,7 @@ class Lanes:
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, the max_wait of lane "
-            f"{request.lane}: the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.name}"
+            f"{request.lane}: the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.serving.name}"
         )
         self._state.refuse(request.id, "wait_exceeded", text, retry)
 
@@ -176,16 +193,17 @@ class Lanes:
             self._state.withdraw(station, event.id)
         elif running := station.running.pop(event.id, None):
             self._state.release(station, running.request, now)
+            self._state.dismiss(running.request, now)
 
     def lay_ghosts(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""
-        for station in self._state.managed:
+        for station in (*self._state.managed, *self._state.companies.values()):
             if station.ghost is not None and not station.line and now >= station.ghost_ends:
                 station.ghost = None
 
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
-        for station in self._state.stations.values():
+        for station in self._state.lines():
             while (first := station.line.earliest_due()) and now >= first[0]:
                 self._expire_one(station, first[1], now)
 

@@ -112,6 +112,7 @@ class Machine:
     def _turn(self, now: int, *, overdue: bool) -> None:
         """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
+        self.state.muster(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
         self._lanes.lay_ghosts(now)
         if overdue:
@@ -148,7 +149,8 @@ class Machine:
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
             return
-        for _ in range(2 * len(self.state.stations) + 2):
+        for _ in range(2 * len(self.state.lines()) + 2):
+            self.state.muster(now)
             plan = self.policy.choose(self.state, now)
             if plan is None:
                 return
@@ -162,6 +164,9 @@ class Machine:
         for station in self.state.stations.values():
             if station.stage is not Stage.ABSENT or station.is_planned_for:
                 self._add_wakes(station)
+        for company in self.state.companies.values():
+            first = company.line.earliest_due()
+            wakes += [company.retry_at, company.ghost_ends, 0 if first is None else first[0]]
         later = [wake for wake in wakes if wake > now]
         if not later:
             return

@@ -48,6 +48,7 @@ class Request(Struct, frozen=True):
     exact: bool = False  # no lower tier of the family will do
     supersede_key: str | None = None  # in a latest-wins lane: of those with the same key only the newest runs
     keep_alive_ms: int | None = None  # how long the model may idle after this one; a hint, 0: leave then
+    companions: tuple[str, ...] = ()  # models that it needs warm beside its own, all the time it runs
 
 
 # ------------------------------------------------------------------ events
@@ -202,6 +203,7 @@ class Admit(Action, frozen=True):
     id: str
     model: str  # the one that will serve
     forecast_ms: int
+    companions: tuple[str, ...] = ()  # the tiers that will be beside it
 
 
 class Refuse(Action, frozen=True):
@@ -219,6 +221,7 @@ class Grant(Action, frozen=True):
     id: str
     model: str
     attempt: int
+    companions: tuple[str, ...] = ()  # warm beside it, and not taken away while it runs
 
 
 class Cut(Action, frozen=True):

@@ -70,9 +70,9 @@ class Pressure:
                 continue
             planned = self._state.in_stage(Stage.PLANNED)
             for station in sorted(planned, key=lambda s: -s.plan_order):
-                if over > 0 and station.needs.get(name):
-                    over -= station.needs[name]
+                if over > 0 and station.needs.get(name) and station.stage is Stage.PLANNED:
                     self._do.unplan(station, now)
+                    over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             staying = [s for s in self._state.in_stage(Stage.READY, Stage.LOADING) if s.needs.get(name)]
             for station in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
@@ -86,5 +86,5 @@ class Pressure:
                 continue
             if now < station.since + EMERGENCY_GRACE_MS:
                 continue
-            for running in station.running.values():
+            for running in (*station.running.values(), *station.users.values()):
                 self._state.cut(running, "preempted" if running.begun else "requeue", now)

@@ -72,5 +72,6 @@ class Reconfigure:
         known = self._known.get(old.name, Knowledge(Footprint({})))
         new = self._state.add(old.successor, known)
         new.line, new.attempt, new.loads, new.evictions = old.line, old.attempt, old.loads, old.evictions
+        new.users = old.users
         for request_id in new.line.ids():
             self._state.home[request_id] = new

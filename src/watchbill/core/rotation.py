@@ -63,7 +63,7 @@ class Rotation:
         """Whether somebody waits for a model that is not in memory."""
         return any(
             s.stage is not Stage.READY and s.line.top_class() is not WorkClass.ROTATION
-            for s in self._state.managed
+            for s in self._state.lines()
         )
 
     def _next_model(self, now: int) -> str | None:

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
+from watchbill.core.company import Companies
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
-from watchbill.core.station import HOLDING, MOVING, STAYING, Running, Stage, Station
+from watchbill.core.room import actual_room, planned_room
+from watchbill.core.station import MOVING, STAYING, Running, Stage, Station
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -41,6 +43,7 @@ class State:
         self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
         self.stations: dict[str, Station] = {}
         self.managed: list[Station] = []  # those whose engines are ours to start and stop
+        self.companies = Companies()  # those that somebody waits for
         for name in sorted(catalog.models):
             self.add(catalog.models[name], known.get(name, _EMPTY))
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
@@ -85,6 +88,15 @@ class State:
         self._staged, self._ever, self._short = {}, {}, {}
         self._planned = self._actual = self._has_room = None
 
+    def lines(self) -> list[Station]:
+        """Everything with a line: the models, and the companies."""
+        return [*self.stations.values(), *self.companies.values()]
+
+    def muster(self, now: int) -> None:
+        """Looks where the members of every company are, and tells them who waits for them."""
+        if self.companies:
+            self.companies.muster(self.stations, now)
+
     def in_stage(self, *stages: Stage) -> tuple[Station, ...]:
         """The managed stations in one of these stages."""
         found = self._staged.get(stages)
@@ -92,15 +104,15 @@ class State:
             found = self._staged[stages] = tuple(s for s in self.managed if s.stage in stages)
         return found
 
-    def permanents(self, but: Station) -> list[Mapping[str, int]]:
-        """What the models that never leave need, apart from one of them: the permanent ones, and reserved cores."""
+    def permanents(self, *but: Station) -> list[Mapping[str, int]]:
+        """What the models that never leave need, apart from some of them: the permanent ones, and reserved cores."""
         kept: list[Mapping[str, int]] = [
-            s.needs for s in self.managed if s.model.permanent and s is not but and not s.hopeless
+            s.needs for s in self.managed if s.model.permanent and s not in but and not s.hopeless
         ]
         for name, book in self.ledger.books.items():
             reservation = book.device.reservation
             core = self.stations.get(reservation.model) if reservation else None
-            if reservation and core is not None and core is not but and not core.model.permanent:
+            if reservation and core is not None and core not in but and not core.model.permanent:
                 kept.append({name: max(reservation.memory, core.needs.get(name, 0))})
         return kept
 
@@ -171,7 +183,7 @@ class State:
 
     def local_interactive_waits(self) -> bool:
         """Whether a person waits anywhere: then leased work weighs nothing."""
-        return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.stations.values())
+        return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.lines())
 
     def serving(self) -> tuple[Station, ...]:
         """Every ready station, those on shared engines included."""
@@ -189,13 +201,13 @@ class State:
         ]
         if self.serving() != tuple(s for s in self.stations.values() if s.stage is Stage.READY):
             told.append("serving")
-        if self._planned not in (None, self._free(STAYING, (Stage.LOADING, Stage.PLANNED))):
+        if self._planned not in (None, planned_room(self.ledger, self.managed)):
             told.append("planned free")
         for name, short in self._short.items():
-            station = self.stations[name]
+            station = self.companies.get(name) or self.stations[name]
             if short != shortage(station.needs, self.planned_free(station)):
                 told.append(f"what {name} lacks")
-        if self._actual not in (None, self._free(HOLDING, (Stage.LOADING,))):
+        if self._actual not in (None, actual_room(self.ledger, self.managed)):
             told.append("actual free")
         if self._has_room not in (None, self._count_room_for_all()):
             told.append("room for all")
@@ -212,7 +224,7 @@ class State:
     def planned_free(self, asking: Station | None = None) -> Mapping[str, int]:
         """What is free for a model when every change under way has ended."""
         if self._planned is None:
-            self._planned = self._free(STAYING, promised=(Stage.LOADING, Stage.PLANNED))
+            self._planned = planned_room(self.ledger, self.managed)
         return self._less_reserved(self._planned, asking)
 
     def shortage_of(self, station: Station) -> Mapping[str, int]:
@@ -225,22 +237,8 @@ class State:
     def actual_free(self, asking: Station | None = None) -> Mapping[str, int]:
         """What is free for a model now."""
         if self._actual is None:
-            self._actual = self._free(HOLDING, promised=(Stage.LOADING,))
+            self._actual = actual_room(self.ledger, self.managed)
         return self._less_reserved(self._actual, asking)
-
-    def _free(self, counted: frozenset[Stage], promised: tuple[Stage, ...]) -> dict[str, int]:
-        present = [s for s in self.managed if s.stage is not Stage.ABSENT]
-        used: dict[str, int] = {}
-        for station in present:
-            if station.stage in counted:
-                for resource, amount in station.needs.items():
-                    used[resource] = used.get(resource, 0) + amount
-        free = {r: self.ledger.limit(r) - used.get(r, 0) for r in self._resources()}
-        for name, book in self.ledger.books.items():
-            waiting = sum(_not_taken_yet(s, name) for s in present if s.stage in promised)
-            leaving = sum(_held(s, name) for s in present if s.stage not in counted)
-            free[name] = min(free[name], book.headroom(waiting) + leaving)
-        return free
 
     def _less_reserved(self, free: dict[str, int], asking: Station | None) -> Mapping[str, int]:
         if not self.ledger.reserved_for:
@@ -255,10 +253,6 @@ class State:
         """How many requests of a lane run, on whichever model."""
         return sum(1 for s in self.stations.values() for r in s.running.values() if r.request.lane == lane)
 
-    def _resources(self) -> list[str]:
-        groups = {r for s in self.managed for r in s.needs} - self.ledger.books.keys()
-        return [*self.ledger.books, *sorted(groups)]
-
     def _reserved(self, device: str, asking: Station | None) -> int:
         """What must stay free on a device for its reserved core model while that is not resident."""
         reservation = self.ledger.books[device].device.reservation
@@ -270,7 +264,10 @@ class State:
     # ------------------------------------------------------------------ moves
 
     def join(self, station: Station, request: Request, due: int) -> None:
-        """Puts a request into a model's line."""
+        """Puts a request into a model's line, or into that of the company it needs."""
+        if request.companions and not station.members:
+            beside = (self.stations[name] for name in request.companions)
+            station = self.companies.of((station, *beside), request.arrived_at)
         station.line.join(request, due)
         self.wakes.append(due)
         self.home[request.id] = station
@@ -308,12 +305,23 @@ class State:
         request_id, running, attempt = request.id, station.running, station.attempt
         self.home[request_id] = station
         running[request_id] = Running(request, now, attempt, len(running) + 1)
+        for name in request.companions:
+            self.stations[name].users[request_id] = running[request_id]
+            self.stations[name].last_used = now
         if request.work_class is not WorkClass.ROTATION:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
         self.wakes.append(now + request.timeout_ms)
-        self.out.append(Grant(request_id, station.name, attempt))
+        self.out.append(Grant(request_id, station.name, attempt, request.companions))
+
+    def dismiss(self, request: Request, now: int) -> None:
+        """Its companions are no longer needed by a request that runs no more."""
+        for name in request.companions:
+            if (beside := self.stations.get(name)) is not None:
+                beside.users.pop(request.id, None)
+                beside.last_used = now
+                self.rest(beside)
 
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
@@ -328,6 +336,8 @@ class State:
 
     def is_wanting(self) -> bool:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
+        if self.companies:
+            return True
         for station in self.in_stage(Stage.ABSENT):
             if station.line or station.ghost is not None or station.must_return:
                 return True
@@ -335,7 +345,7 @@ class State:
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""
-        return any(not s.running for s in self.in_stage(Stage.DRAINING)) or any(
+        return any(not s.running and not s.users for s in self.in_stage(Stage.DRAINING)) or any(
             not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
 
@@ -349,11 +359,12 @@ class State:
     def refuse_line(
         self, station: Station, code: str, text: str, retry_after_ms: float | None = None
     ) -> None:
-        """Answers everybody who waits for a model that will not come."""
-        station.ghost = None
-        for request_id in station.line.ids():
-            self.withdraw(station, request_id)
-            self.refuse(request_id, code, text, retry_after_ms)
+        """Answers everybody who waits for a model that will not come, alone or in company."""
+        for line in (station, *(c for c in self.companies.values() if station in c.members)):
+            line.ghost = None
+            for request_id in line.line.ids():
+                self.withdraw(line, request_id)
+                self.refuse(request_id, code, text, retry_after_ms)
 
     def cut(self, running: Running, how: str, now: int) -> None:
         """Ends a running request; the driver reports back."""
@@ -380,14 +391,3 @@ class State:
         self.out.append(
             Note(event, reason, name, device or where, None if ms is None else round(ms), size, request)
         )
-
-
-def _not_taken_yet(station: Station, device: str) -> int:
-    """Memory that a load was promised and that the machine still shows as free."""
-    taken = station.held.get(device, 0) if station.stage is Stage.LOADING else 0
-    return max(0, station.needs.get(device, 0) - taken)
-
-
-def _held(station: Station, device: str) -> int:
-    """Memory that will be back when a station has gone; nothing is counted that was not seen."""
-    return station.held.get(device, 0)

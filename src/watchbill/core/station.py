@@ -96,6 +96,8 @@ class Ghost:
 class Station:
     """One model."""
 
+    members: "tuple[Station, ...]" = ()  # of a company
+
     def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:
         self.model, self.rules, self.name = model, rules, model.name
         self.stage = Stage.READY if model.shared else Stage.ABSENT
@@ -103,6 +105,11 @@ class Station:
         self.attempt = 0
         self.line = Line()
         self.running: dict[str, Running] = {}
+        self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
+        self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
+        self.is_called = False  # it belongs to a company that is under way: no swap takes it
+        self.is_under_way = False  # of a company
+        self.companies: list[Station] = []  # the companies that are ready and whose next it would serve
         self.ghost: Ghost | None = None
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
@@ -121,6 +128,7 @@ class Station:
         # -- the way in and out
         self.plan_order = 0
         self.plan_class = WorkClass.ROTATION  # for whom it is being loaded
+        self.plan_for = self.name  # its own plan, or that of a company
         self.leaving_for = ""  # the model that takes its place
         self.leaving_why = ""
         self.aborts = self.reversals = 0
@@ -145,6 +153,18 @@ class Station:
             self.load.learn(known.load_ms)
         if known.service_ms is not None:
             self.service.learn(known.service_ms)
+
+    # ------------------------------------------------------------------ alone, or in company
+
+    @property
+    def serving(self) -> "Station":
+        """The model that answers whoever waits here."""
+        return self
+
+    @property
+    def arriving(self) -> "tuple[Station, ...]":
+        """What a plan for it would load."""
+        return (self,)
 
     # ------------------------------------------------------------------ sizes
 
@@ -176,8 +196,8 @@ class Station:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits and nothing runs."""
-        return not self.line and not self.running
+        """Whether nobody waits and nothing runs, here or elsewhere beside it."""
+        return not self.line and not self.running and not self.users and self.awaited is None
 
     @property
     def idle_ms(self) -> int:
@@ -192,7 +212,7 @@ class Station:
     @property
     def is_planned_for(self) -> bool:
         """Whether there is still a reason to load it."""
-        return bool(self.line or self.ghost is not None or self.model.permanent)
+        return bool(self.line or self.ghost is not None or self.model.permanent or self.is_called)
 
     @property
     def must_return(self) -> bool:
@@ -204,6 +224,9 @@ class Station:
         top = self.line.top_class()
         for running in self.running.values():
             top = min(top, running.request.work_class)
+        if self.users or self.awaited is not None:
+            beside = (r.request.work_class for r in self.users.values())
+            top = min(top, *beside, WorkClass.ROTATION if self.awaited is None else self.awaited)
         return top
 
     def turn_class(self) -> WorkClass:
@@ -277,7 +300,8 @@ class Station:
     def residual(self, now: int) -> float:
         """Milliseconds until what runs is done or at a boundary. Never "mean minus age": a long answer is long."""
         longest = 0.0
-        for running in self.running.values():
+        beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())
+        for running in beside:
             if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
                 longest = max(longest, BOUNDARY_MS)
             else:
@@ -313,7 +337,8 @@ class Station:
 
     def _best_work_rate(self) -> float:
         weight = sum(self.rules.weights[r.request.work_class] for r in self.running.values())
-        count = len(self.running)
+        weight += sum(self.rules.weights[r.request.work_class] for r in self.users.values())
+        count = len(self.running) + len(self.users)
         best = weight / self.service_of(count) if count else 0.0
         for work_class, waiting in enumerate(self.line.counts):
             if waiting:

@@ -70,16 +70,18 @@ class Policy(Protocol):
 
 def waiting(state: State, now: int) -> list[Station]:
     """The models that should be loaded and may be tried."""
+    wanted = [*state.in_stage(Stage.ABSENT), *state.companies.values()]
+    return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+
+
+def movable(state: State, target: Station | None = None) -> list[Station]:
+    """The models that may leave for another one: not those of its own company, nor of one that is under way."""
+    own = target.members if target is not None else ()
     return [
         s
-        for s in state.in_stage(Stage.ABSENT)
-        if s.wants_memory and now >= s.retry_at and state.may_load(s, now)
+        for s in state.in_stage(Stage.READY)
+        if not (s.model.permanent or s.is_called or s in own or state.is_reserved_core(s))
     ]
-
-
-def movable(state: State) -> list[Station]:
-    """The models that may leave for another one."""
-    return [s for s in state.in_stage(Stage.READY) if not s.model.permanent and not state.is_reserved_core(s)]
 
 
 def returning(state: State, now: int) -> Plan | None:
@@ -96,9 +98,11 @@ def returning(state: State, now: int) -> Plan | None:
 
 
 def arrival_order(station: Station) -> tuple[bool, float, str]:
-    """Rotation last, then the oldest waiter."""
-    oldest = station.line.oldest().arrived_at if station.line else float("inf")
-    return (station.top_class() is WorkClass.ROTATION, oldest, station.name)
+    """Rotation last, then the oldest waiter; of two who came together the one that dispatch would start."""
+    if not station.line:
+        return (station.top_class() is WorkClass.ROTATION, float("inf"), station.name)
+    oldest = station.line.oldest()
+    return (station.top_class() is WorkClass.ROTATION, oldest.arrived_at, oldest.id)
 
 
 class _InArrivalOrder:
@@ -113,7 +117,7 @@ class _InArrivalOrder:
 
     def may_leave(self, station: Station, now: int) -> bool:
         # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
-        return not station.running
+        return not station.running and not station.users
 
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
@@ -121,9 +125,9 @@ class _InArrivalOrder:
         for target in self._heads(state, now):
             order = {
                 s.name: 2.0**i
-                for i, s in enumerate(sorted(movable(state), key=lambda s: (s.last_used, s.name)))
+                for i, s in enumerate(sorted(movable(state, target), key=lambda s: (s.last_used, s.name)))
             }
-            leaving = [s for s in movable(state) if self._yields(s, target, now)]
+            leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
             victims = cover(state.shortage_of(target), leaving, lambda s, order=order: order[s.name])
             if victims is not None:
                 return Plan(
@@ -149,7 +153,9 @@ class Fifo(_InArrivalOrder):
 
     def _heads(self, state: State, now: int) -> list[Station]:
         """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
-        lined = sorted((s for s in state.managed if s.line), key=arrival_order)[:1]
+        lined = sorted((s for s in (*state.managed, *state.companies.values()) if s.line), key=arrival_order)[
+            :1
+        ]
         return [s for s in lined if s in waiting(state, now)]
 
 
@@ -197,8 +203,8 @@ class Rate:
         due: list[tuple[float, Station]] = []
         later: list[tuple[float, Station]] = []
         leaving = [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
-        for station in state.in_stage(Stage.ABSENT):
-            oldest = station.due()
+        for station in (*state.in_stage(Stage.ABSENT), *state.companies.values()):
+            oldest = station.due() if station.wants_memory else None
             if oldest is None or not station.is_promised:
                 continue
             start_by = now if station.in_epoch else oldest - self._lead_ms(station, leaving)
@@ -245,7 +251,7 @@ class Rate:
         due = head.due()
         over = [
             s
-            for s in movable(state)
+            for s in movable(state, head)
             if self._is_done(s, head.top_class(), now) and not (due is not None and (s.due() or due) < due)
         ]
         victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
@@ -262,7 +268,7 @@ class Rate:
             return max(now, station.ready_at + station.quantum_ms) + station.drain_ms(now)
 
         state.wakes.append(now + 1_000)
-        return cover(state.shortage_of(head), movable(state), until) or ()
+        return cover(state.shortage_of(head), movable(state, head), until) or ()
 
     @staticmethod
     def _is_done(station: Station, work_class: WorkClass, now: int) -> bool:
@@ -285,7 +291,7 @@ class Rate:
                 work_class = target.top_class()
                 if work_class not in yielding:
                     yielding[work_class] = self._may_yield(state, work_class, now)
-                leaving = [s for s in yielding[work_class] if s not in earmarked]
+                leaving = [s for s in yielding[work_class] if s not in (*earmarked, *target.members)]
                 leaving += [s for s in loading if self._may_abort(s, target, now)]
                 if not leaving:
                     continue  # the common case under load: everybody is busy with work of the same class
@@ -354,6 +360,8 @@ class Rate:
 
     @staticmethod
     def _may_abort(station: Station, target: Station, now: int) -> bool:
+        if station in target.members:
+            return False
         lower = target.top_class() < min(station.plan_class, station.top_class())
         left = station.since + station.load.ms - now
         worth_it = left > target.load.ms + target.service.ms

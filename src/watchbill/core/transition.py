@@ -32,13 +32,19 @@ class Transitions:
         """Begins a change: the target is promised its memory, the victims are closed."""
         self._state.plans_made += 1
         target = plan.target
-        target.plan_order, target.plan_class = self._state.plans_made, target.top_class()
-        self._state.enter(target, Stage.PLANNED, now)
+        for station in target.arriving:  # one model, or all that a company lacks: together or not at all
+            station.plan_order, station.plan_class = self._state.plans_made, target.top_class()
+            station.plan_for = target.name
+            self._state.enter(station, Stage.PLANNED, now)
+        target.is_under_way = bool(target.members)
         for victim in plan.victims:
             self.close(victim, target.name, f"{plan.why} of {target.name}: {plan.reason}", now)
         names = ", ".join(v.name for v in plan.victims)
+        beside = f" ({target.name})" if target.members else ""
         self._state.note(
-            "plan", f"{plan.why}: {plan.reason}" + (f"; leaving: {names}" if names else ""), target
+            "plan",
+            f"{plan.why}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),
+            target.serving,
         )
 
     def close(self, station: Station, target: str, why: str, now: int) -> None:
@@ -53,7 +59,7 @@ class Transitions:
             self._state.enter(station, Stage.DRAINING, now)
             station.leaving_for, station.leaving_why = target, why
             self._state.note("evict", why, station, size=sum(station.sizes().values()))
-            for running in station.running.values():
+            for running in (*station.running.values(), *station.users.values()):
                 if not running.begun:
                     self._state.cut(running, "requeue", now)
                 elif running.request.work_class >= WorkClass.BACKGROUND:
@@ -61,16 +67,17 @@ class Transitions:
 
     def unplan(self, station: Station, now: int) -> None:
         """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
-        self._state.enter(station, Stage.ABSENT, now)
-        self._state.note("unplan", "nobody waits for it any more, or the room is gone", station)
-        mine = [s for s in self._state.managed if s.leaving_for == station.name]
+        mine = [s for s in self._state.managed if s.leaving_for == station.plan_for]
         reopens = station.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
-        station.reversals += 1
+        for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == station.plan_for]:
+            self._state.enter(planned, Stage.ABSENT, now)
+            self._state.note("unplan", "nobody waits for it any more, or the room is gone", planned)
+            planned.reversals += 1
         for victim in mine:
             victim.leaving_for = ""
             if reopens and victim.stage is Stage.DRAINING and not self._lacks_room(victim):
                 self._state.enter(victim, Stage.READY, now)
-                self._state.note("reopen", f"the plan for {station.name} was dropped", victim)
+                self._state.note("reopen", f"the plan for {station.plan_for} was dropped", victim)
 
     def _lacks_room(self, station: Station) -> bool:
         return bool(self._state.shortage_of(station))
@@ -78,19 +85,19 @@ class Transitions:
     def has_leaving(self, station: Station) -> bool:
         """Whether somebody is still on the way out for it."""
         return any(
-            s.leaving_for == station.name for s in self._state.in_stage(Stage.DRAINING, Stage.STOPPING)
+            s.leaving_for == station.plan_for for s in self._state.in_stage(Stage.DRAINING, Stage.STOPPING)
         )
 
     def drop_unwanted_plans(self, now: int) -> None:
         """A target whose callers all left releases its plan."""
         for station in self._state.in_stage(Stage.PLANNED):
-            if not station.is_planned_for:
+            if station.stage is Stage.PLANNED and not station.is_planned_for:
                 self.unplan(station, now)
 
     def advance(self, now: int) -> None:
         """Stops what has drained, and loads what has its memory, in the order of the plans."""
         for station in self._state.in_stage(Stage.DRAINING):
-            if not station.running:
+            if not station.running and not station.users:
                 self.halt(station, station.leaving_why, now, hard=station.emergency)
         for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
             if self._bus_is_free(station) and not shortage(station.needs, self._state.actual_free(station)):
@@ -135,6 +142,9 @@ class Transitions:
         station.failures = max(station.failures, station.resets - 1)
         for running in station.running.values():
             self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
+        for running in station.users.values():
+            if not running.begun:  # one that has begun has an engine of its own, which is well
+                self._state.cut(running, "requeue", now)
         self.fail(station, why, hopeless=False, now=now)
         self.halt(station, why, now, hard=True)
 

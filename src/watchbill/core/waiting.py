@@ -76,6 +76,11 @@ class Line:
         """How many stand before this request."""
         return bisect_left(self._keys, self._waiting[request_id][2])
 
+    def rank(self, request_id: str, urgent_at: float) -> tuple[float, _Key]:
+        """Its place among the requests of several lines: who is due by then first, the others in their order."""
+        _, due, key = self._waiting[request_id]
+        return (due if due <= urgent_at else float("inf"), key)
+
     def ahead_of(self, request: Request) -> int:
         """How many would stand before a request that is not in the line yet."""
         return bisect_left(self._keys, _key(request))

@@ -13,6 +13,7 @@ from aiohttp import web
 from watchbill.errors import ConfigError, LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.companions import read_companions
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
@@ -75,12 +76,13 @@ class NativeDoor:
         return json_response({"message": f"{id} is cancelled", "id": id}, visit.headers(_JSON))
 
     async def explain(self, visit: Visit) -> web.Response:
-        """GET /wb/v1/explain?model=: what would happen now."""
+        """GET /wb/v1/explain?model=&with=: what would happen now."""
         model = visit.request.query.get("model", "")
         if not model:
             raise RequestError("say which: /wb/v1/explain?model=NAME")
-        self._check_model(model)
-        return json_response(self._gateway.driver.explain(model), visit.headers(_JSON))
+        name, driver = self._check_model(model), self._gateway.driver
+        beside, _ = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
+        return json_response(driver.explain(name, beside), visit.headers(_JSON))
 
     async def load(self, visit: Visit) -> web.Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""

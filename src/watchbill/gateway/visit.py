@@ -61,6 +61,8 @@ class Visit:
             headers["X-Watchbill-Model"] = start.model
             headers["X-Watchbill-Wait-Ms"] = str(start.wait_ms)
             headers["X-Watchbill-Load-Ms"] = str(start.load_ms)
+            if start.companions:
+                headers["X-Watchbill-With"] = ", ".join(start.companions)
         if self.fallback:
             headers["X-Watchbill-Fallback"] = self.fallback
         if self.cors:

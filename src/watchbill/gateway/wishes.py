@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
+from watchbill.gateway.companions import read_companions
 from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
 from watchbill.runtime.ticket import Wish
 from watchbill.units import parse_millis
@@ -94,6 +95,7 @@ class Wishes:
         keep_alive = body.pop("keep_alive", body.pop("ttl", None))
         tier = headers.get("X-Watchbill-Tier")
         supersede = headers.get("X-Watchbill-Supersede-Key")
+        beside = headers.get("X-Watchbill-With")
         return Wish(
             model,
             self._lane((headers.get("X-Watchbill-Lane"), lane_of_path, lane_of_alias), catalog, key),
@@ -104,6 +106,7 @@ class Wishes:
             None if keep_alive is None else self._span(keep_alive),
             tier is not None and self._is_exact(tier),
             None if supersede is None else self._supersede_key(supersede, key),
+            () if beside is None else self._companions(beside, model, catalog),
         )
 
     @staticmethod
@@ -142,6 +145,12 @@ class Wishes:
             self.degraded += 1
             return None
         return f"{key.name if key else ''}/{asked}"
+
+    def _companions(self, asked: str, model: str, catalog: Catalog) -> tuple[str, ...]:
+        """The models that must be warm beside this one."""
+        found, unknown = read_companions(asked, model, catalog)
+        self.degraded += unknown
+        return found
 
     def _span(self, asked: object) -> int | None:
         """A number of seconds or a text such as "10m"; a negative one means long, 0 means: leave now."""

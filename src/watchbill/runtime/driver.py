@@ -212,6 +212,7 @@ class Driver:
             wish.exact,
             wish.supersede_key,
             wish.keep_alive_ms,
+            wish.companions,
         )
 
     def _ticket_event(self, event: m.Event) -> None:
@@ -260,10 +261,9 @@ class Driver:
             ticket.cut_off("preempted")
         return True
 
-    def explain(self, model: str, /) -> dict[str, object]:
+    def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
         """What would happen if the model were asked for now."""
-        found = self._find(model)
-        wish = Wish(model)
+        found, wish = self._find(model), Wish(model, companions=companions)
         return explain(self._core, self._request(found, self._lane(wish), wish), self.now())
 
     def is_ready(self) -> bool:
@@ -342,7 +342,7 @@ class Driver:
         ticket.started_at = now
         self.metrics.observe_wait(request.lane, waited)
         self.metrics.observe_forecast(request.lane, waited - ticket.forecast_ms)
-        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded))
+        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions))
 
     def _load_share(self, model: str, arrived_at: int) -> int:
         """How much of a wait that began then was this model's own load."""

@@ -5,9 +5,12 @@ The copy gets a real arrival and its answer is read from the actions, so an expl
 
 import copy
 
+from msgspec.structs import replace
+
+from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
-from watchbill.core.station import Stage
+from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
 from watchbill.runtime.views import state_of
 
@@ -22,31 +25,34 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     station = machine.state.stations[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
     stage, price = state_of(station, now), station.price(now)
-    actions = machine.step(Arrived(_as_probe(request)), now)
+    actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
     serving = admitted.model if admitted else request.model
+    beside = admitted.companions if admitted else request.companions
     # The same step may decide about others, whose time has come: only what is done for this request counts.
-    plan = next(
-        (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.model == serving), None
-    )
+    target = company_name((serving, *beside)) if beside else serving
+    plan = next((a for a in actions if isinstance(a, Note) and _is_plan_for(a, serving, target)), None)
     leaving = sorted(
         s.name
         for s in machine.state.managed
         if before.get(s.name) in (Stage.READY, Stage.LOADING)
         and s.stage in (Stage.DRAINING, Stage.STOPPING)
-        and s.leaving_for == serving
+        and s.leaving_for == target
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
     return {
         "model": request.model,
         "state": stage,
         "verdict": _verdict(granted, refused, plan, leaving),
-        "reason": _reason(granted, refused, plan, stage),
+        "reason": _reason(granted, refused, plan, _together(core, (serving, *beside), now)),
+        "companions": {name: state_of(core.state.stations[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
         "expected_ms": admitted.forecast_ms if admitted else None,
-        "pressure_per_s": round(_pressure(machine, request.model, leaving, now) * 1000, 4),
+        "pressure_per_s": round(
+            _pressure(machine, machine.state.companies.get(target) or station, leaving, now) * 1000, 4
+        ),
         "momentum_per_s": {
             s.name: round(s.price(now) * 1000, 4)
             for s in core.state.managed
@@ -70,17 +76,17 @@ def duplicate(core: Machine) -> Machine:
     return copy.deepcopy(core, {id(record): record for record in declared})
 
 
-def _as_probe(request: Request) -> Request:
-    return Request(
-        _PROBE,
-        request.model,
-        request.lane,
-        request.work_class,
-        request.arrived_at,
-        request.max_wait_ms,
-        request.timeout_ms,
-        request.priority,
-    )
+def _is_plan_for(note: Note, serving: str, target: str) -> bool:
+    """Whether a line of the journal is the plan for this model, or for this model in this company."""
+    own = f"({target})" in note.reason if target != serving else f"({serving} + " not in note.reason
+    return note.event == "plan" and note.model == serving and own
+
+
+def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
+    """The state of a model, or of a company: that of its last member to come."""
+    states = {state_of(core.state.stations[name], now) for name in names}
+    order = ("draining", "stopping", "absent", "failed", "quarantined", "loading")
+    return next((state for state in order if state in states), "ready")
 
 
 def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: list[str]) -> str:
@@ -108,7 +114,7 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
     }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
 
 
-def _pressure(machine: Machine, model: str, leaving: list[str], now: int) -> float:
+def _pressure(machine: Machine, target: Station, leaving: list[str], now: int) -> float:
     stations = machine.state.stations
     victims = tuple(stations[name] for name in leaving)
-    return Rate().figures(machine.state, stations[model], victims, now)[0]
+    return Rate().figures(machine.state, target, victims, now)[0]

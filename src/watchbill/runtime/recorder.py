@@ -47,7 +47,7 @@ class LoadLine(msgspec.Struct, frozen=True, tag_field="kind", tag="load"):
     memory: dict[str, int]
 
 
-class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request"):
+class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request", omit_defaults=True):
     """A request came at `at_ms` and has ended."""
 
     at_ms: int
@@ -58,6 +58,7 @@ class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request"):
     forecast_ms: int
     service_ms: int | None  # None when it never started
     outcome: str  # ok, engine_failed, cancelled, or the code of the refusal
+    companions: tuple[str, ...] = ()  # what it wanted beside it
 
 
 class Recorder:
@@ -93,6 +94,7 @@ class Recorder:
             ticket.forecast_ms,
             None if started is None else now - started,
             outcome,
+            request.companions,
         )
         self._write(line, now)
 

@@ -40,6 +40,7 @@ class Wish(msgspec.Struct, frozen=True):
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
     exact: bool = False  # no lower tier of the model's family will do
     supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
+    companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -50,6 +51,7 @@ class Start(msgspec.Struct, frozen=True):
     attempt: int
     wait_ms: int
     load_ms: int  # how much of the wait the model's own load took
+    companions: tuple[str, ...] = ()  # who is warm beside it
 
 
 class Ticket:

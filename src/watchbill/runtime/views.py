@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from watchbill import __version__
 from watchbill.catalog import WorkClass
+from watchbill.core.messages import Request
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.engines.base import Warm
@@ -20,6 +21,14 @@ _STATES = {
     Stage.READY: "ready",
     Stage.DRAINING: "draining",
     Stage.STOPPING: "stopping",
+}
+
+_MISSING = {
+    Stage.ABSENT: "not in memory",
+    Stage.PLANNED: "next to be loaded",
+    Stage.LOADING: "loading",
+    Stage.DRAINING: "leaving",
+    Stage.STOPPING: "leaving",
 }
 
 
@@ -62,6 +71,7 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "measured": sum(station.measured.values()) or None,
         "devices": station.sizes(),
         "in_flight": len(station.running),
+        "beside": len(station.users),
         "queued": len(station.line),
         "loads": station.loads,
         "evictions": station.evictions,
@@ -97,7 +107,7 @@ def _lane(state: State, name: str, now: int) -> dict[str, object]:
     running = sum(1 for s in state.stations.values() for r in s.running.values() if r.request.lane == name)
     waiting = [
         request.arrived_at
-        for s in state.stations.values()
+        for s in state.lines()
         for request in map(s.line.get, s.line.ids())
         if request.lane == name
     ]
@@ -126,14 +136,17 @@ def request_view(
     request = running.request if running else station.line.get(request_id)
     return {
         "id": request_id,
-        "model": station.name,
+        "model": station.serving.name,
         "asked": request.model,
+        "companions": list(request.companions),
         "lane": request.lane,
         "class": WorkClass(request.work_class).name.lower(),
         "priority": request.priority,
         "state": "running" if running else "waiting",
         "position": None if running else station.line.position(request_id),
-        "reason": _running_reason(station) if running else _waiting_reason(state, station, request_id),
+        "reason": _running_reason(station, request)
+        if running
+        else _waiting_reason(state, station, request_id),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
         "forecast_ms": forecasts.get(request_id),
@@ -141,12 +154,15 @@ def request_view(
     }
 
 
-def _running_reason(station: Station) -> str:
-    return f"{station.name} is answering it"
+def _running_reason(station: Station, request: Request) -> str:
+    beside = f", with {', '.join(request.companions)} beside it" if request.companions else ""
+    return f"{station.name} is answering it{beside}"
 
 
 def _waiting_reason(state: State, station: Station, request_id: str) -> str:
     ahead = station.line.position(request_id)
+    if station.members and station.stage is not Stage.READY:
+        return _missing_reason(state, station)
     match station.stage:
         case Stage.READY:
             return f"{ahead} before it; {station.name} serves {station.model.concurrency} at a time"
@@ -163,6 +179,18 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
             why = f"; its last load failed: {station.failure}" if station.failure else ""
             hindrance = _hindrance(state, station)
             return f"{station.name} is not in memory and waits {hindrance or 'for its turn'}{why}"
+
+
+def _missing_reason(state: State, company: Station) -> str:
+    """Why a set is not complete: where each member is that is not there."""
+    missing = [f"{s.name} is {_MISSING[s.stage]}" for s in company.members if s.stage is not Stage.READY]
+    return f"needs {company.name} in memory together; {', '.join(missing)}{_held_up(state, company)}"
+
+
+def _held_up(state: State, company: Station) -> str:
+    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := _hindrance(state, s))]
+    failures = [f"{s.name} failed last: {s.failure}" for s in company.members if s.failure]
+    return "".join(f"; waits {each}" for each in why[:1]) + "".join(f"; {each}" for each in failures)
 
 
 def _hindrance(state: State, station: Station) -> str | None:

@@ -36,6 +36,7 @@ class Caller:
     state: str = "new"  # waiting, running, ended
     outcome: str = ""  # answered, failed, left, or the code of the refusal
     served_by: str = ""
+    beside: tuple[str, ...] = ()  # the companions that were found for it
     forecast_ms: int = 0
     due: float = 0.0
     started_at: float | None = None  # the first start

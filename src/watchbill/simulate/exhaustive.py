@@ -33,10 +33,12 @@ class Exhaustive:
         """
         if plan := returning(state, now):
             return plan
-        idle = sorted((s for s in movable(state) if s.is_idle), key=lambda s: (s.last_used, s.name))
-        age = {station.name: 2.0**place for place, station in enumerate(idle)}
         for target in sorted(waiting(state, now), key=arrival_order):
-            victims = cover(state.shortage_of(target), idle, lambda s: age[s.name])
+            idle = sorted(
+                (s for s in movable(state, target) if s.is_idle), key=lambda s: (s.last_used, s.name)
+            )
+            age = {station.name: 2.0**place for place, station in enumerate(idle)}
+            victims = cover(state.shortage_of(target), idle, lambda s, age=age: age[s.name])
             if victims is not None:
                 return Plan(target, victims, self.name if victims else "fits", "its request came first")
         return None

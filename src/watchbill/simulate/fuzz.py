@@ -5,6 +5,7 @@ must end within its bound. A seed that breaks a law is pasted into a test.
 """
 
 import random
+from collections.abc import Callable
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import EvictAsked, Footprint, Knowledge
@@ -18,6 +19,8 @@ __all__ = ["TROUBLE_MS", "random_world", "run_out"]
 TROUBLE_MS = 90_000
 TRAFFIC_MS = 120_000
 GB = 10**9
+#: Which companions the next request for a model names.
+Companions = Callable[[Model], tuple[str, ...]]
 
 FAULTS = Faults(
     load_fails=0.08, load_hangs=0.02, dies=0.08, answer_fails=0.03, caller_leaves=0.1, memory_late=0.1,
@@ -51,8 +54,9 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
     known = {name: _guess(draw, true) for name, true in truth.items()}
     capacity = {name: int(device.capacity or 0) for name, device in devices.items()}
     world = World(catalog, truth, capacity, seed=seed, faults=FAULTS if faults else None, known=known)
+    sets = _sets(random.Random(f"sets {seed}"), models, devices)
     for model in models:
-        _traffic(draw, world, model)
+        _traffic(draw, world, model, sets)
     if faults:
         _operator(draw, world, models)
     return world
@@ -118,7 +122,32 @@ def _guess(draw: random.Random, true: TrueModel) -> Knowledge:
     )
 
 
-def _traffic(draw: random.Random, world: World, model: Model) -> None:
+def _sets(draw: random.Random, models: list[Model], devices: dict[str, Device]) -> Companions:
+    """In every second world some requests name companions: sets overlap, and one in ten can never be resident."""
+    if draw.random() < 0.5 or len(models) < 2:
+        return lambda model: ()
+    drawn = [draw.sample(models, draw.choice((2, 2, min(3, len(models))))) for _ in range(24)]
+    sets = [each for each in drawn if _fit(each, devices) or draw.random() < 0.1][: draw.randint(1, 4)]
+    share = draw.choice((0.1, 0.5, 1.0))
+
+    def beside(model: Model) -> tuple[str, ...]:
+        mine = [each for each in sets if model in each]
+        if not mine or draw.random() >= share:
+            return ()
+        return tuple(other.name for other in draw.choice(mine) if other is not model)
+
+    return beside
+
+
+def _fit(models: list[Model], devices: dict[str, Device]) -> bool:
+    grouped = [(m.group, d) for m in models for d in m.memory if m.group is not None]
+    sizes = {d: sum(m.memory.get(d, 0) for m in models) for d in devices}
+    return len(set(grouped)) == len(grouped) and all(
+        size <= (devices[d].capacity or 0) - devices[d].reserve for d, size in sizes.items()
+    )
+
+
+def _traffic(draw: random.Random, world: World, model: Model, beside: Companions) -> None:
     for _ in range(draw.randint(0, 2)):
         lane = draw.choice(sorted(world.catalog.lanes))
         service = draw.uniform(200, 5_000)
@@ -127,25 +156,28 @@ def _traffic(draw: random.Random, world: World, model: Model) -> None:
             when = draw.expovariate(1 / every)
             while when < TRAFFIC_MS:
                 work = draw.lognormvariate(0, 0.8) * service
-                world.at(when, lambda work=work, lane=lane: _ask(world, model, work, lane))
+                world.at(when, lambda work=work, lane=lane: _ask(world, model, work, lane, beside(model)))
                 when += draw.expovariate(1 / every)
         else:
             for _ in range(draw.randint(1, 4)):
-                _loop(world, model, lane, service, draw.choice((100, 3_000, 20_000)))
+                _loop(world, model, lane, (service, draw.choice((100, 3_000, 20_000))), beside)
 
 
-def _ask(world: World, model: Model, work: float, lane: str) -> None:
-    world.arrive(model.name, work, lane=lane)
+def _ask(world: World, model: Model, work: float, lane: str, companions: tuple[str, ...]) -> None:
+    world.arrive(model.name, work, lane=lane, companions=companions)
 
 
-def _loop(world: World, model: Model, lane: str, service: float, pause: float) -> None:
+def _loop(world: World, model: Model, lane: str, times: tuple[float, float], beside: Companions) -> None:
+    service, pause = times
+
     def again(_: object = None) -> None:
         when = world.now + world.random.uniform(0, pause) + 1
         if when < TRAFFIC_MS:
             world.at(when, lambda: _go(when))
 
     def _go(_: float) -> None:
-        world.arrive(model.name, world.random.lognormvariate(0, 0.8) * service, lane=lane, then=again)
+        work = world.random.lognormvariate(0, 0.8) * service
+        world.arrive(model.name, work, lane=lane, then=again, companions=beside(model))
 
     again()
 

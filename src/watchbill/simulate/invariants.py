@@ -7,13 +7,16 @@ Memory is looked at when somebody takes some; everybody who waits or runs after 
 gone through, and there the core's kept sums are counted anew, which is the one look into its books.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
+from watchbill.core.station import STAYING, Stage
 from watchbill.simulate.callers import Caller
-from watchbill.simulate.engine import Power, SimEngine
+from watchbill.simulate.engine import Power, SimEngine, TrueModel
 
 __all__ = ["Judge"]
 
@@ -32,6 +35,7 @@ class Judged(Protocol):
     catalog: Catalog
     capacity: dict[str, int]
     engines: dict[str, SimEngine]
+    truth: Mapping[str, TrueModel]
     callers: dict[str, Caller]
     open: dict[str, Caller]
     told_load_ms: dict[str, float]
@@ -51,6 +55,7 @@ class Judge:
         self._planned: set[str] = set()
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
+        self._sets: list[list[str]] = []  # the sets that were planned in this step
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -67,6 +72,7 @@ class Judge:
     def before(self, actions: list[m.Action]) -> None:
         """Checks each action against the world as it is when the action is taken."""
         self._served = set()
+        self._sets = []
 
     def read(self, note: m.Note) -> None:
         """Follows plans and doors in the journal, and judges each closing as it happens."""
@@ -81,8 +87,13 @@ class Judge:
                 self.closed.pop(name, None)
             case "plan":
                 self._planned.add(name)
+                if " + " in note.reason.partition(":")[0]:
+                    self._sets.append(
+                        note.reason[note.reason.index("(") + 1 :].partition(")")[0].split(" + ")
+                    )
             case "unplan":
                 self._planned.discard(name)
+                self._sets = [each for each in self._sets if name not in each]
             case "load":
                 self._judge_load(name)
                 self.closed.pop(name, None)
@@ -114,7 +125,7 @@ class Judge:
         voluntary = reason.startswith(VOLUNTARY)
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
-        waits = [c for c in world.open.values() if c.served_by == name and c.state == "waiting"]
+        waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         if voluntary and waits and not engine.jobs and name not in self._served:
             self.say("closed before its waiting work was granted", name)
         if reason.startswith("rate of"):
@@ -125,16 +136,33 @@ class Judge:
 
     def _judge_rate(self, name: str, reason: str) -> None:
         """A busy model is closed for a gain only where the other's class is strictly higher."""
-        world, target = self._world, reason.removeprefix("rate of ").split(":")[0]
-        mine = [c.request.work_class for c in world.open.values() if c.served_by == name]
-        theirs = [c.request.work_class for c in world.open.values() if c.served_by == target]
+        world, target = self._world, reason.removeprefix("rate of ").split(": ")[0]
+        mine = [c.request.work_class for c in world.open.values() if self._is_busy_with(c, name)]
+        theirs = [c.request.work_class for c in world.open.values() if _target_of(c) == target]
         if mine and (not theirs or min(theirs) >= min(mine)):
             self.say("a busy model was closed for an equal", f"{name} for {target}")
 
+    def _is_busy_with(self, caller: Caller, name: str) -> bool:
+        """Whether a caller keeps a model busy: it runs there or beside it, or waits for nothing else."""
+        if caller.state == "running":
+            return name == caller.served_by or name in caller.beside
+        return name == caller.served_by and (not caller.beside or self._could_start(caller))
+
+    def _could_start(self, caller: Caller) -> bool:
+        """Whether it waits, and not for a companion."""
+        return caller.state == "waiting" and not any(
+            name in self.closed or self._world.engines[name].power is not Power.WARM for name in caller.beside
+        )
+
     def _judge_quantum(self, name: str) -> None:
         world = self._world
-        callers = [c for c in world.callers.values() if c.served_by == name and c.started_at is not None]
-        if any(c.request.work_class >= WorkClass.LEASED for c in callers if c.state != "ended"):
+        callers = [
+            c
+            for c in world.callers.values()
+            if (c.served_by == name or name in c.beside) and c.started_at is not None
+        ]
+        beside = [c for c in world.open.values() if name in c.beside]
+        if any(c.request.work_class >= WorkClass.LEASED for c in (*callers, *beside) if c.state != "ended"):
             return
         last = max([c.ended_at or world.now for c in callers] + [self.warm_at.get(name, 0.0)])
         took = self.load_took.get(name, 0.0)
@@ -151,9 +179,11 @@ class Judge:
             if isinstance(action, m.Grant):
                 self._judge_grant(action)
         self._judge_open()
+        self._judge_plans()
         self._steps += 1
         if self._steps % WHOLE_EVERY_STEPS == 0:
             self._judge_groups()
+            self._judge_room()
             for what in self._world.core.state.stale():
                 self.say("a sum of the core is out of date", what)
 
@@ -165,11 +195,22 @@ class Judge:
         if len(engine.jobs) > world.catalog.models[action.model].concurrency:
             self.say("more in flight than slots", action.model)
 
-    def granting(self, model: str) -> None:
+    def granting(self, action: m.Grant) -> None:
         """A grant is being carried out: judged against the doors as they are at this moment."""
-        self._served.add(model)
-        if model in self.closed:
-            self.say("a grant on a draining model", model)
+        self._served.add(action.model)
+        if action.model in self.closed:
+            self.say("a grant on a draining model", action.model)
+        if len(action.companions) != len(self._world.open[action.id].request.companions):
+            self.say("a grant without all its companions", action.id)
+        for name in action.companions:
+            if name in self.closed or self._world.engines[name].power is not Power.WARM:
+                self.say("a grant without all its companions", f"{action.model} without {name}")
+
+    def stopping(self, action: m.Stop) -> None:
+        """An engine is about to be stopped; a hard stop asks nobody."""
+        for caller in self._world.open.values():
+            if caller.state == "running" and action.model in caller.beside and not action.hard:
+                self.say("a companion was stopped while in use", f"{action.model} of {caller.request.id}")
 
     def _judge_groups(self) -> None:
         held: dict[tuple[str, str], str] = {}
@@ -181,24 +222,49 @@ class Judge:
                     if other != name:
                         self.say("two of an exclusive group on one device", f"{other} and {name} on {device}")
 
+    def _judge_plans(self) -> None:
+        """A set is planned whole: nobody waits for the other half."""
+        state = self._world.core.state
+        for names in self._sets:
+            absent = [name for name in names if state.stations[name].stage is Stage.ABSENT]
+            if absent:
+                self.say("a set was planned in part", f"{' + '.join(names)} without {', '.join(absent)}")
+
+    def _judge_room(self) -> None:
+        """Everything that is planned fits."""
+        world, state = self._world, self._world.core.state
+        for device, rules in world.catalog.devices.items():
+            held = sum(world.truth[s.name].memory.get(device, 0) for s in state.in_stage(*STAYING))
+            if held > min(world.capacity[device], rules.capacity or world.capacity[device]) - rules.reserve:
+                self.say("more is planned than fits", f"{device} {held:,}")
+
     def _judge_open(self) -> None:
-        world, running, waiting = self._world, dict[str, int](), set[str]()
+        world, running = self._world, dict[str, int]()
+        waiting: list[Caller] = []
         for caller in world.open.values():
             if caller.state == "running":
                 running[caller.served_by] = running.get(caller.served_by, 0) + 1
             elif caller.state == "waiting":
-                waiting.add(caller.served_by)
+                waiting.append(caller)
                 if world.now > caller.due + 2:
                     self.say("a request waits past its due without an answer", caller.request.id)
         for name, station in world.core.state.stations.items():
             if len(station.running) != running.get(name, 0):
                 text = f"{name}: core {len(station.running)}, callers {running.get(name, 0)}"
                 self.say("in-flight counts differ", text)
-        for name in sorted(waiting - running.keys() - self.closed.keys()):
-            if world.engines[name].power is Power.WARM:
+        for caller in waiting:
+            name = caller.served_by
+            if name in running or name in self.closed or world.engines[name].power is not Power.WARM:
+                continue
+            if self._could_start(caller):
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
 
     def _is_moving(self) -> bool:
         return any(e.power in (Power.LOADING, Power.STOPPING) for e in self._world.engines.values())
+
+
+def _target_of(caller: Caller) -> str:
+    """What must be loaded for a caller, as the journal calls it: a model, or a company."""
+    return company_name((caller.served_by, *caller.beside)) if caller.served_by else ""

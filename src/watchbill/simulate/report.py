@@ -30,6 +30,10 @@ LAWS = (
     "closed inside its quantum",
     "a busy model was closed for an equal",
     "a sum of the core is out of date",
+    "more is planned than fits",
+    "a set was planned in part",
+    "a grant without all its companions",
+    "a companion was stopped while in use",
 )
 
 

@@ -17,6 +17,7 @@ max_wait = "60s"
 kind = "poisson"                # poisson, loop, or times
 models = { chat = 1 }           # with weights
 lane = "chat"
+with = ["vision"]               # companions that must be in memory beside the one that is asked
 every = "6s"                    # poisson and times: mean or fixed distance
 start = "8h"                    # and stop: when this traffic begins and ends; the whole time otherwise
 service = { mean = "3s", sigma = 0.6 }   # log-normal; { base, exp } or { mean, spread } as well
@@ -71,6 +72,7 @@ class Traffic:
     count: int | None = None
     clients: int = 1
     think_ms: tuple[float, float] = (0.0, 0.0)
+    companions: tuple[str, ...] = ()
 
     def begin(self, world: World, until_ms: float) -> None:
         """Puts the traffic on the world's agenda."""
@@ -78,7 +80,8 @@ class Traffic:
         {"poisson": self._poisson, "times": self._times, "loop": self._loops}[self.kind](world, until_ms)
 
     def _ask(self, world: World, model: str, then: Callable[[Caller], None] | None = None) -> None:
-        world.arrive(model, self.service(world.random), lane=self.lane, then=then)
+        beside = tuple(name for name in self.companions if name != model)
+        world.arrive(model, self.service(world.random), lane=self.lane, then=then, companions=beside)
 
     def _poisson(self, world: World, until_ms: float) -> None:
         when = self.start_ms + world.random.expovariate(1 / self.every_ms)
@@ -272,6 +275,7 @@ def _traffic(table: _Table) -> Traffic:
         count=table.get("count"),
         clients=table.get("clients", 1),
         think_ms=(_precise(think[0]), _precise(think[1])),
+        companions=tuple(table.get("with", ())),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,20 +33,30 @@ SERVICE_GUESS_MS = 1_000.0
 LOOKS_MAX = 2_000
 
 
+class Arrival(NamedTuple):
+    """One recorded request, as it comes again."""
+
+    at_ms: float
+    model: str
+    lane: str
+    work_ms: float
+    companions: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The recorded arrivals, as traffic."""
 
-    arrivals: Sequence[tuple[float, str, str, float]]  # when, model, lane, service
+    arrivals: Sequence[Arrival]
 
     def begin(self, world: World, until_ms: float) -> None:
         """Puts every arrival on the agenda."""
-        for at, model, lane, work_ms in self.arrivals:
-            world.at(at, lambda m=model, k=lane, w=work_ms: self._ask(world, m, k, w))
+        for arrival in self.arrivals:
+            world.at(arrival.at_ms, lambda arrival=arrival: self._ask(world, arrival))
 
     @staticmethod
-    def _ask(world: World, model: str, lane: str, work_ms: float) -> None:
-        world.arrive(model, work_ms, lane=lane)
+    def _ask(world: World, arrival: Arrival) -> None:
+        world.arrive(arrival.model, arrival.work_ms, lane=arrival.lane, companions=arrival.companions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +137,17 @@ class Trace:
         return float(median(mine)) if mine else SERVICE_GUESS_MS
 
     @staticmethod
-    def _arrival(
-        line: RequestLine, catalog: Catalog, services: dict[str, float]
-    ) -> tuple[float, str, str, float]:
+    def _arrival(line: RequestLine, catalog: Catalog, services: dict[str, float]) -> Arrival:
         model = catalog.find_model(line.model)
         if model is None:
             raise ConfigError(f"the trace asks for model {line.model}, which the config does not have")
         if line.lane not in catalog.lanes:
             raise ConfigError(f"the trace uses lane {line.lane}, which the config does not have")
         done = line.service_ms if line.outcome == "ok" else None
-        return float(line.at_ms), model.name, line.lane, float(done or services[model.name])
+        beside = [catalog.find_model(name) for name in line.companions]
+        companions = tuple(found.name for found in beside if found is not None)
+        work_ms = float(done or services[model.name])
+        return Arrival(float(line.at_ms), model.name, line.lane, work_ms, companions)
 
 
 def _lines(file: Iterable[bytes], path: Path) -> Iterator[Line]:

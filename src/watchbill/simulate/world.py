@@ -62,9 +62,7 @@ class World:
         self.tally = Tally()
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
-        self.streams = (
-            False  # whether background answers that have begun run to their end: nothing continues them
-        )
+        self.streams = False  # whether nothing continues a background answer: what has begun runs to its end
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -75,8 +73,8 @@ class World:
         self._timer_no = 0
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
-            m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
-            m.Reply: self._reply, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
+            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: self._run_task,
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -131,8 +129,9 @@ class World:
         *,
         lane: str,
         then: Callable[[Caller], None] | None = None,
+        companions: tuple[str, ...] = (),
     ) -> Caller:
-        """Somebody asks a model."""
+        """Somebody asks a model, and needs its companions beside it."""
         rules = self.catalog.find_lane(lane)
         request = m.Request(
             f"r{len(self.callers) + 1:06d}",
@@ -143,6 +142,7 @@ class World:
             rules.max_wait_ms,
             rules.timeout_ms,
             rules.priority or self.catalog.models[model].priority,
+            companions=companions,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller
@@ -182,6 +182,7 @@ class World:
     def _admit(self, action: m.Admit) -> None:
         caller = self.open[action.id]
         caller.state, caller.served_by, caller.forecast_ms = "waiting", action.model, action.forecast_ms
+        caller.beside = action.companions
 
     def _refuse(self, action: m.Refuse) -> None:
         caller = self.open[action.id]
@@ -190,7 +191,7 @@ class World:
 
     def _grant(self, action: m.Grant) -> None:
         caller, engine = self.open[action.id], self.engines[action.model]
-        self.judge.granting(action.model)
+        self.judge.granting(action)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
         if caller.started_at is None:
             caller.started_at = self.now
@@ -298,6 +299,7 @@ class World:
 
     def _stop(self, action: m.Stop) -> None:
         engine, faults = self.engines[action.model], self.faults
+        self.judge.stopping(action)
         engine.power, engine.attempt = Power.STOPPING, action.attempt
         self.tally.evictions += 1
         late = self.happens(faults.memory_late)
@@ -365,12 +367,6 @@ class World:
     def _note(self, action: m.Note) -> None:
         self.journal.append((self.now, action))
         self.judge.read(action)
-
-    def _alert(self, action: m.Alert) -> None:
-        self.alerts.append(action)
-
-    def _reply(self, action: m.Reply) -> None:
-        self.replies.append(action)
 
     def _run_task(self, action: m.RunTask) -> None:
         """A background task: one request in the lane of the rotation."""

@@ -1,0 +1,124 @@
+"""Companion sets between the config's tables and the catalog: what is wrong about them, and whether they fit (RES-13).
+
+A set fits when one rung of its ladder does: the largest member of a family steps down first. What must stay is counted
+beside it. Sizes that are not known count as nothing: only a set that certainly cannot be there is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from watchbill.config.document import Document
+from watchbill.config.draft import Draft
+from watchbill.config.fit import room_on
+from watchbill.config.problems import Wrong, did_you_mean
+from watchbill.config.settle import memory_of
+from watchbill.ladder import ladder
+from watchbill.units import format_bytes
+
+__all__ = ["Member", "Place", "check_sets", "misfit"]
+
+_HINT = "name smaller models, or give a member a smaller sibling in a family"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What counts of a model when it is to stand beside others."""
+
+    sizes: Mapping[str, int]
+    devices: tuple[str, ...] = ()
+    group: str | None = None
+    family: str | None = None
+    tier: int | None = None
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a device has for models."""
+
+    room: int | None = None  # None: not known
+    count: int | None = None
+    reserved: tuple[str, int] | None = None  # a core model and what is kept for it
+
+
+def check_sets(draft: Draft) -> Iterator[Wrong]:
+    """Names that do not exist or mean two things, and sets that no device can hold."""
+    document = draft.document
+    aliases = {alias for table in document.models.values() for alias in table.aliases}
+    for name, table in document.sets.items():
+        path = ("sets", name)
+        if name in aliases or draft.knows("models", name):
+            yield path, "is the name of a model, too", "rename one: a header could mean either"
+        if len(set(table.models)) < 2:
+            yield (*path, "models"), "needs at least two models", 'write for example ["vision", "big"]'
+        for place, model in enumerate(table.models):
+            if not draft.knows("models", model):
+                hint = did_you_mean(model, sorted(draft.names("models")))
+                yield (*path, "models", place), f"there is no model {model}", hint
+            elif model in table.models[:place]:
+                yield (*path, "models", place), f"names {model} twice", "remove one"
+        known = all(model in document.models for model in table.models)
+        if known and draft.is_sound("devices") and draft.is_sound("models") and table.models:
+            why = misfit(table.models, _members(document), _places(document))
+            if why is not None:
+                yield (*path, "models"), why, _HINT
+
+
+def misfit(names: Sequence[str], members: Mapping[str, Member], places: Mapping[str, Place]) -> str | None:
+    """Why these models can never be in memory together, whichever tiers stand in; None when they can."""
+    why: str | None = None
+    for rung in ladder(names, lambda name: _below(name, members), lambda n: sum(members[n].sizes.values())):
+        why = _misfit(rung, members, places)
+        if why is None:
+            return None
+    return why
+
+
+def _misfit(rung: Sequence[str], members: Mapping[str, Member], places: Mapping[str, Place]) -> str | None:
+    for device, place in places.items():
+        mine = [name for name in rung if device in members[name].devices]
+        kept = {n: m.sizes.get(device, 0) for n, m in members.items() if m.stays and device in m.devices}
+        if place.reserved is not None and place.reserved[0] not in kept:
+            kept[place.reserved[0]] = place.reserved[1]
+        beside = {name: size for name, size in kept.items() if name not in mine}
+        for name in mine:
+            mates = [n for n in (*mine, *beside) if n != name and members[n].group == members[name].group]
+            if members[name].group is not None and mates:
+                return f"{name} and {mates[0]} exclude each other on {device}: only one of a group is there"
+        if place.count is not None and mine and len(mine) + len(beside) > place.count:
+            return f"{device} takes {place.count} models at a time, too few for {', '.join((*mine, *beside))}"
+        total = sum(members[name].sizes.get(device, 0) for name in mine) + sum(beside.values())
+        if mine and place.room is not None and total > place.room:
+            sizes = [f"{name} {format_bytes(members[name].sizes.get(device, 0))}" for name in mine]
+            sizes += [f"{name} {format_bytes(size)}, which stays" for name, size in beside.items()]
+            return f"{device} cannot hold them together: {' + '.join(sizes)} into {format_bytes(place.room)}"
+    return None
+
+
+def _below(name: str, members: Mapping[str, Member]) -> list[str]:
+    family = members[name].family
+    if family is None:
+        return []
+    tiers = [other for other, member in members.items() if member.family == family]
+    tiers.sort(key=lambda n: (members[n].tier or 0, -sum(members[n].sizes.values()), n))
+    return tiers[tiers.index(name) + 1 :]
+
+
+def _members(document: Document) -> dict[str, Member]:
+    return {
+        name: Member(
+            memory_of(table), table.devices or (), table.group, table.family, table.tier, table.permanent
+        )
+        for name, table in document.models.items()
+    }
+
+
+def _places(document: Document) -> dict[str, Place]:
+    return {
+        name: Place(
+            room_on(document, name),
+            table.max_resident,
+            (table.reservation.model, table.reservation.memory) if table.reservation else None,
+        )
+        for name, table in document.devices.items()
+    }

@@ -1,0 +1,55 @@
+"""What is free: the two sums over the ledger, of what occupies memory now and of what will.
+
+Books and machine are both asked, and the stricter counts: a load that is promised its memory and has not taken it yet
+is free only in the machine's eyes, one that is leaving only in the plan's.
+"""
+
+from collections.abc import Sequence
+
+from watchbill.core.budget import Ledger
+from watchbill.core.station import HOLDING, STAYING, Stage, Station
+
+__all__ = ["actual_room", "planned_room"]
+
+
+def planned_room(ledger: Ledger, stations: Sequence[Station]) -> dict[str, int]:
+    """What is free of every resource when every change under way has ended."""
+    return _free(ledger, stations, STAYING, promised=(Stage.LOADING, Stage.PLANNED))
+
+
+def actual_room(ledger: Ledger, stations: Sequence[Station]) -> dict[str, int]:
+    """What is free of every resource now."""
+    return _free(ledger, stations, HOLDING, promised=(Stage.LOADING,))
+
+
+def _free(
+    ledger: Ledger, stations: Sequence[Station], counted: frozenset[Stage], promised: tuple[Stage, ...]
+) -> dict[str, int]:
+    present = [s for s in stations if s.stage is not Stage.ABSENT]
+    used: dict[str, int] = {}
+    for station in present:
+        if station.stage in counted:
+            for resource, amount in station.needs.items():
+                used[resource] = used.get(resource, 0) + amount
+    free = {r: ledger.limit(r) - used.get(r, 0) for r in _resources(ledger, stations)}
+    for name, book in ledger.books.items():
+        waiting = sum(_not_taken_yet(s, name) for s in present if s.stage in promised)
+        leaving = sum(_held(s, name) for s in present if s.stage not in counted)
+        free[name] = min(free[name], book.headroom(waiting) + leaving)
+    return free
+
+
+def _resources(ledger: Ledger, stations: Sequence[Station]) -> list[str]:
+    groups = {r for s in stations for r in s.needs} - ledger.books.keys()
+    return [*ledger.books, *sorted(groups)]
+
+
+def _not_taken_yet(station: Station, device: str) -> int:
+    """Memory that a load was promised and that the machine still shows as free."""
+    taken = station.held.get(device, 0) if station.stage is Stage.LOADING else 0
+    return max(0, station.needs.get(device, 0) - taken)
+
+
+def _held(station: Station, device: str) -> int:
+    """Memory that will be back when a station has gone; nothing is counted that was not seen."""
+    return station.held.get(device, 0)
