@@ -12,7 +12,6 @@ import sys
 from typing import cast
 
 import httptools
-import uvloop
 
 BASE = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 1, "model": "bench"}
 USAGE = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
@@ -121,4 +120,4 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

@@ -4,6 +4,8 @@
 
 The fake engine, the load generator and the daemon are processes of their own. The engine is measured first,
 directly; everything else is given as a ratio against it in the same run, because machines differ and are shared.
+Engine and generator run on Python's own event loop, as those with which the peers' figures in the README were
+measured: a share of a faster engine says less about a gateway than about the engine.
 Below 20,000 requests/s of the bare engine at 64 connections the machine was busy with something else: the run is
 void and ends with 1. Through Watchbill a whole answer is put together from a stream, as with a real engine.
 """

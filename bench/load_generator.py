@@ -13,7 +13,6 @@ import time
 from typing import cast
 
 import httptools
-import uvloop
 
 
 def request(port: int, tokens: int) -> bytes:
@@ -127,4 +126,6 @@ async def main(port: int, connections: int, seconds: float, tokens: int) -> None
 
 if __name__ == "__main__":
     numbers = [float(word) for word in sys.argv[1:]]
-    uvloop.run(main(int(numbers[0]), int(numbers[1]), numbers[2], int(numbers[3]) if len(numbers) > 3 else 0))
+    asyncio.run(
+        main(int(numbers[0]), int(numbers[1]), numbers[2], int(numbers[3]) if len(numbers) > 3 else 0)
+    )
