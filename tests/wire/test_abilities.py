@@ -7,9 +7,10 @@ import pytest
 
 from support.house import CATALOG, MIB, House, eventually, house
 from support.peer import Asked
-from watchbill.catalog import Catalog, EngineRules, Model
+from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.gateway.abilities import has_image
 from watchbill.gateway.wishes import Wishes
+from watchbill.runtime.changes import changes
 
 #: Models of our own llama.cpp, of which everything is known, and one of an engine that is not.
 KNOWN = Catalog(
@@ -101,6 +102,17 @@ async def test_a_reload_changes_what_a_model_can_do() -> None:
         changed = await opened.driver.reload(replace(KNOWN, models={**KNOWN.models, "text": text}))
         assert changed == ["model text changed"]
         assert (await opened.ask("/v1/chat/completions", body)).status == 200
+
+
+def test_a_reload_says_what_only_a_restart_can_do() -> None:
+    """RES-10: nothing looks as if it had worked."""
+    card = replace(KNOWN, devices={**KNOWN.devices, "gpu:0": Device("gpu:0")})
+    assert changes(KNOWN, card) == [
+        "devices changed", "the first card in the config needs a restart: nobody looks at cards yet",
+    ]  # fmt: skip
+    moved = replace(KNOWN, server=replace(KNOWN.server, port=1))
+    assert changes(KNOWN, moved) == ["server changed", "the new address needs a restart"]
+    assert changes(KNOWN, KNOWN) == []
 
 
 def test_images_are_found_wherever_a_protocol_puts_them() -> None:

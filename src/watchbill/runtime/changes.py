@@ -21,4 +21,10 @@ def changes(old: Catalog, new: Catalog) -> list[str]:
             told.append(f"{part.name} changed")
     if (old.server.host, old.server.port) != (new.server.host, new.server.port):
         told.append("the new address needs a restart")
+    if _has_cards(new) and not _has_cards(old):
+        told.append("the first card in the config needs a restart: nobody looks at cards yet")
     return told
+
+
+def _has_cards(catalog: Catalog) -> bool:
+    return any(name.startswith("gpu:") for name in catalog.devices)
