@@ -186,3 +186,8 @@ async def test_an_engine_that_refuses_to_continue_is_asked_for_the_whole_answer(
             "user",
         ]
         assert opened.outcomes() == {"ok": 1}
+        opened.peer.asked.clear()
+        again = await opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})
+        assert again.json["choices"][0]["message"]["content"] == "a whole one"
+        roles = [asked.json["messages"][-1]["role"] for asked in opened.peer.asked]
+        assert roles == ["user", "user"], "it is remembered, and not tried again"

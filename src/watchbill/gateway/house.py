@@ -67,6 +67,7 @@ class House:
         self.capturing = Capturing()
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
+        self._not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
         self._visitors = 0
         self._emptied = asyncio.Event()
         self._ids = itertools.count(1)
@@ -123,15 +124,17 @@ class House:
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)
         if ticket.request.work_class >= WorkClass.BACKGROUND:
-            relay.resume = Resumption(chats=self._continues_chats(ticket.model))
+            relay.resume = self._resumption(ticket.model)
         if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
 
-    def _continues_chats(self, model: str) -> bool:
-        """Whether a model's engine goes on with a message of the assistant's that has begun."""
+    def _resumption(self, model: str) -> Resumption:
+        """What goes on with a background answer, if the model's engine continues a message that has begun."""
         catalog = self.driver.catalog
-        return catalog.engines[catalog.models[model].engine].driver in ("llamacpp", "scripted")
+        continues = catalog.engines[catalog.models[model].engine].driver in ("llamacpp", "scripted")
+        chats = continues and model not in self._not_continued
+        return Resumption(chats=chats, on_refused=lambda: self._not_continued.add(model))
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""

@@ -210,6 +210,7 @@ class Relay:
         self._return_turn()
         piece = await self.first(out)
         if not self.is_stream:
+            resume.give_up()
             raise EngineFailed(
                 "the engine does not continue the answer that had to make room for another model"
             )

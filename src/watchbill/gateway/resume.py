@@ -8,6 +8,7 @@ Only plain text can be continued. An answer with tools, a grammar, log probabili
 and one that thinks aloud, has its safe boundary at its end. Does no I/O.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -38,8 +39,9 @@ _CLOSING = " \"'”’)]*_"
 class Resumption:
     """One background answer, in one or several parts."""
 
-    def __init__(self, *, chats: bool) -> None:
+    def __init__(self, *, chats: bool, on_refused: Callable[[], None] | None = None) -> None:
         self._chats = chats  # whether the engine goes on with an assistant's message that has begun
+        self._on_refused = on_refused
         self._is_chat = True
         self._is_possible = False
         self._parts: list[str] = []  # the text so far
@@ -182,8 +184,10 @@ class Resumption:
         self._begin_part()
 
     def give_up(self) -> None:
-        """This engine does not continue answers."""
+        """This engine does not continue answers: the next one need not try."""
         self._chats = False
+        if self._on_refused is not None:
+            self._on_refused()
         self.forget()
 
 
