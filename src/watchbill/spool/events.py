@@ -18,31 +18,32 @@ __all__ = ["Event", "decode", "encode", "event_id", "id_digest"]
 
 Event = dict[str, Any]
 
-_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True)
+#: A circle is found by the recursion limit: looking for circles would cost every event.
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
+_to_text = _encoder.encode
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def encode(event: Mapping[str, Any] | bytes | str, bytes_max: int = EVENT_BYTES_MAX) -> bytes:
     """Return the event's line without newline. Text and bytes are checked and kept exactly as they are."""
-    if isinstance(event, (bytes, str)):
-        line = event.encode() if isinstance(event, str) else event
-        line = line.removesuffix(b"\n")
-        _check_size(line, bytes_max)
-        decode(line)
-        return line
-    if not isinstance(cast(object, event), Mapping):
-        raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")
+    if not isinstance(event, dict):
+        if isinstance(event, (bytes, str)):
+            return _checked(event.encode() if isinstance(event, str) else event, bytes_max)
+        if not isinstance(cast(object, event), Mapping):
+            raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")
+        event = dict(event)
     try:
-        line = _encoder.encode(event if isinstance(event, dict) else dict(event)).encode()
+        line = _to_text(event).encode()
     except UnicodeEncodeError as error:
         raise EventRefused("the event holds a lone surrogate, which is not text") from error
     except RecursionError as error:
         raise EventRefused(f"the event is nested deeper than {DEPTH_MAX}") from error
     except (TypeError, ValueError) as error:
         raise EventRefused(f"the event is not JSON: {error}") from error
-    _check_size(line, bytes_max)
-    _check_depth(line)
+    if len(line) > bytes_max or line.count(b"{") + line.count(b"[") > DEPTH_MAX:
+        _check_size(line, bytes_max)
+        _check_depth(line)
     return line
 
 
@@ -80,6 +81,13 @@ def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> str:
 def id_digest(identifier: str) -> bytes:
     """Return 16 bytes that stand for an id: short enough to remember a million, too long to collide."""
     return hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _checked(line: bytes, bytes_max: int) -> bytes:
+    line = line.removesuffix(b"\n")
+    _check_size(line, bytes_max)
+    decode(line)
+    return line
 
 
 def _check_size(line: bytes, bytes_max: int) -> None:

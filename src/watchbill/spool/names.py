@@ -19,7 +19,7 @@ import time
 from watchbill.spool.limits import FOREIGN_NAME_BYTES_MAX
 
 __all__ = [
-    "SUFFIX", "Stamps", "attempt_of", "bundle_name", "event_name", "is_bucket", "is_bundle", "is_event", "is_own",
+    "SUFFIX", "Stamps", "attempt_of", "bundle_name", "event_names", "is_bucket", "is_bundle", "is_event", "is_own",
     "is_sealed", "lines_of", "new_writer", "next_attempt", "ns_of", "safe_stem", "stem_of", "with_attempt",
     "writer_of",
 ]  # fmt: skip
@@ -54,8 +54,9 @@ def new_writer() -> str:
     return os.urandom(8).hex()
 
 
-def event_name(ns: int, writer: str) -> str:
-    return f"{ns:019d}-{writer}~0.jsonl"
+def event_names(ns: int, writer: str, count: int) -> list[str]:
+    """Return the names of new events with consecutive stamps."""
+    return [f"{stamp:019d}-{writer}~0.jsonl" for stamp in range(ns, ns + count)]
 
 
 def bundle_name(ns: int, writer: str, lines: int) -> str:

@@ -28,13 +28,15 @@ from watchbill.spool.limits import (
     UNSEEN_MAX,
 )
 from watchbill.spool.log import Log, Record
-from watchbill.spool.names import Stamps, bundle_name, event_name, new_writer, stem_of
+from watchbill.spool.names import Stamps, bundle_name, event_names, new_writer, stem_of
 from watchbill.spool.owner import Owner
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
 __all__ = ["Producer"]
 
 Sign = Callable[[bytes], bytes]
+#: What a record costs in the log besides its event: name, checksum, its share of a mark. In bytes.
+_RECORD_BYTES = 150
 
 
 class _Ticket:
@@ -42,10 +44,10 @@ class _Ticket:
 
     __slots__ = ("error", "leads", "names", "records", "settled", "size", "turn")
 
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.names: list[str] = []
-        self.size = 0
+    def __init__(self, records: list[Record], names: list[str], size: int) -> None:
+        self.records = records
+        self.names = names
+        self.size = size
         self.error: TheirsError | None = None
         self.settled = self.leads = False
         self.turn = threading.Lock()
@@ -66,7 +68,7 @@ class Producer:
         self._quiet = threading.Condition(self._mutex)
         self._waiting: list[_Ticket] = []
         self._leading = False
-        self._publishing = 0
+        self._publishing = self._stillness_wanted = 0
         self._marks: list[tuple[str, str]] = []
         self._unseen: list[Record] = []
         self._recent: list[str] | None = []
@@ -85,12 +87,10 @@ class Producer:
 
     def commit(self, lines: Sequence[bytes], *, bundle: bool = False) -> list[str]:
         """Store these events and return the names of their files."""
-        ticket = _Ticket()
         if not self._logged:
-            self._name(ticket, lines, bundle)
-            return self._publish_directly(ticket)
+            return self._publish_directly(self._ticket(lines, bundle))
         with self._mutex:
-            self._name(ticket, lines, bundle)
+            ticket = self._ticket(lines, bundle)
             self._waiting.append(ticket)
             ticket.leads = not self._leading
             self._leading = True
@@ -116,9 +116,8 @@ class Producer:
 
     def checkpoint(self) -> None:
         """Make all visible files durable and cut the log. Raises SpoolFull or SpoolBroken; the log then stays."""
-        with self._quiet:
-            while self._leading or self._publishing:
-                self._quiet.wait()
+        with self._mutex:
+            self._await_stillness(lambda: not self._leading and not self._publishing)
             self._leading = True
         try:
             self._cut_log()
@@ -152,20 +151,21 @@ class Producer:
             self._log.close()
         self._owner.abandon()
 
-    def _name(self, ticket: _Ticket, lines: Sequence[bytes], bundle: bool) -> None:
+    def _ticket(self, lines: Sequence[bytes], bundle: bool) -> _Ticket:
         """Give names in the order of the log, so that a mark may speak of a range of names."""
         if bundle:
-            ns = self._stamps.take()
-            contents = [(bundle_name(ns, self.writer, len(lines)), b"\n".join(lines))]
+            names = [bundle_name(self._stamps.take(), self.writer, len(lines))]
+            lines = [b"\n".join(lines)]
         else:
-            ns = self._stamps.take(len(lines))
-            contents = [(event_name(ns + i, self.writer), line) for i, line in enumerate(lines)]
-        for name, content in contents:
-            if self._sign is not None:
-                ticket.records.append(Record(stem_of(name) + SIGNATURE_SUFFIX, self._sign(content)))
-            ticket.records.append(Record(name, content))
-            ticket.names.append(name)
-            ticket.size += len(content) + 100
+            names = event_names(self._stamps.take(len(lines)), self.writer, len(lines))
+        records = list(map(Record, names, lines))
+        if self._sign is not None:
+            records = [each for record in records for each in (self._signature(self._sign, record), record)]
+        return _Ticket(records, names, sum(map(len, lines)) + _RECORD_BYTES * len(records))
+
+    @staticmethod
+    def _signature(sign: Sign, record: Record) -> Record:
+        return Record(stem_of(record.name) + SIGNATURE_SUFFIX, sign(record.content))
 
     def _publish_directly(self, ticket: _Ticket) -> list[str]:
         try:
@@ -178,24 +178,28 @@ class Producer:
     def _lead(self) -> None:
         """Commit for all who wait, hand the lead on, then show the files and wake the callers."""
         group, marks = self._take_group()
-        records = [record for ticket in group for record in ticket.records]
+        records = group[0].records if len(group) == 1 else [each for ticket in group for each in ticket.records]
         error: TheirsError | None = SpoolBroken("interrupted; nothing was acknowledged")
+        visible = False
         try:
             error = self._append(records, marks)
         finally:
-            with self._mutex:
-                self._publishing += 1
-            self._hand_over()
+            self._hand_over(publishing=1)
             try:
-                if error is None:
-                    self._show(records)
+                # A full disk does not undo the acknowledgement: the log has them, we try again.
+                visible = error is None and self._publish(records) is None
             finally:
-                self._settle(group, error)
+                self._settle(group, error, (records[0].name, records[-1].name) if visible else None)
 
-    def _settle(self, group: Sequence[_Ticket], error: TheirsError | None) -> None:
-        with self._quiet:
+    def _settle(
+        self, group: Sequence[_Ticket], error: TheirsError | None, mark: tuple[str, str] | None
+    ) -> None:
+        with self._mutex:
             self._publishing -= 1
-            self._quiet.notify_all()
+            if mark is not None:
+                self._marks.append(mark)
+            if self._stillness_wanted:
+                self._quiet.notify_all()
         for ticket in group:
             ticket.error, ticket.settled = error, True
             ticket.turn.release()
@@ -212,14 +216,24 @@ class Producer:
             marks, self._marks = self._marks, []
             return group, marks
 
-    def _hand_over(self) -> None:
-        with self._quiet:
+    def _hand_over(self, *, publishing: int = 0) -> None:
+        with self._mutex:
+            self._publishing += publishing
             if self._waiting:
                 self._waiting[0].leads = True
                 self._waiting[0].turn.release()
             else:
                 self._leading = False
-                self._quiet.notify_all()
+                if self._stillness_wanted:
+                    self._quiet.notify_all()
+
+    def _await_stillness(self, is_still: Callable[[], bool]) -> None:
+        """Wait for the others. Under the mutex; only somebody who waits here has to be notified."""
+        self._stillness_wanted += 1
+        try:
+            self._quiet.wait_for(is_still)
+        finally:
+            self._stillness_wanted -= 1
 
     def _append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]]) -> TheirsError | None:
         if self._unseen and (fault := self._show_unseen()) is not None:
@@ -238,9 +252,8 @@ class Producer:
         if self.broken:
             raise SpoolBroken("this writer's log failed; nothing was acknowledged, try again")
         if self._log is not None and self._log_is_due(self._log):
-            with self._quiet:
-                while self._publishing:
-                    self._quiet.wait()
+            with self._mutex:
+                self._await_stillness(lambda: not self._publishing)
             self._cut_log()
         if self._log is None:
             fd, name = self._layout.root_fd, f"{self.writer}-{self._stamps.take():019d}.jsonl"
@@ -299,12 +312,6 @@ class Producer:
         except FileNotFoundError:
             return False
         return True
-
-    def _show(self, records: Sequence[Record]) -> None:
-        """Make files visible. A full disk does not undo the acknowledgement: the log has them, we try again."""
-        if self._publish(records) is None:
-            with self._mutex:
-                self._marks.append((records[0].name, records[-1].name))
 
     def _show_unseen(self) -> TheirsError | None:
         """Try again to show what a full disk kept back; return why it is still impossible."""

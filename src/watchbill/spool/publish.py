@@ -47,9 +47,10 @@ class Publisher:
         Raises OSError at the first failure; `shown` then says how far it came.
         """
         plain = records
-        if any(record.name.endswith(SIGNATURE_SUFFIX) for record in records):
+        signatures = [record for record in records if record.name.endswith(SIGNATURE_SUFFIX)]
+        if signatures:
             plain = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
-            self._publish_signatures([record for record in records if record.name.endswith(SIGNATURE_SUFFIX)])
+            self._publish_signatures(signatures)
         if len(plain) >= FOLDER_BATCH_MIN:
             self._publish_folders(plain, shown)
             return
