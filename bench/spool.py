@@ -3,10 +3,11 @@
     python bench/spool.py [--dir DIR | --loop ext4|xfs] [--seconds S] [--waiting N] [--peers]
 
 Every target is a ratio of two figures measured in turns in the same minute, because a disk's speed changes
-from one minute to the next. Nothing is deleted before the end: ext4 without a journal leaves the inodes of
-deleted files alone for minutes and makes each new file step over all of them, so a bench that cleans up
-between two rounds measures its own rubbish (12 us for a new file became 280). `--dir` measures on that
-folder's disk; `--loop` on a file system of its own in a file there (as root). Peers are installed into virtual environments of their own under a cache folder and
+from one minute to the next. Rounds must not disturb each other: ext4 without a journal leaves the inodes of
+deleted files alone for minutes and makes each new file step over all of them (12 us for a new file became
+280), so each round has a folder far from the others' and nothing is deleted before the end; and files of the
+last round are emptied, so that they are not written to the disk during the next one. `--dir` measures on
+that folder's disk; `--loop` on a file system of its own in a file there (as root). Peers are installed into virtual environments of their own under a cache folder and
 reported as absent where that fails. Prints one line per figure and `pass` or `FAIL` per target; exit 1 on
 any failure. Never part of CI.
 """
@@ -59,7 +60,7 @@ Work = Callable[[Path], "Iterator[int]"]
 
 def rate(work: Work, home: Path, seconds: float) -> float:
     """Run a generator of counts for some seconds in a fresh folder and return events per second."""
-    folder = fresh_folder(home)
+    folder = Path(tempfile.mkdtemp(dir=home))
     count = 0
     steps = work(folder)
     next(steps)  # set-up is not measured
@@ -68,13 +69,15 @@ def rate(work: Work, home: Path, seconds: float) -> float:
         count += next(steps)
     elapsed = time.perf_counter() - began
     steps.close()  # type: ignore[attr-defined]
+    empty(folder)
     return count / elapsed
 
 
-def fresh_folder(home: Path) -> Path:
-    """A new folder, after everything written before has reached the disk."""
-    os.sync()
-    return Path(tempfile.mkdtemp(dir=home))
+def empty(folder: Path) -> None:
+    """Make sure that nothing of a round is left to be written, without deleting a file."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            os.truncate(os.path.join(where, name), 0)
 
 
 def in_turns(ours: Work, theirs: Work, home: Path, seconds: float) -> tuple[float, float, float]:
@@ -233,7 +236,7 @@ def enqueue_lease_ack(folder: Path) -> Iterator[int]:
 
 def drain_rate(home: Path, events: int) -> float:
     """Drain that many events into a corpus and return events per second."""
-    folder = fresh_folder(home)
+    folder = Path(tempfile.mkdtemp(dir=home))
     with Spool(folder / "spool", durability="none") as spool:
         for first in range(0, events, 1000):
             spool.enqueue_many([{**EVENT, "id": str(first + number)} for number in range(1000)])
@@ -242,12 +245,13 @@ def drain_rate(home: Path, events: int) -> float:
         report = Drain(spool, Corpus(folder / "corpus.jsonl")).run_once()
         elapsed = time.perf_counter() - began
         assert report.appended == events
+    empty(folder)
     return events / elapsed
 
 
 def first_claim_ms(home: Path, waiting: int) -> tuple[float, float]:
     """Return the first claim of a new worker with that many waiting, and a later one, in milliseconds."""
-    folder = fresh_folder(home)
+    folder = Path(tempfile.mkdtemp(dir=home))
     with Spool(folder / "spool", durability="none") as producer:
         for number in range(20_000):
             producer.enqueue({"id": number})  # flat first, then buckets
@@ -265,12 +269,13 @@ def first_claim_ms(home: Path, waiting: int) -> tuple[float, float]:
                 began = time.perf_counter()
                 assert spool.lease() is not None
                 times.append((time.perf_counter() - began) * 1000)
+    empty(folder)
     return first_ms, statistics.quantiles(times, n=100)[98]
 
 
 def wake_up_ms(home: Path, tries: int = 300) -> list[float]:
     """Return how long a waiting consumer in this process needs from visibility to its lease, in milliseconds."""
-    folder = fresh_folder(home)
+    folder = Path(tempfile.mkdtemp(dir=home))
     waits: list[float] = []
     with Spool(folder / "spool") as consumer, Spool(folder / "spool", durability="none") as producer:
         ready, seen = threading.Event(), threading.Event()
@@ -294,12 +299,13 @@ def wake_up_ms(home: Path, tries: int = 300) -> list[float]:
             seen.wait()
             seen.clear()
         thread.join()
+    empty(folder)
     return sorted(waits[10:])
 
 
 def recovery_us(home: Path, files: int = 5_000) -> float:
     """Return the cost of taking back a dead worker's files, in microseconds per file."""
-    folder = fresh_folder(home)
+    folder = Path(tempfile.mkdtemp(dir=home))
     with Spool(folder / "spool", durability="none") as spool:
         spool.enqueue_many([{"id": number} for number in range(files)])
     child = os.fork()
@@ -312,6 +318,7 @@ def recovery_us(home: Path, files: int = 5_000) -> float:
         result = spool.recover()
         elapsed = time.perf_counter() - began
         assert result.returned == files, result
+    empty(folder)
     return elapsed / files * 1e6
 
 
