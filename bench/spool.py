@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from watchbill.spool import Corpus, Drain, Spool
@@ -35,6 +35,9 @@ from watchbill.spool import Corpus, Drain, Spool
 EVENT = {"id": "0", "kind": "note", "ts": 1, "body": "x" * 960}
 LINE = json.dumps(EVENT).encode() + b"\n"
 ROUNDS = 5
+SLICE_S = 0.05
+#: Events that each of many producers enqueues in one step.
+EACH = 20
 #: ioctls of ext4: FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL.
 GET_FLAGS, SET_FLAGS, TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
 
@@ -55,21 +58,36 @@ class Board:
         print(f"{'pass' if good else 'FAIL'}  {name:<58} {value:>10.2f} {sign} {wanted:g}", flush=True)
 
 
-Work = Callable[[Path], "Iterator[int]"]
+Steps = Generator[int]
+Work = Callable[[Path], Steps]
 
 
-def rate(work: Work, home: Path, seconds: float) -> float:
-    """Run a generator of counts for some seconds in a fresh folder and return events per second."""
-    folder = Path(tempfile.mkdtemp(dir=home))
+def in_turns(ours: Work, theirs: Work, home: Path, seconds: float) -> tuple[float, float, float]:
+    """Measure two things in turns of a twentieth of a second; return both medians and the median of the ratios."""
+    pairs: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        folders = [Path(tempfile.mkdtemp(dir=home)) for _ in range(2)]
+        works = [theirs(folders[0]), ours(folders[1])]
+        for work in works:
+            next(work)  # set-up is not measured
+        for _ in range(max(1, round(seconds / ROUNDS / SLICE_S))):
+            pairs.append((slice_rate(works[0]), slice_rate(works[1])))
+        for work, folder in zip(works, folders, strict=True):
+            work.close()
+            empty(folder)
+    return (
+        statistics.median(our for _, our in pairs),
+        statistics.median(their for their, _ in pairs),
+        statistics.median(our / their for their, our in pairs),
+    )
+
+
+def slice_rate(steps: Steps) -> float:
+    """Run a generator of counts for a slice of time and return events per second."""
     count = 0
-    steps = work(folder)
-    next(steps)  # set-up is not measured
     began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    while (elapsed := time.perf_counter() - began) < SLICE_S:
         count += next(steps)
-    elapsed = time.perf_counter() - began
-    steps.close()  # type: ignore[attr-defined]
-    empty(folder)
     return count / elapsed
 
 
@@ -80,22 +98,10 @@ def empty(folder: Path) -> None:
             os.truncate(os.path.join(where, name), 0)
 
 
-def in_turns(ours: Work, theirs: Work, home: Path, seconds: float) -> tuple[float, float, float]:
-    """Measure two things in turns; return both medians and the median of the ratios."""
-    pairs = [
-        (rate(theirs, home, seconds / ROUNDS), rate(ours, home, seconds / ROUNDS)) for _ in range(ROUNDS)
-    ]
-    return (
-        statistics.median(our for _, our in pairs),
-        statistics.median(their for their, _ in pairs),
-        statistics.median(our / their for their, our in pairs),
-    )
-
-
 # What the disk allows
 
 
-def raw_limit(folder: Path) -> Iterator[int]:
+def raw_limit(folder: Path) -> Steps:
     """One durable event by hand: write, fsync, rename, fsync of the folder."""
     (folder / "tmp").mkdir()
     (folder / "queue").mkdir()
@@ -118,7 +124,7 @@ def raw_limit(folder: Path) -> Iterator[int]:
         os.close(target)
 
 
-def unsynced_creation(folder: Path) -> Iterator[int]:
+def unsynced_creation(folder: Path) -> Steps:
     """Files made without any sync, 100 at a time."""
     target = os.open(folder, os.O_RDONLY)
     number = 0
@@ -135,7 +141,7 @@ def unsynced_creation(folder: Path) -> Iterator[int]:
         os.close(target)
 
 
-def synced_segment(folder: Path) -> Iterator[int]:
+def synced_segment(folder: Path) -> Steps:
     """One growing file: 100 lines, one write, one fdatasync."""
     fd = os.open(folder / "segment", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     try:
@@ -148,7 +154,7 @@ def synced_segment(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def sqlite_full(folder: Path) -> Iterator[int]:
+def sqlite_full(folder: Path) -> Steps:
     """A queue in SQLite with WAL and synchronous=FULL: insert, lease, delete, each a transaction."""
     database = sqlite3.connect(folder / "queue.db", isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
@@ -171,7 +177,7 @@ def sqlite_full(folder: Path) -> Iterator[int]:
 # The spool
 
 
-def enqueue(folder: Path) -> Iterator[int]:
+def enqueue(folder: Path) -> Steps:
     with Spool(folder / "spool") as spool:
         spool.enqueue(EVENT)
         yield 0
@@ -181,30 +187,30 @@ def enqueue(folder: Path) -> Iterator[int]:
 
 
 def enqueue_from(producers: int) -> Work:
-    def work(folder: Path) -> Iterator[int]:
-        stop = threading.Event()
-        counts = [0] * producers
+    def work(folder: Path) -> Steps:
+        go, end = threading.Barrier(producers + 1), threading.Barrier(producers + 1)
         with Spool(folder / "spool") as spool:
             spool.enqueue(EVENT)
 
-            def produce(number: int) -> None:
-                while not stop.is_set():
-                    spool.enqueue(EVENT)
-                    counts[number] += 1
+            def produce() -> None:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    while True:
+                        go.wait()
+                        for _ in range(EACH):
+                            spool.enqueue(EVENT)
+                        end.wait()
 
-            threads = [threading.Thread(target=produce, args=(number,)) for number in range(producers)]
-            yield 0
+            threads = [threading.Thread(target=produce) for _ in range(producers)]
             for thread in threads:
                 thread.start()
-            seen = 0
             try:
+                yield 0
                 while True:
-                    time.sleep(0.01)
-                    total = sum(counts)
-                    yield total - seen
-                    seen = total
+                    go.wait()
+                    end.wait()
+                    yield EACH * producers
             finally:
-                stop.set()
+                go.abort()
                 for thread in threads:
                     thread.join()
 
@@ -212,7 +218,7 @@ def enqueue_from(producers: int) -> Work:
 
 
 def enqueue_hundred(*, bundle: bool) -> Work:
-    def work(folder: Path) -> Iterator[int]:
+    def work(folder: Path) -> Steps:
         events = [EVENT] * 100
         with Spool(folder / "spool") as spool:
             spool.enqueue(EVENT)
@@ -224,7 +230,7 @@ def enqueue_hundred(*, bundle: bool) -> Work:
     return work
 
 
-def enqueue_lease_ack(folder: Path) -> Iterator[int]:
+def enqueue_lease_ack(folder: Path) -> Steps:
     with Spool(folder / "spool") as spool:
         yield 0
         while True:

@@ -98,7 +98,8 @@ class Consumer:
         Without `rescan` only what the last listing showed is leased; without `retries` an event that was
         leased before is left for the next call. With `batch` it goes into the folder of the open batch.
         """
-        self._return_orphans()
+        if self._orphans:
+            self._return_orphans()
         try:
             with self._lock:
                 while (path := self._candidates.pop(rescan=rescan)) is not None:
@@ -265,10 +266,9 @@ class Consumer:
             raise disk_fault(error, f"move {lease.name} to {folder}") from error
 
     def _return_orphans(self) -> None:
-        if self._orphans:
-            orphans, self._orphans = self._orphans, []
-            for lease in orphans:
-                self.give_back(lease)
+        orphans, self._orphans = self._orphans, []
+        for lease in orphans:
+            self.give_back(lease)
 
     def _settle(self, lease: Lease) -> None:
         lease.settled = True

@@ -51,10 +51,13 @@ def decode(line: bytes) -> Event:
     """Return the event of one line, or raise EventRefused with a reason fit for a `.reason.json`."""
     if b"\n" in line:
         raise EventRefused("more than one line: an event is one line of JSON")
-    _check_depth(line)
+    if line.count(b"{") + line.count(b"[") > DEPTH_MAX:
+        _check_depth(line)
     try:
         text = line.decode()
-        event = _decoder.decode(text)
+        event, end = _decoder.raw_decode(text) if text[:1] == "{" else (None, -1)
+        if end != len(text):  # white space around it, or no event at all
+            event = _decoder.decode(text)
         if "\\u" in text and _SURROGATE.search(text):
             _encoder.encode(event).encode()
     except UnicodeDecodeError as error:
@@ -96,9 +99,7 @@ def _check_size(line: bytes, bytes_max: int) -> None:
 
 
 def _check_depth(line: bytes) -> None:
-    """Refuse deep nesting before the parser recurses. Most lines pass by counting brackets alone."""
-    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
-        return
+    """Refuse deep nesting before the parser recurses. Most lines pass before, by counting brackets alone."""
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(line):
         token = match[0]

@@ -192,7 +192,7 @@ def doubt(path: Path) -> None:
 
 
 def _mark_bytes(marks: Sequence[tuple[str, str]]) -> bytes:
-    return b"".join(b"%s\t%s\t%s\n" % (_MARK, first.encode(), last.encode()) for first, last in marks)
+    return b"".join([b"%s\t%s\t%s\n" % (_MARK, first.encode(), last.encode()) for first, last in marks])
 
 
 def parse_log(data: bytes) -> LogContents:

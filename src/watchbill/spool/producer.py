@@ -179,17 +179,19 @@ class Producer:
         """Commit for all who wait, hand the lead on, then show the files and wake the callers."""
         group, marks = self._take_group()
         records = group[0].records if len(group) == 1 else [each for ticket in group for each in ticket.records]
-        error: TheirsError | None = SpoolBroken("interrupted; nothing was acknowledged")
         visible = False
         try:
             error = self._append(records, marks)
-        finally:
+        except BaseException:  # Ctrl-C: those who wait must not wait for ever
             self._hand_over(publishing=1)
-            try:
-                # A full disk does not undo the acknowledgement: the log has them, we try again.
-                visible = error is None and self._publish(records) is None
-            finally:
-                self._settle(group, error, (records[0].name, records[-1].name) if visible else None)
+            self._settle(group, SpoolBroken("interrupted; nothing was acknowledged"), None)
+            raise
+        self._hand_over(publishing=1)
+        try:
+            # A full disk does not undo the acknowledgement: the log has them, we try again.
+            visible = error is None and self._publish(records) is None
+        finally:
+            self._settle(group, error, (records[0].name, records[-1].name) if visible else None)
 
     def _settle(
         self, group: Sequence[_Ticket], error: TheirsError | None, mark: tuple[str, str] | None

@@ -187,8 +187,12 @@ class Spool:
 
     def lease(self) -> Item | None:
         """Lease the oldest event without a `with` block; settle it with done, release, fail or poison."""
-        items = self.lease_many(1)
-        return items[0] if items else None
+        consumer = self._consumer()
+        while (lease := consumer.lease()) is not None:
+            item = self._read(consumer, lease)
+            if item is not None:
+                return item
+        return None
 
     def lease_many(
         self, count: int, *, bytes_max: int = BUNDLE_BYTES_MAX, retries_alone: bool = False
@@ -316,6 +320,9 @@ class Spool:
     def _consumer(self) -> Consumer:
         """Return the worker, and look after crashed ones when it is time."""
         parts = self._parts
+        consumer = parts.consumer
+        if consumer is not None and consumer.is_ours and not self._recovery_is_due():
+            return consumer
         with self._lock:
             self._after_fork()
             if parts.consumer is not None and not parts.consumer.is_ours:
@@ -326,12 +333,15 @@ class Spool:
                     parts.consumer = Consumer(self.layout)
                 except OSError as error:
                     raise disk_fault(error, "open the spool for reading") from error
-            last = self._recovered_at_s
-            if last is None or time.monotonic() - last > RECOVER_EVERY_S:
-                self.recover(start=last is None)
+            if self._recovery_is_due():
+                self.recover(start=self._recovered_at_s is None)
                 if parts.producer is not None:
                     parts.producer.checkpoint_if_old()
             return parts.consumer
+
+    def _recovery_is_due(self) -> bool:
+        last = self._recovered_at_s
+        return last is None or time.monotonic() - last > RECOVER_EVERY_S
 
     def _consumer_of(self, item: Item) -> Consumer:
         consumer = self._parts.consumer

@@ -67,10 +67,18 @@ class Candidates:
 
     def _add(self, folder: str, names: Sequence[str]) -> None:
         """Merge a folder's names into the order. Names are sorted as plain text first, which is cheap."""
-        own = sorted((name for name in names if _is_plain(name)), reverse=True)
+        own: list[str] = []
+        other: list[str] = []
+        for name in names:
+            # As our writers make them: it sorts by itself.
+            if name[19:20] == "-" and name.endswith(".jsonl") and name[:19].isdigit():
+                own.append(name)
+            elif name[0] != ".":
+                other.append(name)
+        own.sort(reverse=True)
         found = [(name, folder + name) for name in own]
-        if len(own) < len(names):
-            self._judge(folder, [name for name in names if not _is_plain(name) and name[0] != "."], found)
+        if other:
+            self._judge(folder, other, found)
         self._next = sorted(found + self._next, key=itemgetter(0), reverse=True) if self._next else found
         if len(found) > len(own) and self._next is found:
             found.sort(key=itemgetter(0), reverse=True)
@@ -137,7 +145,3 @@ class Candidates:
         )
         return newer or not (self._layout.temporary / writer).is_dir()
 
-
-def _is_plain(name: str) -> bool:
-    """Whether a name sorts by itself and is an event's, as our writers make them."""
-    return name[19:20] == "-" and name.endswith(".jsonl") and name[:19].isdigit()
