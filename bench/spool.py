@@ -2,14 +2,15 @@
 
     python bench/spool.py [--dir DIR | --loop ext4|xfs] [--seconds S] [--waiting N] [--peers]
 
-Every target is a ratio of two figures measured in turns in the same minute, because a disk's speed changes
-from one minute to the next. Rounds must not disturb each other: ext4 without a journal leaves the inodes of
-deleted files alone for minutes and makes each new file step over all of them (12 us for a new file became
-280), so each round has a folder far from the others' and nothing is deleted before the end; and files of the
-last round are emptied, so that they are not written to the disk during the next one. `--dir` measures on
-that folder's disk; `--loop` on a file system of its own in a file there (as root). Peers are installed into virtual environments of their own under a cache folder and
-reported as absent where that fails. Prints one line per figure and `pass` or `FAIL` per target; exit 1 on
-any failure. Never part of CI.
+Every target is a ratio of two figures measured in turns of a twentieth of a second, because a disk's speed
+changes from one moment to the next. Rounds must not disturb each other: ext4 without a journal leaves the
+inodes of deleted files alone for minutes and makes each new file step over all of them (12 us for a new file
+became 280), so each round has a folder far from the others' and nothing is deleted before the end; and the
+files of a round are emptied after it, so that they are not written to the disk during the next one.
+
+`--dir` measures on that folder's disk; `--loop` on a file system of its own in a file there (as root). Peers
+are installed into virtual environments of their own under a cache folder and reported as absent where that
+fails. Prints one line per figure and `pass` or `FAIL` per target; exit 1 on any failure. Never part of CI.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from watchbill.spool import Corpus, Drain, Spool
@@ -270,7 +271,7 @@ def first_claim_ms(home: Path, waiting: int) -> tuple[float, float]:
             first_ms = (time.perf_counter() - began) * 1000
             assert item is not None
             assert item.event["id"] == 0
-            times = []
+            times: list[float] = []
             for _ in range(5_000):
                 began = time.perf_counter()
                 assert spool.lease() is not None
@@ -448,7 +449,7 @@ def spread(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk(kind: str | None, where: Path) -> Iterator[Path]:
+def disk(kind: str | None, where: Path) -> Generator[Path]:
     """A folder to measure in: on the disk of `where`, or a file system of its own in a file there."""
     where.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="spool-bench-", dir=where))

@@ -15,7 +15,8 @@ from watchbill.spool.events import encode
 from watchbill.spool.faults import PoisonEvent
 from watchbill.spool.item import Item
 from watchbill.spool.limits import EVENT_BYTES_MAX
-from watchbill.spool.queue import AnyEvent, Durability, Signer, Spool
+from watchbill.spool.producer import Signer
+from watchbill.spool.queue import AnyEvent, Durability, Spool
 from watchbill.spool.recovery import Recovered
 
 __all__ = ["AsyncSpool"]

@@ -50,13 +50,9 @@ class Lease:
     name: str
     attempt: int
     own: bool  # the name was made by a Watchbill writer, so it is unique
-    batch: str = ""  # the folder inside the worker's own, with its slash
+    batch: str  # the folder inside the worker's own, with its slash
+    path: str  # where the file lies in its worker's folder
     settled: bool = field(default=False, compare=False)
-
-    @property
-    def path(self) -> str:
-        """Where the file lies in its worker's folder."""
-        return self.batch + self.name
 
 
 class Consumer:
@@ -67,6 +63,7 @@ class Consumer:
         self._owner = Owner(
             layout.folder(State.IN_FLIGHT), f"{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
         )
+        self.fd, self.path = self._owner.fd, self._owner.path
         self._candidates = Candidates(layout)
         self._lock = threading.Lock()
         self._resting: dict[str, float] = {}
@@ -78,14 +75,6 @@ class Consumer:
         self._batch_fd = -1
         self._batch_leases = 0
         self.in_flight = 0
-
-    @property
-    def fd(self) -> int:
-        return self._owner.fd
-
-    @property
-    def path(self) -> Path:
-        return self._owner.path
 
     @property
     def folders(self) -> list[str]:
@@ -215,7 +204,7 @@ class Consumer:
                 lease = self._claim_foreign(path, name, target, folder)
             else:
                 os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
-                lease = Lease(own[0], own[1], True, folder)
+                lease = Lease(own[0], own[1], True, folder, folder + own[0])
         except FileNotFoundError:
             return None  # somebody else was faster
         except OSError as error:
@@ -232,7 +221,7 @@ class Consumer:
         attempt = attempt_of(name) + 1
         leased = with_attempt(safe_stem(name, mtime_ns), attempt)
         moved = move_unique(path, leased, src_dir_fd=queue, dst_dir_fd=target)
-        return Lease(moved, attempt, False, folder)
+        return Lease(moved, attempt, False, folder, folder + moved)
 
     def _open_batch(self) -> tuple[int, str]:
         """Return the open batch's folder; a new one is made when the last one was finished or came apart."""

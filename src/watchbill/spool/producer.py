@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from watchbill.errors import TheirsError
 from watchbill.spool.atomic import sync_filesystem
@@ -32,11 +33,18 @@ from watchbill.spool.names import Stamps, bundle_name, event_names, new_writer, 
 from watchbill.spool.owner import Owner
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "Signer"]
 
 Sign = Callable[[bytes], bytes]
+
 #: What a record costs in the log besides its event: name, checksum, its share of a mark. In bytes.
 _RECORD_BYTES = 150
+
+
+class Signer(Protocol):
+    """Something that signs an event's bytes; `watchbill.spool.signing` has one."""
+
+    def sign(self, line: bytes) -> bytes: ...
 
 
 class _Ticket:
@@ -62,7 +70,8 @@ class Producer:
         self._sign = sign
         self._stamps = Stamps()
         self._logged = durability == "wal"
-        self._owner = Owner(layout.temporary, new_writer())
+        self.writer = new_writer()
+        self._owner = Owner(layout.temporary, self.writer)
         self._publisher = Publisher(layout, self._owner, self._stamps, sync=durability == "event")
         self._mutex = threading.Lock()
         self._quiet = threading.Condition(self._mutex)
@@ -75,10 +84,6 @@ class Producer:
         self._log: Log | None = None
         self._log_born_s = 0.0
         self.broken = False
-
-    @property
-    def writer(self) -> str:
-        return self._owner.name
 
     @property
     def unseen(self) -> int:
@@ -128,7 +133,7 @@ class Producer:
 
     def checkpoint_if_old(self) -> None:
         """Cut a log whose time has come although nobody enqueues."""
-        if self._log is not None and time.monotonic() - self._log_born_s > LOG_AGE_MAX_S:
+        if self._log is not None and self._log_is_old():
             self.checkpoint()
 
     def close(self) -> None:
@@ -178,7 +183,9 @@ class Producer:
     def _lead(self) -> None:
         """Commit for all who wait, hand the lead on, then show the files and wake the callers."""
         group, marks = self._take_group()
-        records = group[0].records if len(group) == 1 else [each for ticket in group for each in ticket.records]
+        records = (
+            group[0].records if len(group) == 1 else [each for ticket in group for each in ticket.records]
+        )
         visible = False
         try:
             error = self._append(records, marks)
@@ -253,7 +260,8 @@ class Producer:
     def _log_with_room(self) -> Log:
         if self.broken:
             raise SpoolBroken("this writer's log failed; nothing was acknowledged, try again")
-        if self._log is not None and self._log_is_due(self._log):
+        log = self._log
+        if log is not None and (log.end >= LOG_BYTES_MAX or self._log_is_old()):
             with self._mutex:
                 self._await_stillness(lambda: not self._publishing)
             self._cut_log()
@@ -263,8 +271,8 @@ class Producer:
             self._log_born_s = time.monotonic()
         return self._log
 
-    def _log_is_due(self, log: Log) -> bool:
-        return log.end >= LOG_BYTES_MAX or time.monotonic() - self._log_born_s > LOG_AGE_MAX_S
+    def _log_is_old(self) -> bool:
+        return time.monotonic() - self._log_born_s > LOG_AGE_MAX_S
 
     def _cut_log(self) -> None:
         """Checkpoint: files durable first, log removed after. Only while nobody publishes."""

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from watchbill.spool.atomic import write_file_durable
 from watchbill.spool.consumer import Consumer, Lease, reason_bytes
@@ -36,21 +36,15 @@ from watchbill.spool.limits import (
     RECOVER_EVERY_S,
 )
 from watchbill.spool.names import stem_of
-from watchbill.spool.producer import Producer
+from watchbill.spool.producer import Producer, Signer
 from watchbill.spool.recovery import Recovered, recover
 from watchbill.spool.replay import replay_dead
 from watchbill.spool.watch import Watch
 
-__all__ = ["Durability", "Signer", "Spool"]
+__all__ = ["Durability", "Spool"]
 
 Durability = Literal["wal", "event", "none"]
 AnyEvent = Mapping[str, Any] | bytes | str
-
-
-class Signer(Protocol):
-    """Something that signs an event's bytes; `watchbill.spool.signing` has one."""
-
-    def sign(self, line: bytes) -> bytes: ...
 
 
 class _Parts:

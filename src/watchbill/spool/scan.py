@@ -144,4 +144,3 @@ class Candidates:
             f > bucket + "/" and writer_of(f[:-1]) == writer and not is_sealed(f[:-1]) for f in self.folders
         )
         return newer or not (self._layout.temporary / writer).is_dir()
-
