@@ -139,15 +139,13 @@ def read_regular(name: str, *, dir_fd: int, bytes_max: int = EVENT_BYTES_MAX, fo
         raise
     try:
         size = _judge(os.fstat(fd), bytes_max)
-        return _read(fd, size, bytes_max)
+        data = os.read(fd, size + 1)
+        return data if len(data) == size else _read_on(fd, data, bytes_max)
     finally:
         os.close(fd)
 
 
-def _read(fd: int, size: int, bytes_max: int) -> bytes:
-    data = os.read(fd, size + 1)
-    if len(data) == size:
-        return data
+def _read_on(fd: int, data: bytes, bytes_max: int) -> bytes:
     parts = [data]
     while part := os.read(fd, 1024 * 1024):  # the file grew, or the read was short
         parts.append(part)

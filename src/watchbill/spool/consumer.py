@@ -120,11 +120,15 @@ class Consumer:
             moved = self._move_batch(leases)
         except OSError as error:
             raise disk_fault(error, "finish a batch") from error
-        for lease in leases:
-            if moved:
-                self._settle(lease)
-            else:
+        if not moved:
+            for lease in leases:
                 self.done(lease)
+            return
+        for lease in leases:
+            lease.settled = True
+        with self._lock:
+            self.in_flight -= len(leases)
+            self._batch_leases -= len(leases)
 
     def _move_batch(self, leases: Sequence[Lease]) -> bool:
         """Move the open batch's folder. Under the lock: another thread may be leasing into the same batch."""

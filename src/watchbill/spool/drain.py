@@ -74,6 +74,7 @@ class Drain:
         it is appended: it may raise PoisonEvent, or anything else for another try later."""
         self.spool = spool
         self._corpora = {ANY_KIND: corpora} if isinstance(corpora, Corpus) else dict(corpora)
+        self._takes_any = ANY_KIND in self._corpora
         self._schema = schema or BuiltinSchema()
         self._verifier = verifier
         self._handle = handle
@@ -147,20 +148,21 @@ class Drain:
             if reason is not None:
                 return self._poison(item, reason)
         for index in range(len(item.events) - 1, -1, -1):
-            reason = self._schema.refuse(item.events[index]) or self._unroutable(item.events[index])
+            event = item.events[index]
+            reason = self._schema.refuse(event)
+            if reason is None and not self._takes_any:
+                reason = self._unroutable(event)
             if reason is None:
                 continue
             if len(item.events) == 1:
                 return self._poison(item, f"schema: {reason}")
             self._split_out(item, index, f"schema: {reason}")
-        return self._run_handle(item)
+        return self._handle is None or self._run(self._handle, item)
 
-    def _run_handle(self, item: Item) -> bool:
-        if self._handle is None:
-            return True
+    def _run(self, handle: Callable[[Event], None], item: Item) -> bool:
         try:
             for event in item.events:
-                self._handle(event)
+                handle(event)
         except PoisonEvent as error:
             return self._poison(item, str(error))
         except Exception as error:  # noqa: BLE001  the user's code: counted, written beside the event, retried
@@ -189,14 +191,14 @@ class Drain:
 
     def _store(self, items: list[Item]) -> None:
         """Append a batch, corpus by corpus, then acknowledge. The order of leases is the corpus's order."""
-        by_corpus: dict[str, list[tuple[str, bytes]]] = {}
+        by_corpus: dict[str, list[tuple[str, bytes]]] = {route: [] for route in self._corpora}
+        keys = {route: corpus.id_key for route, corpus in self._corpora.items()}
         for item in items:
             for event, line in zip(item.events, item.lines, strict=True):
-                route = self._route(event)
-                key = self._corpora[route].id_key
-                by_corpus.setdefault(route, []).append((event_id(event, line, key), line))
+                route = ANY_KIND if len(keys) == 1 and self._takes_any else self._route(event)
+                by_corpus[route].append((event_id(event, line, keys[route]), line))
         for route, events in by_corpus.items():
-            if not self._append(self._corpora[route], events):
+            if events and not self._append(self._corpora[route], events):
                 for item in items:
                     self._settle(item, self.spool.release)
                     self.report.released += len(item.events)
@@ -235,7 +237,7 @@ class Drain:
             return  # moved away by hand; the corpus has the event, and knows its id when it comes again
 
     def _unroutable(self, event: Event) -> str | None:
-        if ANY_KIND in self._corpora or self._route(event) in self._corpora:
+        if self._route(event) in self._corpora:
             return None
         return f"no corpus for kind {event.get('kind')!r}"
 

@@ -197,14 +197,15 @@ class Spool:
         `retries_alone` an event that was leased before comes alone: if it is what kills its workers, it
         shall not use up its neighbours' attempts as well.
         """
-        batch = count > 1
         consumer = self._consumer()
         items: list[Item] = []
         size = 0
         while len(items) < count and size < bytes_max:
             try:
                 # With something in hand, do not read the folder again just to fill the batch.
-                lease = consumer.lease(rescan=not items, retries=not (items and retries_alone), batch=batch)
+                lease = consumer.lease(
+                    rescan=not items, retries=not (items and retries_alone), batch=count > 1
+                )
                 item = self._read(consumer, lease) if lease is not None else None
             except (SpoolFull, SpoolBroken):
                 if items:
@@ -215,7 +216,7 @@ class Spool:
             if item is None:
                 continue
             items.append(item)
-            size += sum(map(len, item.lines))
+            size += len(item.content)
             if retries_alone and item.attempt > 1:
                 break
         return items
