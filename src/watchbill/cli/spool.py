@@ -3,10 +3,9 @@
 Works on the spool's folders alone: no daemon is needed, and workers may run meanwhile.
 """
 
-import heapq
 import json as jsonlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from watchbill.cli.spool_work import drain, gc
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
 from watchbill.root import find_root
-from watchbill.spool import Entry, SpoolLayout, State, entries
+from watchbill.spool import Entry, SpoolLayout, State, oldest
 
 __all__ = ["app"]
 
@@ -117,7 +116,7 @@ def list_events(
     with which.choose().look() as spool:
         replay_dead(spool.layout)
         kept = limit if limit is not None else 0 if json else CLI_SPOOL_ROWS
-        found, total = _oldest(entries(spool, *states), kept)
+        found, total = oldest(spool, kept or sys.maxsize, *states)
         hidden = unreplayed(spool.layout)
     if json:
         told = {"events": [as_fields(each) for each in found], "total": total, "unreplayed": hidden}
@@ -198,23 +197,6 @@ def _state(word: str) -> State:
     if state is None:
         raise WrongUse(f"{word} is not a state; there are {', '.join(_STATES)}")
     return state
-
-
-def _oldest(found: Iterable[Entry], limit: int) -> tuple[list[Entry], int]:
-    """The oldest files and how many there are in all; a million of them are not kept in memory for fifty."""
-    total = 0
-
-    def counted() -> Iterable[Entry]:
-        nonlocal total
-        for entry in found:
-            total += 1
-            yield entry
-
-    def order(entry: Entry) -> tuple[int, str]:
-        return -entry.age_ms, entry.name
-
-    kept = heapq.nsmallest(limit, counted(), key=order) if limit else sorted(counted(), key=order)
-    return kept, total
 
 
 def _quietly(act: Callable[[], tuple[Entry, bytes]]) -> tuple[Entry, bytes]:

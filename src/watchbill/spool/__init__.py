@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Stats,
         entries,
         find,
+        oldest,
         poison_named,
         release_named,
         requeue,
@@ -39,7 +40,7 @@ __all__ = [
     "AnyObject", "Appended", "AsyncSpool", "BuiltinSchema", "Collected", "Corpus", "Drain", "DrainReport",
     "Durability", "Entry", "EventRefused", "Item", "JsonSchema", "KeySigner", "KeyVerifier", "LeaseLost",
     "PoisonEvent", "Recovered", "Schema", "Spool", "SpoolBroken", "SpoolFull", "SpoolLayout", "State", "Stats",
-    "drain_all", "entries", "find", "gc", "make_key", "poison_named", "release_named", "requeue", "show", "stats",
+    "drain_all", "entries", "find", "gc", "make_key", "oldest", "poison_named", "release_named", "requeue", "show", "stats",
 ]  # fmt: skip
 
 _LATER = {
@@ -47,7 +48,7 @@ _LATER = {
     "corpus": ("Appended", "Corpus"),
     "drain": ("Drain", "DrainReport", "drain_all"),
     "inspect": (
-        "Entry", "Stats", "entries", "find", "poison_named", "release_named", "requeue", "show", "stats",
+        "Entry", "Stats", "entries", "find", "oldest", "poison_named", "release_named", "requeue", "show", "stats",
     ),
     "retention": ("Collected", "gc"),
     "schema": ("AnyObject", "BuiltinSchema", "JsonSchema", "Schema"),

@@ -4,10 +4,11 @@ Everything here reads the four folders as they are; nothing needs a daemon. Coun
 counts as many as its name says. What moves while it is counted may be seen once more or once less.
 """
 
+import heapq
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +18,16 @@ from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
-from watchbill.spool.names import attempt_of, is_event, lines_of, ns_of, stem_of, with_attempt
+from watchbill.spool.names import attempt_of, is_bundle, is_event, lines_of, ns_of, stem_of, with_attempt
 from watchbill.spool.owner import LOCK_NAME, take_dead
 from watchbill.spool.queue import Spool
 from watchbill.spool.replay import replay_dead, unreplayed
 
-__all__ = ["Entry", "Stats", "entries", "find", "poison_named", "release_named", "requeue", "show", "stats"]
+__all__ = [
+    "Entry", "Stats", "counts", "entries", "find", "oldest", "poison_named", "release_named", "requeue", "show", "stats",
+]  # fmt: skip
+
+_Found = tuple[State, os.DirEntry[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,50 +68,62 @@ def stats(spool: Spool) -> Stats:
     """Count, after showing what dead writers left in their logs."""
     layout = spool.layout
     replay_dead(layout)
-    counts = dict.fromkeys(State, 0)
     oldest: int | None = None
-    for state in State:
-        for entry in walk_events(layout.folder(state)):
-            counts[state] += lines_of(entry.name)
-            if state is State.QUEUE:
-                arrived = _arrived_ns(entry)
-                oldest = arrived if oldest is None or arrived < oldest else oldest
+
+    def noted() -> Iterator[_Found]:
+        nonlocal oldest
+        for found in _walk(layout, State.QUEUE):
+            arrived = _arrived_ns(found[1])
+            oldest = arrived if oldest is None or arrived < oldest else oldest
+            yield found
+
+    waiting = _count(noted())
+    held = counts(layout, State.IN_FLIGHT, State.DONE, State.POISON)
     age = None if oldest is None else max(0, (time.time_ns() - oldest) // 1_000_000)
     return Stats(
-        counts[State.QUEUE],
-        counts[State.IN_FLIGHT],
-        counts[State.DONE],
-        counts[State.POISON],
-        age,
-        unreplayed(layout),
+        waiting, held[State.IN_FLIGHT], held[State.DONE], held[State.POISON], age, unreplayed(layout)
     )
+
+
+def counts(layout: Layout, *states: State) -> dict[State, int]:
+    """Count the events of these states by their files' names alone."""
+    return {state: _count(_walk(layout, state)) for state in states}
 
 
 def entries(spool: Spool, *states: State) -> Iterator[Entry]:
     """Yield the files of these states (all four by default), in no order."""
     now_ns = time.time_ns()
-    for state in states or tuple(State):
-        folder = spool.layout.folder(state)
-        for found in walk_events(folder):
-            try:
-                size = found.stat(follow_symlinks=False).st_size
-                age_ms = max(0, now_ns - _arrived_ns(found)) // 1_000_000
-            except FileNotFoundError:
-                continue
-            path = Path(found.path)
-            inside = os.fspath(path.parent.relative_to(folder))
-            yield Entry(
-                found.name, state, path, attempt_of(found.name), lines_of(found.name), size, age_ms,
-                "" if inside == "." else inside,
-            )  # fmt: skip
+    for state, found in _walk(spool.layout, *states):
+        if (entry := _entry(spool.layout, state, found, now_ns)) is not None:
+            yield entry
+
+
+def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
+    """Return the oldest files of these states, at most `limit`, and how many files there are in all.
+
+    Only names are read, except of the files that are returned: a million cost a second, not a minute.
+    """
+    now_ns, total = time.time_ns(), 0
+
+    def counted() -> Iterator[_Found]:
+        nonlocal total
+        for found in _walk(spool.layout, *states):
+            total += 1
+            yield found
+
+    kept = heapq.nsmallest(limit, counted(), key=lambda found: (_arrived_ns(found[1]), found[1].name))
+    seen = [_entry(spool.layout, state, found, now_ns) for state, found in kept]
+    return [entry for entry in seen if entry is not None], total
 
 
 def find(spool: Spool, name: str, *states: State) -> Entry:
     """Return the file of this name, whatever its attempt is by now. Raises SpoolLayout if there is none."""
     stem = stem_of(name)
-    for entry in entries(spool, *states):
-        if stem_of(entry.name) == stem:
-            return entry
+    for state, found in _walk(spool.layout, *states):
+        if stem_of(found.name) == stem:
+            entry = _entry(spool.layout, state, found, time.time_ns())
+            if entry is not None:
+                return entry
     where = ", ".join(state.value for state in states) or "this spool"
     raise SpoolLayout(f"no event {name!r} in {where}")
 
@@ -146,6 +163,31 @@ def poison_named(spool: Spool, what: str | Entry, reason: str, *, force: bool = 
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
     path.write_bytes(reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"}))
     return _move(spool.layout, entry, State.POISON, entry.name)
+
+
+def _walk(layout: Layout, *states: State) -> Iterator[_Found]:
+    for state in states or tuple(State):
+        for found in walk_events(layout.folder(state)):
+            yield state, found
+
+
+def _count(found: Iterable[_Found]) -> int:
+    return sum(lines_of(entry.name) if is_bundle(entry.name) else 1 for _, entry in found)
+
+
+def _entry(layout: Layout, state: State, found: os.DirEntry[str], now_ns: int) -> Entry | None:
+    """Look at one file; None if it is gone by now."""
+    try:
+        size = found.stat(follow_symlinks=False).st_size
+        age_ms = max(0, now_ns - _arrived_ns(found)) // 1_000_000
+    except FileNotFoundError:
+        return None
+    path = Path(found.path)
+    inside = os.fspath(path.parent.relative_to(layout.folder(state)))
+    return Entry(
+        found.name, state, path, attempt_of(found.name), lines_of(found.name), size, age_ms,
+        "" if inside == "." else inside,
+    )  # fmt: skip
 
 
 def _refuse_living(layout: Layout, entry: Entry, force: bool) -> None:
