@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def tests(pattern: str, **settings: int) -> str:
         "pytest",
         "-q",
         "-x",
+        "-s",
         "-p",
         "no:cacheprovider",
         "--timeout=36000",
@@ -59,16 +61,14 @@ def tests(pattern: str, **settings: int) -> str:
     run = subprocess.run(
         [*command, *files], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    last = next(
-        (
-            line
-            for line in reversed(run.stdout.splitlines())
-            if re.search(r"\d+ (passed|failed|skipped)", line)
-        ),
-        "",
-    )
+    said = run.stdout.splitlines()
+    last = next((line for line in reversed(said) if re.search(r"\d+ (passed|failed|skipped)", line)), "")
     assert run.returncode == 0, f"{last}\n{run.stdout[-4000:]}"
-    return f"{last}; {settings}"
+    totals = Counter[str]()
+    for name, count in re.findall(r"(\w+)=(\d+)", " ".join(line for line in said if "counts: " in line)):
+        totals[name] += int(count)
+    counts = "".join(f", {count:,} {name}" for name, count in totals.items())
+    return f"{last}; {settings}{counts}"
 
 
 def million(home: Path, waiting: int) -> str:

@@ -72,9 +72,13 @@ SHAPES: dict[str, Shape] = {
     "Engine": record(driver=TEXT, capabilities=table(FLAG)),
     "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
     "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
+    "Spool": record(
+        waiting=WHOLE, leased=WHOLE, poison=WHOLE, appended=WHOLE, duplicates=WHOLE, poisoned=WHOLE, released=WHOLE,
+        complaint=TEXT, capture_stored=WHOLE, capture_waiting=WHOLE, capture_dropped=WHOLE,
+    ),
     "Status": record(
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
-        late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
+        late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")), spools=table(ref("Spool")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -112,7 +116,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("get", "/health", "Whether the process is alive.", None, "Alive", ()),
     ("get", "/ready", "Whether the scheduler turns.", None, "Alive", ()),
     ("get", "/metrics", "Figures for Prometheus.", None, "text/plain", ()),
-    ("get", "/wb/v1/status", "Devices, models and lanes.", None, "Status", ()),
+    ("get", "/wb/v1/status", "Devices, models, lanes and spools.", None, "Status", ()),
     ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
     (
         "get",

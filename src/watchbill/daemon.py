@@ -154,9 +154,9 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     journal = Journal(root.path, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     recorder = Recorder(setting.options.record, Driver.now())
-    driver = _make_driver(root, catalog, journal, alerts, recorder)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
-    drains, captures = Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell)
+    spools = _Spools(Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell))
+    driver = _make_driver(root, catalog, journal, alerts, recorder, spools=spools)
     try:
         await driver.start()
         _tell_of_failures(driver, setting.screen)
@@ -164,19 +164,16 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         _relieve_collector()
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)
-        serving.gateway.capturing.sink = captures
-        await asyncio.to_thread(drains.reconfigure, catalog.spools)
-        reloading = _Reloading(driver, _Spools(drains, captures), serving, setting)
+        serving.gateway.capturing.sink = spools.captures
+        await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
+        reloading = _Reloading(driver, spools, serving, setting)
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
         await reloading.close()
         driver.stop_admitting()
         await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
     finally:
-        await asyncio.to_thread(
-            captures.close
-        )  # before the drains: what was captured last may still go through
-        await asyncio.to_thread(drains.close)
+        await asyncio.to_thread(spools.close)
         await driver.close()
         journal.close()
         root.forget_daemon()
@@ -184,7 +181,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
 
 
 def _make_driver(
-    root: Root, catalog: Catalog, journal: Journal, alerts: Alerts, recorder: Recorder
+    root: Root, catalog: Catalog, journal: Journal, alerts: Alerts, recorder: Recorder, *, spools: "_Spools"
 ) -> Driver:
     ram = RamProbe()
     return Driver(
@@ -197,6 +194,7 @@ def _make_driver(
             alerts=alerts,
             make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),
             recorder=recorder,
+            spools=spools.view,
         ),
     )
 
@@ -296,6 +294,9 @@ class _Stopping:
         await asyncio.wait([acting, again])
 
 
+_NONE_CAPTURED = {"stored": 0, "waiting": 0, "dropped": 0}
+
+
 @dataclass(frozen=True, slots=True)
 class _Spools:
     """What drains spools and what fills them."""
@@ -307,6 +308,20 @@ class _Spools:
         """Takes new tables over; says what changed. Blocks."""
         self.captures.reconfigure(spools)
         return self.drains.reconfigure(spools)
+
+    def view(self) -> dict[str, object]:
+        """What `status` says of each spool."""
+        captured = self.captures.view()
+        return {
+            name: told
+            | {f"capture_{key}": count for key, count in captured.get(name, _NONE_CAPTURED).items()}
+            for name, told in self.drains.view().items()
+        }
+
+    def close(self) -> None:
+        """Ends both. Blocks."""
+        self.captures.close()  # first: what was captured last may still go through the drains
+        self.drains.close()
 
 
 class _Reloading:

@@ -316,6 +316,8 @@ DRAIN_STOP_MS = 8_000
 #: How often a spool's keeper looks at its workers, and how often at most it tells of poisoned events.
 DRAIN_LOOK_MS = 1_000
 DRAIN_POISON_TOLD_MS = 60_000
+#: The share of a keeper's time that may go into counting what its spool holds.
+DRAIN_COUNT_SHARE = 0.02
 #: How long a drain's thread may hold the interpreter while the event loop waits for it.
 DRAIN_SWITCH_MS = 0.5
 #: Finished events are compacted and deleted this often.

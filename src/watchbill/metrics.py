@@ -36,6 +36,20 @@ DEVICE_GAUGES = {
     "stopping": "What stopping models still occupy.",
     "available": "What the machine reports as available now.",
 }
+SPOOL_GAUGES = {
+    "waiting": "Events that wait.",
+    "leased": "Events in the hands of a worker.",
+    "poison": "Events that were given up and lie in poison now.",
+    "capture_waiting": "Captured requests that wait for the disk.",
+}
+SPOOL_COUNTERS = {
+    "appended": ("drained", "Events that went into a corpus."),
+    "duplicates": ("duplicates", "Events whose id the corpus had already."),
+    "poisoned": ("poisoned", "Events that the drain gave up."),
+    "released": ("released", "Events that were put back for another try."),
+    "capture_stored": ("captured", "Finished requests that became events."),
+    "capture_dropped": ("capture_dropped", "Finished requests that did not."),
+}
 WAIT_S = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 900)
 LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
@@ -209,6 +223,18 @@ class _StatusCollector(Collector):
         yield from self._lanes(_tables(status, "lanes"))
         yield from self._devices(_tables(status, "devices"))
         yield from self._models(_tables(status, "models"))
+        yield from self._spools(_tables(status, "spools"))
+
+    def _spools(self, spools: Mapping[str, Table]) -> Iterable[Metric]:
+        for key, text in SPOOL_GAUGES.items():
+            yield _gauge(f"watchbill_spool_{key}", text, "spool", spools, key)
+        for key, (name, text) in SPOOL_COUNTERS.items():
+            family = CounterMetricFamily(f"watchbill_spool_{name}", text, labels=["spool"])
+            for spool, told in spools.items():
+                value = told.get(key)
+                if isinstance(value, int | float):
+                    family.add_metric([spool], value)
+            yield family
 
     def _lanes(self, lanes: Mapping[str, Table]) -> Iterable[Metric]:
         yield _gauge("watchbill_queue_requests", "Requests that wait.", "lane", lanes, "queued")

@@ -124,13 +124,53 @@ def test_damage_costs_only_what_it_hits_and_is_kept(tmp_path: Path) -> None:
             if (at := bytes(data).find(record_bytes(rec))) < start + length
             and at + len(record_bytes(rec)) > start
         }
-        data[start : start + length] = chance.randbytes(length)
+        harm = chance.randbytes(length)
+        if data[start : start + length] == harm:
+            spool.close()
+            continue
+        data[start : start + length] = harm
         log.write_bytes(data)
         replay_dead(spool.layout)
         shown = {path.name for path in (spool.path / "queue").rglob("*.jsonl")}
         assert {rec.name for rec in records} - hit <= shown <= {rec.name for rec in records}
         assert list((spool.path / "queue-poison").glob("*.torn.reason.json"))
         spool.close()
+
+
+def test_a_hit_newline_costs_the_record_before_it_only(spool: Spool) -> None:
+    """R8: two records run together when the newline between them is hit; the second one is whole."""
+    records = [record(1), record(2), record(3)]
+    log = write_log(spool.path, records)
+    data = log.read_bytes()
+    log.write_bytes(data.replace(record_bytes(records[0]), record_bytes(records[0])[:-1] + b"x"))
+    assert replay_dead(spool.layout) == 2
+    assert list((spool.path / "queue-poison").glob("*.torn"))
+    spool.close()
+
+
+@pytest.mark.parametrize("name", [b"0000000000000000002-0123\x07567", b"0000000000000000009-01234567"])
+def test_a_damaged_name_is_kept_and_shows_no_stranger(spool: Spool, name: bytes) -> None:
+    """R8: the checksum is of the name, too: such a record is neither dropped in silence nor shown as another."""
+    records = [record(1), record(2), record(3)]
+    log = write_log(spool.path, records)
+    log.write_bytes(log.read_bytes().replace(b"0000000000000000002-01234567", name))
+    assert replay_dead(spool.layout) == 2
+    shown = {path.name for path in (spool.path / "queue").rglob("*.jsonl")}
+    assert shown == {records[0].name, records[2].name}
+    assert len(list((spool.path / "queue-poison").glob("*.torn"))) == 1
+    spool.close()
+
+
+def test_a_damaged_mark_hides_nothing(spool: Spool) -> None:
+    """R8: "visible up to 1", damaged into "visible up to 9", must not keep 2 and 3 from being shown."""
+    records = [record(1), record(2), record(3)]
+    log = write_log(spool.path, records, [(records[0].name, records[0].name)])
+    damaged = log.read_bytes().replace(
+        b"\t" + records[0].name.encode() + b"\n", b"\t" + record(9).name.encode() + b"\n"
+    )
+    log.write_bytes(damaged)
+    assert replay_dead(spool.layout) == 3
+    spool.close()
 
 
 @given(st.binary(max_size=400))
@@ -150,7 +190,7 @@ def test_what_is_logged_is_read_back(contents: list[bytes]) -> None:
     ]
     records = [r for r in records if b"\0" not in r.content]
     parsed = parse_log(
-        b"# watchbill log 1\tboot\tmount\n" + b"".join(map(record_bytes, records)) + b"\n" * 50
+        b"# watchbill log 2\tboot\tmount\n" + b"".join(map(record_bytes, records)) + b"\n" * 50
     )
     assert parsed.records == records
     assert (parsed.boot, parsed.mount, parsed.torn) == ("boot", "mount", [])

@@ -66,6 +66,8 @@ def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]
         lines += _draw_troubles(fields(device), fields(lent.get(name)), terminal)
     lines += ["", *draw_models(models, terminal), "", *_draw_lanes(lanes, terminal)]
+    if spools := fields(status.get("spools")):
+        lines += ["", *_draw_spools(spools, terminal)]
     return lines
 
 
@@ -209,6 +211,25 @@ def _draw_lanes(lanes: Fields, terminal: Terminal) -> list[str]:
         rows.append([plain(name), *counts, format_millis(oldest) if oldest else "-"])
     head, *drawn = terminal.table(columns, rows)
     return [terminal.mark(head, "bold"), *drawn]
+
+
+def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:
+    """One line per spool, and one below it where the disk or an event is in trouble."""
+    titles = ("WAITING", "LEASED", "POISON", "DRAINED", "CAPTURED")
+    keys = ("waiting", "leased", "poison", "appended", "capture_stored")
+    columns = [Column("SPOOL"), *(Column(title, right=True) for title in titles)]
+    rows = [
+        [plain(name), *(str(figure(fields(each).get(key))) for key in keys)] for name, each in spools.items()
+    ]
+    head, *drawn = terminal.table(columns, rows)
+    lines = [terminal.mark(head, "bold")]
+    for line, each in zip(drawn, map(fields, spools.values()), strict=True):
+        lines.append(terminal.mark(line, "red") if figure(each.get("poison")) else line)
+        if complaint := plain(each.get("complaint") or ""):
+            lines += [terminal.mark(text, "yellow") for text in terminal.wrapped(complaint, 4)]
+        if dropped := figure(each.get("capture_dropped")):
+            lines.append(terminal.mark(f"    {dropped} captured requests were dropped", "yellow"))
+    return lines
 
 
 def _request_row(request: Fields) -> list[str]:

@@ -22,13 +22,15 @@ from watchbill.limits import (
     DONE_COLLECT_MS,
     DRAIN_AGAIN_MS,
     DRAIN_AGAIN_MS_MAX,
+    DRAIN_COUNT_SHARE,
     DRAIN_LOOK_MS,
     DRAIN_POISON_TOLD_MS,
     DRAIN_STOP_MS,
     DRAIN_SWITCH_MS,
 )
 from watchbill.runtime.spools import folder_of, make_drains, open_spool
-from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, gc
+from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State, gc
+from watchbill.spool.inspect import counts
 
 __all__ = ["Drains"]
 
@@ -67,7 +69,7 @@ class Drains:
             self._stop(list(self._keepers))
 
     def view(self) -> dict[str, dict[str, object]]:
-        """What has become of each spool's events since the start, and what it complains about."""
+        """What each spool holds, what has become of its events since the start, and what it complains about."""
         return {name: keeper.view() for name, keeper in self._keepers.items()}
 
     def _stop(self, names: list[str]) -> None:
@@ -96,6 +98,8 @@ class _Keeper:
         self._poisoned_told, self._poisoned_told_at_s = 0, float("-inf")
         self._collect_at_s = time.monotonic()
         self._settled = 0
+        self._held = dict.fromkeys(("waiting", "leased", "poison"), 0)
+        self._count_at_s = time.monotonic()
 
     def start(self) -> None:
         self._thread.start()
@@ -109,7 +113,7 @@ class _Keeper:
         return not self._thread.is_alive()
 
     def view(self) -> dict[str, object]:
-        return {**self._counts(), "complaint": self._complaint}
+        return {**self._held, **self._counts(), "complaint": self._complaint}
 
     def _counts(self) -> dict[str, int]:
         """What has become of events since the start, also under workers that failed."""
@@ -174,8 +178,8 @@ class _Keeper:
 
     def _look(self) -> None:
         """What the workers met since the last look, and whether finished events are due for collection."""
-        counts = self._counts()
-        settled = counts["appended"] + counts["duplicates"] + counts["poisoned"]
+        known = self._counts()
+        settled = known["appended"] + known["duplicates"] + known["poisoned"]
         if settled != self._settled:
             self._settled = settled
             for drain in self._drains:
@@ -185,12 +189,24 @@ class _Keeper:
             self._complain(trouble)
         else:
             self._complaint = ""
-        self._tell_of_poison(counts["poisoned"])
+        self._tell_of_poison(known["poisoned"])
+        self._count_if_due()
         self._collect_if_due()
 
     def _look_after_until_stopped(self) -> None:
         while not self._stopped.wait(DRAIN_LOOK_MS / 1000):
+            self._count_if_due()
             self._collect_if_due()
+
+    def _count_if_due(self) -> None:
+        """Counts what the folders hold, from names alone. A million of them take a second: then seldom."""
+        began_s = time.monotonic()
+        if began_s < self._count_at_s:
+            return
+        held = counts(folder_of(self.rules, self._root), State.QUEUE, State.IN_FLIGHT, State.POISON)
+        self._held = dict(zip(self._held, held.values(), strict=True))
+        took_s = time.monotonic() - began_s
+        self._count_at_s = began_s + took_s / DRAIN_COUNT_SHARE
 
     def _tell_of_poison(self, poisoned: int) -> None:
         new = poisoned - self._poisoned_told

@@ -60,6 +60,7 @@ class Parts:
     alerts: Alerts
     make_lookout: Callable[..., Lookout]
     recorder: Recorder = field(default_factory=Recorder)
+    spools: Callable[[], Mapping[str, object]] = dict  # what `status` says of them
 
 
 class Driver:
@@ -76,8 +77,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._turned_at = self.now()
         self._commands = Commands(self.feed)
-        self._numbers = itertools.count(1)
-        self._prefix = f"wb-{os.urandom(3).hex()}"
+        self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
         self._lookout = parts.make_lookout(
             catalog=catalog, memory=self._room.memory, feed=self._observed, alert=self._alert
@@ -234,8 +234,8 @@ class Driver:
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
-        view = status_view(self._core.state, self._room.warm, self.now())
-        return view | {"engines": self._room.view(), "maintenance": self.claims.view()}
+        room, beside = self._room, {"maintenance": self.claims.view(), "spools": self._parts.spools()}
+        return status_view(self._core.state, room.warm, self.now()) | {"engines": room.view()} | beside
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""

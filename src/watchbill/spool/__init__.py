@@ -40,7 +40,8 @@ __all__ = [
     "AnyObject", "Appended", "AsyncSpool", "BuiltinSchema", "Collected", "Corpus", "Drain", "DrainReport",
     "Durability", "Entry", "EventRefused", "Item", "JsonSchema", "KeySigner", "KeyVerifier", "LeaseLost",
     "PoisonEvent", "Recovered", "Schema", "Spool", "SpoolBroken", "SpoolFull", "SpoolLayout", "State", "Stats",
-    "drain_all", "entries", "find", "gc", "make_key", "oldest", "poison_named", "release_named", "requeue", "show", "stats",
+    "drain_all", "entries", "find", "gc", "make_key", "oldest", "poison_named", "release_named", "requeue", "show",
+    "stats",
 ]  # fmt: skip
 
 _LATER = {

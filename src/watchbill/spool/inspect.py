@@ -24,7 +24,8 @@ from watchbill.spool.queue import Spool
 from watchbill.spool.replay import replay_dead, unreplayed
 
 __all__ = [
-    "Entry", "Stats", "counts", "entries", "find", "oldest", "poison_named", "release_named", "requeue", "show", "stats",
+    "Entry", "Stats", "counts", "entries", "find", "oldest", "poison_named", "release_named", "requeue", "show",
+    "stats",
 ]  # fmt: skip
 
 _Found = tuple[State, os.DirEntry[str]]
@@ -72,28 +73,28 @@ def stats(spool: Spool) -> Stats:
 
     def noted() -> Iterator[_Found]:
         nonlocal oldest
-        for found in _walk(layout, State.QUEUE):
+        for found in _walk(layout.root, State.QUEUE):
             arrived = _arrived_ns(found[1])
             oldest = arrived if oldest is None or arrived < oldest else oldest
             yield found
 
     waiting = _count(noted())
-    held = counts(layout, State.IN_FLIGHT, State.DONE, State.POISON)
+    held = counts(layout.root, State.IN_FLIGHT, State.DONE, State.POISON)
     age = None if oldest is None else max(0, (time.time_ns() - oldest) // 1_000_000)
     return Stats(
         waiting, held[State.IN_FLIGHT], held[State.DONE], held[State.POISON], age, unreplayed(layout)
     )
 
 
-def counts(layout: Layout, *states: State) -> dict[State, int]:
-    """Count the events of these states by their files' names alone."""
-    return {state: _count(_walk(layout, state)) for state in states}
+def counts(root: Path, *states: State) -> dict[State, int]:
+    """Count the events of these states by their files' names alone; a spool that is not there holds none."""
+    return {state: _count(_walk(root, state)) for state in states}
 
 
 def entries(spool: Spool, *states: State) -> Iterator[Entry]:
     """Yield the files of these states (all four by default), in no order."""
     now_ns = time.time_ns()
-    for state, found in _walk(spool.layout, *states):
+    for state, found in _walk(spool.layout.root, *states):
         if (entry := _entry(spool.layout, state, found, now_ns)) is not None:
             yield entry
 
@@ -107,7 +108,7 @@ def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
 
     def counted() -> Iterator[_Found]:
         nonlocal total
-        for found in _walk(spool.layout, *states):
+        for found in _walk(spool.layout.root, *states):
             total += 1
             yield found
 
@@ -119,7 +120,7 @@ def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
 def find(spool: Spool, name: str, *states: State) -> Entry:
     """Return the file of this name, whatever its attempt is by now. Raises SpoolLayout if there is none."""
     stem = stem_of(name)
-    for state, found in _walk(spool.layout, *states):
+    for state, found in _walk(spool.layout.root, *states):
         if stem_of(found.name) == stem:
             entry = _entry(spool.layout, state, found, time.time_ns())
             if entry is not None:
@@ -165,9 +166,9 @@ def poison_named(spool: Spool, what: str | Entry, reason: str, *, force: bool = 
     return _move(spool.layout, entry, State.POISON, entry.name)
 
 
-def _walk(layout: Layout, *states: State) -> Iterator[_Found]:
+def _walk(root: Path, *states: State) -> Iterator[_Found]:
     for state in states or tuple(State):
-        for found in walk_events(layout.folder(state)):
+        for found in walk_events(root / state.value):
             yield state, found
 
 

@@ -1,23 +1,26 @@
 """The write-ahead log of one writer: what makes one fdatasync enough for an acknowledgement.
 
-    # watchbill log 1 TAB boot TAB mount
+    # watchbill log 2 TAB boot TAB mount
     name TAB crc32 TAB event
     name TAB crc32 TAB =bytes        a bundle: that many raw bytes follow, lines of one file
-    @visible TAB first name TAB last name
+    @visible TAB crc32 TAB first name TAB last name
 
-Plain text, one record a line. The file is filled ahead with newlines, so that committing a record changes
-neither size nor allocation and the fdatasync has no metadata to write. `append` returns when the records
-are on stable storage; then the caller makes the visible files, without sync. A mark says that the files
-from one name to another are visible; it travels with the next records and is never synced by itself.
-A log that failed to sync is never synced again.
+Plain text, one record a line. The crc32 is of the first word and of what follows it: a damaged name would show
+a stranger, a damaged mark could hide what is not visible. The file is filled ahead with newlines, so that
+committing a record changes neither size nor allocation and the fdatasync has no metadata to write. `append`
+returns when the records are on stable storage; then the caller makes the visible files, without sync. A mark
+says that the files from one name to another are visible; it travels with the next records and is never synced
+by itself. A log that failed to sync is never synced again.
 """
 
 import binascii
 import bisect
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +31,15 @@ __all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "par
 
 #: The name of a log ends so when a sync of its files has failed.
 DOUBT_SUFFIX = ".doubt.jsonl"
-_HEADER = "# watchbill log 1"
+_HEADER = "# watchbill log 2"
 _MARK = b"@visible"
 _BUNDLE = b"="
+#: A file that a writer makes: an event, a bundle, or the signature of one.
+_NAME = re.compile(
+    rb"\d{19}-[0-9a-f]{16}(?:\.n\d{1,9})?(?:~\d{1,9}(?:\.bundle)?\.jsonl|\.sig\.json)", re.ASCII
+)
+#: Names in one damaged line that are tried as the beginning of a record.
+_INSIDE_TRIES_MAX = 64
 
 
 class Record(NamedTuple):
@@ -75,8 +84,8 @@ def record_bytes(record: Record) -> bytes:
     """Return a record as it stands in the log."""
     name, content = record.name.encode(), record.content
     if b"\n" in content:
-        return b"%s\t%08x\t=%d\n%s\n" % (name, binascii.crc32(content), len(content), content)
-    return b"%s\t%08x\t%s\n" % (name, binascii.crc32(content), content)
+        return b"%s\t%08x\t=%d\n%s\n" % (name, _crc(name, content), len(content), content)
+    return b"%s\t%08x\t%s\n" % (name, _crc(name, content), content)
 
 
 class Log:
@@ -192,7 +201,12 @@ def doubt(path: Path) -> None:
 
 
 def _mark_bytes(marks: Sequence[tuple[str, str]]) -> bytes:
-    return b"".join([b"%s\t%s\t%s\n" % (_MARK, first.encode(), last.encode()) for first, last in marks])
+    ranges = [f"{first}\t{last}".encode() for first, last in marks]
+    return b"".join([b"%s\t%08x\t%s\n" % (_MARK, _crc(_MARK, each), each) for each in ranges])
+
+
+def _crc(name: bytes, content: bytes) -> int:
+    return binascii.crc32(content, binascii.crc32(name))
 
 
 def parse_log(data: bytes) -> LogContents:
@@ -224,13 +238,30 @@ def _pieces(data: bytes, start: int) -> Iterator[Record | Torn | tuple[str, str]
             start = stop + 1
             continue
         fields = line.split(b"\t", 2)
-        if len(fields) == 3 and fields[0] == _MARK:
-            yield (fields[1].decode("ascii", "replace"), fields[2].decode("ascii", "replace"))
+        if len(fields) == 3 and fields[0] == _MARK and b"%08x" % _crc(_MARK, fields[2]) == fields[1]:
+            first, _, last = fields[2].decode("ascii", "replace").partition("\t")
+            yield first, last
             start = stop + 1
             continue
         record, after = _record(data, fields, stop)
-        yield record if record else Torn(start, line)
+        if record is None:
+            begin, record, after = _record_inside(data, start, stop)
+            yield Torn(start, data[start:begin])
+        if record is not None:
+            yield record
         start = after
+
+
+def _record_inside(data: bytes, start: int, stop: int) -> tuple[int, Record | None, int]:
+    """Find the whole record in a damaged line: where the newline before it was hit, it begins in the middle.
+
+    Return where it begins, the record, and where to go on reading; without one, the line's end and None.
+    """
+    for begin in islice(_NAME.finditer(data, start + 1, stop), _INSIDE_TRIES_MAX):
+        record, after = _record(data, data[begin.start() : stop].split(b"\t", 2), stop)
+        if record is not None:
+            return begin.start(), record, after
+    return stop, None, stop + 1
 
 
 def _record(data: bytes, fields: list[bytes], stop: int) -> tuple[Record | None, int]:
@@ -242,6 +273,6 @@ def _record(data: bytes, fields: list[bytes], stop: int) -> tuple[Record | None,
     if content.startswith(_BUNDLE) and content[1:].isdigit() and len(content) <= 12:
         size = int(content[1:])
         content, after = data[stop + 1 : stop + 1 + size], stop + 1 + size + 1
-    if b"%08x" % binascii.crc32(content) != crc or not name.isascii():
+    if b"%08x" % _crc(name, content) != crc or not _NAME.fullmatch(name):
         return None, stop + 1
     return Record(name.decode(), content), after

@@ -21,7 +21,7 @@ from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUCKET_FILES_MAX, REPLAY_WAIT_S
 from watchbill.spool.log import DOUBT_SUFFIX, LogContents, Record, Torn, doubt, parse_log
-from watchbill.spool.names import Stamps, is_own, new_writer, stem_of
+from watchbill.spool.names import Stamps, new_writer, stem_of
 from watchbill.spool.owner import Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
@@ -157,8 +157,7 @@ def _survey(layout: Layout, contents: LogContents, *, doubtful: bool) -> _Survey
     """
     here = (boot_id(), mount_id(layout.root_fd))
     trusted = bool(contents.mount) and (contents.boot, contents.mount) == here and not doubtful
-    candidates = contents.unmarked() if trusted else contents.records
-    records = [record for record in candidates if _is_ours(record.name)]
+    records = contents.unmarked() if trusted else contents.records
     events = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
     found = _found(layout, {stem_of(record.name) for record in events}) if events else {}
     for record in records:
@@ -172,10 +171,6 @@ def _survey(layout: Layout, contents: LogContents, *, doubtful: bool) -> _Survey
         ]
         survey.damaged = [each for each in present if doubtful or _read(each[0]) != each[1].content + b"\n"]
     return survey
-
-
-def _is_ours(name: str) -> bool:
-    return is_own(name) or is_own(name.removesuffix(SIGNATURE_SUFFIX) + "~0.jsonl")
 
 
 def _found(layout: Layout, wanted: set[str]) -> dict[str, Path]:
