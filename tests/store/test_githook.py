@@ -89,10 +89,16 @@ def test_the_hook_returns_at_once_and_a_lost_job_is_made_up_for(repository: Path
     """SPOOL-11: git does not wait for Python; a commit whose background job failed comes with the next."""
     commit(repository, "a.md", "before the hook")
     spool = tmp_path / "spool"
-    hook = install(repository, spool, python="/bin/false")
+    failing, ran = tmp_path / "failing", tmp_path / "ran"
+    failing.write_text(f'#!/bin/sh\ntouch "{ran}"\nexit 1\n')
+    failing.chmod(0o755)
+    hook = install(repository, spool, python=str(failing))
     commit(repository, "a.md", "lost")
     state = hook.parent / "watchbill"
-    wait_until(lambda: len(list(state.glob("pending/*"))) == 1 and not list(state.glob("taken/*")))
+    # Pending alone would not do: the job may not have begun yet, and would then take it from the next one.
+    wait_until(
+        lambda: ran.exists() and len(list(state.glob("pending/*"))) == 1 and not list(state.glob("taken/*"))
+    )
     began = time.perf_counter()
     install(repository, spool)
     git(repository, "commit", "-q", "--allow-empty", "-m", "next")
