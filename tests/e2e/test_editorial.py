@@ -106,6 +106,9 @@ def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(desk: Desk) -> None:
     wait_for(lambda: len(desk.corpus()) == 1)
     desk.commit("piece.md", "second")
     wait_for(lambda: len(desk.corpus()) == 2)
+    told = json.loads(desk.run("watchbill", "status", "--json"))["spools"]["corpus"]
+    assert (told["appended"], told["poisoned"], told["capture_stored"], told["complaint"]) == (2, 0, 0, "")
+    assert "SPOOL" in desk.run("watchbill", "status")
     assert desk.down() == 0
     stats = json.loads(desk.run("watchbill", "spool", "stats", "--spool", "corpus", "--json"))
     assert (stats["queue"], stats["in_flight"], stats["done"]) == (0, 0, 2)

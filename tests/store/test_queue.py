@@ -14,7 +14,7 @@ import pytest
 from watchbill.spool import EventRefused, LeaseLost, PoisonEvent, Spool, SpoolLayout
 from watchbill.spool import names as names_module
 from watchbill.spool import publish as publish_module
-from watchbill.spool.inspect import State, entries, poison_named, release_named, requeue, show, stats
+from watchbill.spool.inspect import State, entries, oldest, poison_named, release_named, requeue, show, stats
 
 NAME = re.compile(r"\d{19}-[0-9a-f]{16}~0\.jsonl")
 MODES = ["wal", "event", "none"]
@@ -360,3 +360,16 @@ def test_folders_on_two_file_systems_are_refused_at_start(
         Spool(path / "file")
     with Spool(other / "spool") as spool:
         assert "memory" in spool.warnings()[0]
+
+
+def test_the_oldest_are_listed_first_and_all_are_counted(path: Path) -> None:
+    """SPOOL-01, R11: a listing is bounded by its limit, whatever waits; foreign files stand by their time."""
+    with Spool(path, durability="none") as spool:
+        names = spool.enqueue_many([{"id": number} for number in range(200)])
+        foreign = path / "queue" / "foreign.jsonl"
+        foreign.write_bytes(b"{}\n")
+        os.utime(foreign, (1, 1))
+        found, total = oldest(spool, 3, State.QUEUE)
+        assert ([entry.name for entry in found], total) == ([foreign.name, *names[:2]], 201)
+        assert oldest(spool, 1000)[1] == 201
+        assert oldest(spool, 1000, State.POISON) == ([], 0)

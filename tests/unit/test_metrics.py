@@ -15,6 +15,12 @@ STATUS: dict[str, object] = {
         "b": {"state": "absent", "memory": {"gpu:0": 7}, "in_flight": 0, "queued": 0, "reason": "x"},
     },
     "lanes": {"chat": {"queued": 3, "running": 2, "oldest_wait_ms": 1500}},
+    "spools": {
+        "notes": {
+            "waiting": 7, "leased": 2, "poison": 1, "appended": 40, "duplicates": 3, "poisoned": 4, "released": 5,
+            "complaint": "", "capture_stored": 6, "capture_waiting": 8, "capture_dropped": 9,
+        }
+    },
 }  # fmt: skip
 
 
@@ -26,6 +32,20 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
         for family in families
         for each in family.samples
     }
+
+
+def test_a_scrape_tells_of_every_spool() -> None:
+    """SPOOL-04, SPOOL-06, SPOOL-13: what waits, what is in hand, what was given up, what went through."""
+    found = samples(Metrics(lambda: STATUS))
+    told = {
+        name.removeprefix("watchbill_spool_"): value
+        for (name, *_), value in found.items()
+        if "_spool_" in name
+    }
+    assert told == {
+        "waiting": 7, "leased": 2, "poison": 1, "drained_total": 40, "duplicates_total": 3, "poisoned_total": 4,
+        "released_total": 5, "captured_total": 6, "capture_waiting": 8, "capture_dropped_total": 9,
+    }  # fmt: skip
 
 
 def test_a_scrape_reads_the_status_of_that_moment() -> None:

@@ -123,6 +123,21 @@ def test_poisoned_events_are_told(drains: Drains, tmp_path: Path, alerts: list[A
     assert ids(tmp_path / "corpus/a.jsonl") == ["1"]
 
 
+def test_what_a_spool_holds_is_known(drains: Drains, tmp_path: Path) -> None:
+    """SPOOL-04, SPOOL-06: waiting, leased and poisoned events are counted, also those of other processes."""
+    with Spool(tmp_path / "spool/a", durability="none") as spool:
+        spool.enqueue_many([event(number) for number in range(30)])
+        spool.enqueue_many([event(number) for number in range(5)], bundle=True)
+        item = spool.lease()
+        assert item is not None
+        spool.poison(item, "on purpose")
+        assert spool.lease() is not None
+        drains.reconfigure({"a": rules("a", drain=False), "none": rules("none", drain=False)})
+        held = {"waiting": 33, "leased": 1, "poison": 1}
+        wait_for(lambda: {key: drains.view()["a"][key] for key in held} == held)
+    assert drains.view()["none"]["waiting"] == 0
+
+
 def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains, tmp_path: Path) -> None:
     drains.reconfigure({"a": rules("a"), "b": rules("b"), "c": rules("c")})
     changed = rules("b", corpora=MappingProxyType({"*": "corpus/other.jsonl"}))
