@@ -51,8 +51,9 @@ docs: python ## write the list of modules in docs/structure.md anew
 bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway scheduler"
 	@status=0; for name in $(BENCH); do $(BIN)/python bench/$$name.py $(ARGS) || status=1; done; exit $$status
 
-torture: setup-dev ## the long forms of the fault tests
+torture: setup-dev ## the long forms of the fault tests; the spool's own trials run without ARGS only
 	@$(BIN)/python -m pytest --torture $(ARGS)
+	@test -n "$(ARGS)" || $(BIN)/python bench/torture_spool.py
 
 lock: setup-dev ## make the lock files anew: make lock UPGRADE=1 for newer versions
 	@$(LOCK) pyproject.toml $(EXTRAS) --group build --output-file requirements.lock

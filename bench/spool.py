@@ -1,6 +1,6 @@
 """How fast the spool is, beside what the disk allows and beside its peers, in one run.
 
-    python bench/spool.py [--dir DIR | --loop ext4|xfs] [--seconds S] [--waiting N] [--peers]
+    python bench/spool.py [--dir DIR | --loop ext4|xfs] [--seconds S] [--waiting N] [--no-peers]
 
 Every target is a ratio of two figures measured in turns of a twentieth of a second, because a disk's speed
 changes from one moment to the next. Rounds must not disturb each other: ext4 without a journal leaves the
@@ -513,14 +513,14 @@ def main() -> int:
     parser.add_argument("--loop", choices=["ext4", "xfs"], help="on a file system of its own (root)")
     parser.add_argument("--seconds", type=float, default=5.0, help="per side of each ratio")
     parser.add_argument("--waiting", type=int, default=1_000_000, help="files waiting for the first claim")
-    parser.add_argument("--peers", action="store_true", help="measure other queues, too")
+    parser.add_argument("--no-peers", action="store_true", help="leave other queues out")
     options = parser.parse_args()
     board = Board()
     with disk(options.loop, options.dir) as home:
         print(f"spool bench on {options.loop or 'the disk'} under {options.dir}, {os.cpu_count()} cores")
         measure_ratios(board, home, options.seconds)
         measure_absolutes(board, home, options.waiting)
-        for name in PEERS if options.peers else ():
+        for name in () if options.no_peers else PEERS:
             result = peer(name, home, options.seconds)
             if isinstance(result, str):
                 print(f"  {name:<58} absent: {result}")
