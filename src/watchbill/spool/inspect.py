@@ -112,7 +112,7 @@ def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
             total += 1
             yield found
 
-    kept = heapq.nsmallest(limit, counted(), key=lambda found: (_arrived_ns(found[1]), found[1].name))
+    kept = heapq.nsmallest(limit, counted(), key=_arrival)
     seen = [_entry(spool.layout, state, found, now_ns) for state, found in kept]
     return [entry for entry in seen if entry is not None], total
 
@@ -215,6 +215,14 @@ def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:
     except OSError as error:
         raise disk_fault(error, f"move {entry.name}") from error
     return os.path.basename(target)
+
+
+def _arrival(found: _Found) -> str:
+    """What sorts files by arrival: our own names do so by themselves, which is the quickest way."""
+    name = found[1].name
+    if name[19:20] == "-" and name[:19].isdigit():
+        return name
+    return f"{_arrived_ns(found[1]):019d}-{name}"
 
 
 def _arrived_ns(entry: os.DirEntry[str]) -> int:
