@@ -12,16 +12,19 @@ least a quantum, idle models linger for one load time, and rates of useful work 
   pushed out and still has a price.
 - **inertia** scales the price, so that a near tie changes nothing.
 
+While what it would compare is in doubt (`doubt`), `rate` decides as `turns` does.
+
 Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
 times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
 """
 
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
+from watchbill.core.doubt import doubt
 from watchbill.core.eviction import Cover, cover
 from watchbill.core.forecast import expected_start_ms
 from watchbill.core.messages import Request
@@ -122,18 +125,18 @@ class _InArrivalOrder:
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
             return plan
-        for target in self._heads(state, now):
-            order = {
-                s.name: 2.0**i
-                for i, s in enumerate(sorted(movable(state, target), key=lambda s: (s.last_used, s.name)))
-            }
-            leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
-            victims = cover(state.shortage_of(target), leaving, lambda s, order=order: order[s.name])
-            if victims is not None:
-                return Plan(
-                    target, victims, self.name if victims else "fits", "its request has waited longest"
-                )
-        return None
+        plans = (self.bring_in(state, target, now) for target in self._heads(state, now))
+        return next((plan for plan in plans if plan is not None), None)
+
+    def bring_in(self, state: State, target: Station, now: int) -> Plan | None:
+        """Makes room by those that may leave, the least recently used first."""
+        by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
+        order = {s.name: 2.0**i for i, s in enumerate(by_use)}
+        leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
+        victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
+        if victims is None:
+            return None
+        return Plan(target, victims, self.name if victims else "fits", "its request has waited longest")
 
     def _yields(self, station: Station, target: Station, now: int) -> bool:
         """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
@@ -188,6 +191,8 @@ class Rate:
         candidates = waiting(state, now)
         if not candidates:
             return None
+        if why := doubt(state, candidates):
+            return self._as_turns(state, candidates, why, now)
         earmarked: Cover = ()
         head = next((s for s in self._turns(state, now) if s in candidates), None)
         if head is not None:
@@ -195,6 +200,15 @@ class Rate:
                 return plan
             earmarked = self._earmark(state, head, now)
         return self._best(state, [s for s in candidates if s is not head], head, earmarked, now)
+
+    def _as_turns(self, state: State, candidates: Sequence[Station], why: str, now: int) -> Plan | None:
+        """The oldest waiter's turn, by no figure but its age. What fits around it needs no figure, either."""
+        head, *others = sorted(candidates, key=arrival_order)
+        if plan := Turns().bring_in(state, head, now):
+            return replace(plan, reason=f"{plan.reason}; turns, because {why}") if plan.victims else plan
+        earmarked = self._earmark(state, head, now)
+        fits = (s for s in others if not _around(state, s, head, earmarked))
+        return next((Plan(s, (), "fits", "it fits beside what is resident") for s in fits), None)
 
     # -- turns
 

@@ -97,7 +97,7 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
             when = draw.expovariate(1 / every)
             while when < CONTENDED_MS:
                 work = draw.lognormvariate(0, 0.6) * service
-                world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane))
+                world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane, ()))
                 when += draw.expovariate(1 / every)
     return world
 
