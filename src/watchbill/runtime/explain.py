@@ -38,7 +38,8 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     leaving = sorted(
         s.name
         for s in machine.state.managed
-        if before.get(s.name) in (Stage.READY, Stage.LOADING)
+        if refused is None
+        and before.get(s.name) in (Stage.READY, Stage.LOADING)
         and s.stage in (Stage.DRAINING, Stage.STOPPING)
         and s.leaving_for == target
     )
