@@ -78,7 +78,8 @@ SHAPES: dict[str, Shape] = {
     ),
     "Status": record(
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
-        late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")), spools=table(ref("Spool")),
+        policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
+        spools=table(ref("Spool")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -91,7 +92,7 @@ SHAPES: dict[str, Shape] = {
         model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, companions=table(TEXT), served_by=maybe(TEXT),
         leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
-        inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
+        policy=TEXT, inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
     ),
     "ModelDone": record(message=TEXT, model=TEXT),
     "DeviceDone": record(message=TEXT, device=TEXT),

@@ -11,7 +11,7 @@ from watchbill.simulate.fuzz import random_world, run_out
 
 #: Steps of CI over random worlds, in so many parts; `make torture` makes ten times as many.
 STEPS = 1_000_000
-PARTS = 8
+PARTS = 16
 TORTURE = 10
 #: No world is as long as this: the seeds of two parts never meet.
 SEEDS_PER_PART = 100_000

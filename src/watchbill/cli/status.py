@@ -61,6 +61,9 @@ def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
     """Everything at one glance: devices, models, lanes."""
     devices, models, lanes = (fields(status.get(part)) for part in ("devices", "models", "lanes"))
     lines = [_headline(status, models, lanes, address, terminal)]
+    if doubt := status.get("policy_doubt"):
+        policy = f"policy: {plain(status.get('policy'))}, for now turns because {plain(doubt)}"
+        lines.append(terminal.mark(policy, "yellow"))
     lent = fields(status.get("maintenance"))
     for name, device in devices.items():
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]

@@ -1,7 +1,8 @@
 """What is learned about a model: how long it loads, serves and stops, and how often it is asked for.
 
-Every figure starts as a guess that says so. Load times are bimodal (page cache), so they are kept as a median of
-the last nine; service times drift with the prompts, so they are an exponentially weighted mean.
+Every figure starts as a guess that says so, and says when measurements are far off what it foretold. Load times are
+bimodal (page cache), so they are kept as a median of the last nine; service times drift with the prompts, so they are
+an exponentially weighted mean.
 """
 
 import math
@@ -14,6 +15,10 @@ __all__ = ["ArrivalRate", "MeanEstimate", "MedianEstimate"]
 MEDIAN_WINDOW = 9
 #: A mean never gives its newest measurement less weight than this.
 MEAN_WEIGHT_MIN = 0.1
+#: An estimate is off when measurements are more than this many times larger or smaller.
+OFF_FACTOR = 3.0
+#: Answers differ by nature: it is their error over the last few that counts, not one of them.
+ERROR_WEIGHT = 0.2
 #: Time constant of the learned arrival rate.
 RATE_WINDOW_MS = 60_000
 
@@ -21,11 +26,12 @@ RATE_WINDOW_MS = 60_000
 class MedianEstimate:
     """A duration that jumps between two or three typical values."""
 
-    __slots__ = ("_seen", "high_ms", "ms")
+    __slots__ = ("_seen", "high_ms", "is_off", "ms")
 
     def __init__(self, guess_ms: float) -> None:
         self._seen: deque[float] = deque(maxlen=MEDIAN_WINDOW)
         self.ms = max(1.0, guess_ms)
+        self.is_off = False  # the last measurement was far from what the others foretold
         #: A duration that is rarely exceeded: the largest seen, or twice the guess.
         self.high_ms = 2 * self.ms
 
@@ -36,6 +42,7 @@ class MedianEstimate:
 
     def learn(self, measured_ms: float) -> None:
         """Takes in one measurement."""
+        self.is_off = bool(self._seen) and _is_off(max(1.0, measured_ms) / self.ms)
         self._seen.append(max(1.0, measured_ms))
         self.ms, self.high_ms = median(self._seen), max(self._seen)
 
@@ -43,22 +50,34 @@ class MedianEstimate:
 class MeanEstimate:
     """A duration that varies around a mean."""
 
-    __slots__ = ("_count", "ms")
+    __slots__ = ("_count", "_error", "ms")
 
     def __init__(self, guess_ms: float) -> None:
         self.ms = max(1.0, guess_ms)
         self._count = 0
+        self._error = 1.0  # measured over foretold, the mean of the last few
 
     @property
     def is_guess(self) -> bool:
         """Whether nothing was measured yet."""
         return self._count == 0
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the last few measurements were far from what was foretold."""
+        return _is_off(self._error)
+
     def learn(self, measured_ms: float) -> None:
         """Takes in one measurement; the first one replaces the guess."""
+        if self._count:
+            self._error += ERROR_WEIGHT * (max(1.0, measured_ms) / self.ms - self._error)
         self._count += 1
         weight = max(MEAN_WEIGHT_MIN, 1 / self._count)
         self.ms += weight * (max(1.0, measured_ms) - self.ms)
+
+
+def _is_off(ratio: float) -> bool:
+    return not 1 / OFF_FACTOR <= ratio <= OFF_FACTOR
 
 
 class ArrivalRate:

@@ -246,6 +246,11 @@ class Station:
             return None if ghost is None else ghost.due
         return first[0] if ghost is None else min(first[0], ghost.due)
 
+    def next_came(self) -> tuple[float, str]:
+        """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
+        came = self.line.oldest_arrival()
+        return (float("inf") if came is None else came, self.name)
+
     @property
     def ghost_ends(self) -> float:
         """When its ghost is given up, if nobody has come back for it."""

@@ -12,16 +12,19 @@ least a quantum, idle models linger for one load time, and rates of useful work 
   pushed out and still has a price.
 - **inertia** scales the price, so that a near tie changes nothing.
 
+While what it would compare is in doubt (`doubt`), `rate` decides as `turns` does.
+
 Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
 times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
 """
 
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
+from watchbill.core.doubt import doubt
 from watchbill.core.eviction import Cover, cover
 from watchbill.core.forecast import expected_start_ms
 from watchbill.core.messages import Request
@@ -122,18 +125,18 @@ class _InArrivalOrder:
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
             return plan
-        for target in self._heads(state, now):
-            order = {
-                s.name: 2.0**i
-                for i, s in enumerate(sorted(movable(state, target), key=lambda s: (s.last_used, s.name)))
-            }
-            leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
-            victims = cover(state.shortage_of(target), leaving, lambda s, order=order: order[s.name])
-            if victims is not None:
-                return Plan(
-                    target, victims, self.name if victims else "fits", "its request has waited longest"
-                )
-        return None
+        plans = (self.bring_in(state, target, now) for target in self._heads(state, now))
+        return next((plan for plan in plans if plan is not None), None)
+
+    def bring_in(self, state: State, target: Station, now: int) -> Plan | None:
+        """Makes room by those that may leave, the least recently used first."""
+        by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
+        order = {s.name: 2.0**i for i, s in enumerate(by_use)}
+        leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
+        victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
+        if victims is None:
+            return None
+        return Plan(target, victims, self.name if victims else "fits", "its request has waited longest")
 
     def _yields(self, station: Station, target: Station, now: int) -> bool:
         """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
@@ -153,10 +156,8 @@ class Fifo(_InArrivalOrder):
 
     def _heads(self, state: State, now: int) -> list[Station]:
         """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
-        lined = sorted((s for s in (*state.managed, *state.companies.values()) if s.line), key=arrival_order)[
-            :1
-        ]
-        return [s for s in lined if s in waiting(state, now)]
+        lined = [s for s in (*state.managed, *state.companies.values()) if s.line]
+        return [s for s in sorted(lined, key=arrival_order)[:1] if s in waiting(state, now)]
 
 
 class Turns(_InArrivalOrder):
@@ -188,13 +189,29 @@ class Rate:
         candidates = waiting(state, now)
         if not candidates:
             return None
+        due = self._turns(state, now)
+        if why := doubt(state, candidates):
+            return self._as_turns(state, candidates, due, why, now)
         earmarked: Cover = ()
-        head = next((s for s in self._turns(state, now) if s in candidates), None)
+        head = next((s for s in due if s in candidates), None)
         if head is not None:
             if plan := self._turn(state, head, now):
                 return plan
             earmarked = self._earmark(state, head, now)
         return self._best(state, [s for s in candidates if s is not head], head, earmarked, now)
+
+    def _as_turns(
+        self, state: State, candidates: Sequence[Station], due: Sequence[Station], why: str, now: int
+    ) -> Plan | None:
+        """The oldest waiter's turn, by no figure but its age. What fits around it needs no figure, either."""
+        order = sorted(candidates, key=arrival_order)
+        head = next((s for s in order if s.line or s in due), None)  # a ghost waits until it is due
+        plan = Turns().bring_in(state, head, now) if head is not None else None
+        if plan is not None:
+            return replace(plan, reason=f"{plan.reason}; turns, because {why}") if plan.victims else plan
+        earmarked = self._earmark(state, head, now) if head is not None else ()
+        fits = (s for s in order if s is not head and not _around(state, s, head, earmarked))
+        return next((Plan(s, (), "fits", "it fits beside what is resident") for s in fits), None)
 
     # -- turns
 
@@ -285,7 +302,7 @@ class Rate:
         loading = state.in_stage(Stage.LOADING)
         yielding: dict[WorkClass, list[Station]] = {}
         for target in targets:
-            short = state.shortage_of(target) if head is None else _around(state, target, head, earmarked)
+            short = _around(state, target, head, earmarked)
             leaving: list[Station] = []
             if short:
                 work_class = target.top_class()
@@ -302,7 +319,7 @@ class Rate:
             return None
         return min(
             options,
-            key=lambda option: (-option[0], option[1].target.top_class(), _first_in_line(option[1].target)),
+            key=lambda option: (-option[0], option[1].target.top_class(), option[1].target.next_came()),
         )[1]
 
     def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, Plan] | None:
@@ -368,14 +385,10 @@ class Rate:
         return lower and worth_it and not station.model.permanent and station.aborts < ABORTS_MAX
 
 
-def _first_in_line(station: Station) -> tuple[float, str]:
-    """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
-    came = station.line.oldest_arrival()
-    return (float("inf") if came is None else came, station.name)
-
-
-def _around(state: State, target: Station, head: Station, earmarked: Cover) -> Mapping[str, int]:
+def _around(state: State, target: Station, head: Station | None, earmarked: Cover) -> Mapping[str, int]:
     """What a model lacks once the head of the turns has what it was promised."""
+    if head is None:
+        return state.shortage_of(target)
     free = state.planned_free(target)
     given = {r: sum(v.needs.get(r, 0) for v in earmarked) for r in free}
     left = {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}

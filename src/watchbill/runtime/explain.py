@@ -12,7 +12,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
-from watchbill.runtime.views import state_of
+from watchbill.runtime.views import policy_doubt, state_of
 
 __all__ = ["duplicate", "explain"]
 
@@ -24,7 +24,9 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     machine = duplicate(core)
     station = machine.state.stations[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
-    stage, price = state_of(station, now), station.price(now)
+    stage, price, policy = state_of(station, now), station.price(now), core.state.catalog.policy.name
+    if why := policy_doubt(machine.state, station):
+        policy += f", for now turns because {why}"
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
@@ -36,7 +38,8 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     leaving = sorted(
         s.name
         for s in machine.state.managed
-        if before.get(s.name) in (Stage.READY, Stage.LOADING)
+        if refused is None
+        and before.get(s.name) in (Stage.READY, Stage.LOADING)
         and s.stage in (Stage.DRAINING, Stage.STOPPING)
         and s.leaving_for == target
     )
@@ -59,6 +62,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
             if s.stage is Stage.READY and s.name != request.model
         },
         "own_momentum_per_s": round(price * 1000, 4),
+        "policy": policy,
         "inertia": station.inertia,
         "load_ms": round(station.load.ms),
         "load_is_guess": station.load.is_guess,

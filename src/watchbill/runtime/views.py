@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from watchbill import __version__
 from watchbill.catalog import WorkClass
+from watchbill.core.doubt import doubt
 from watchbill.core.messages import Request
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
+from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
-__all__ = ["request_view", "requests_view", "status_view"]
+__all__ = ["policy_doubt", "request_view", "requests_view", "status_view"]
 
 _STATES = {
     Stage.ABSENT: "absent",
@@ -40,8 +42,17 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
         "models": {name: _model(state, s, warm.get(name), now) for name, s in state.stations.items()},
         "lanes": {name: _lane(state, name, now) for name in state.catalog.lanes},
         "policy": state.catalog.policy.name,
+        "policy_doubt": policy_doubt(state),
         "late_answers": state.late_answers,
     }
+
+
+def policy_doubt(state: State, asking: Station | None = None) -> str | None:
+    """Why `rate` decides as `turns` does for now, or would if a model were asked for."""
+    if state.catalog.policy.name != Rate.name:
+        return None
+    wanted = [*state.in_stage(Stage.ABSENT), *state.companies.values()]
+    return doubt(state, [s for s in wanted if s.wants_memory or s is asking])
 
 
 def _device(state: State, name: str) -> dict[str, object]:

@@ -13,11 +13,13 @@ from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
-__all__ = ["TROUBLE_MS", "random_world", "run_out"]
+__all__ = ["TROUBLE_MS", "contended_world", "random_world", "run_out"]
 
 #: How long a world is in trouble, and how long traffic lasts.
 TROUBLE_MS = 90_000
 TRAFFIC_MS = 120_000
+#: How long the traffic of a contended world lasts: long enough for many turns.
+CONTENDED_MS = 900_000
 GB = 10**9
 #: Which companions the next request for a model names.
 Companions = Callable[[Model], tuple[str, ...]]
@@ -59,6 +61,44 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
         _traffic(draw, world, model, sets)
     if faults:
         _operator(draw, world, models)
+    return world
+
+
+def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, known: bool = True) -> World:
+    """A world in which models that exclude each other are asked for all the time, and nothing fails.
+
+    Their load times vary, and the core's first figures are wrong or, without `known`, missing.
+    """
+    draw = random.Random(seed)
+    device = Device("gpu:0", capacity=Bytes(24 * GB))
+    models = [
+        Model(
+            f"m{i}", "scripted", memory={"gpu:0": Bytes(16 * GB)}, devices=("gpu:0",),
+            concurrency=draw.choice((1, 2, 4)),
+        )
+        for i in range(draw.randint(2, 5))
+    ]  # fmt: skip
+    lanes = {
+        "person": Lane(
+            "person", WorkClass.INTERACTIVE, max_wait_ms=Millis(draw.choice((30_000, 60_000, 120_000)))
+        ),
+        "batch": Lane("batch", WorkClass.BACKGROUND, max_wait_ms=Millis(600_000), queue_max=10_000),
+    }
+    rules = PolicyRules(policy, alpha=alpha)
+    engines = {"scripted": EngineRules("scripted", "scripted")}
+    catalog = Catalog({"gpu:0": device}, engines, {m.name: m for m in models}, lanes, rules)
+    truth = {m.name: TrueModel(m.name, draw.uniform(1_000, 12_000), m.memory, slowdown=0.3) for m in models}
+    told = {name: _guess(draw, true) for name, true in truth.items()} if known else None
+    faults = Faults(jitter=(0.7, 1.4))
+    world = World(catalog, truth, {"gpu:0": 24 * GB}, seed=seed, faults=faults, known=told)
+    for model in models:
+        for lane in draw.choice((("person",), ("batch",), ("person", "batch"))):
+            service, every = draw.uniform(300, 4_000), draw.uniform(3_000, 30_000)
+            when = draw.expovariate(1 / every)
+            while when < CONTENDED_MS:
+                work = draw.lognormvariate(0, 0.6) * service
+                world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane, ()))
+                when += draw.expovariate(1 / every)
     return world
 
 

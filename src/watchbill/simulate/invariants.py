@@ -17,6 +17,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.station import STAYING, Stage
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.places import Places
 
 __all__ = ["Judge"]
 
@@ -56,6 +57,8 @@ class Judge:
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
         self._sets: list[list[str]] = []  # the sets that were planned in this step
+        self.places = Places(world.catalog, world.capacity)
+        self._last_load_ms: dict[str, float] = {}
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -64,6 +67,8 @@ class Judge:
     def became_warm(self, name: str, took_ms: float) -> None:
         """A load ended well."""
         self.warm_at[name] = self._world.now
+        self._last_load_ms[name] = took_ms
+        self.places.loaded(name, took_ms)
         told = self._world.told_load_ms.get(name, took_ms)
         self.load_took[name] = min(took_ms, told, self.load_took.get(name, took_ms))
 
@@ -133,6 +138,8 @@ class Judge:
         idle_for_gain = reason.startswith("rate of") and not engine.jobs and not waits
         if reason.startswith(("rate of", "turn of")) and not idle_for_gain:
             self._judge_quantum(name)
+        if reason.startswith(("rate of", "turn of", "turns of")) and (engine.jobs or waits):
+            self._judge_share(name)
 
     def _judge_rate(self, name: str, reason: str) -> None:
         """A busy model is closed for a gain only where the other's class is strictly higher."""
@@ -170,6 +177,16 @@ class Judge:
         served = world.now - self.warm_at.get(name, 0.0)
         if served < QUANTUM_TOLERANCE * world.catalog.policy.alpha * took - 1 and not lingered:
             self.say("closed inside its quantum", f"{name} after {served:.0f} of {took:.0f} ms")
+
+    def _judge_share(self, name: str) -> None:
+        """Where one model at a time has its place, loading takes at most its share of any long window."""
+        world, took = self._world, self._last_load_ms.get(name, 0.0)
+        work = [c.request.work_class for c in world.open.values() if c.served_by == name]
+        if min(work, default=WorkClass.ROTATION) >= WorkClass.LEASED or name not in self.warm_at:
+            return  # it has no quantum against others
+        much = self.places.turn_ended(name, self.warm_at[name] - took, took, world.now)
+        if much is not None:
+            self.say("loading takes more than its share", much)
 
     # ------------------------------------------------------------------ after them
 

@@ -29,6 +29,7 @@ LAWS = (
     "closed before its waiting work was granted",
     "closed inside its quantum",
     "a busy model was closed for an equal",
+    "loading takes more than its share",
     "a sum of the core is out of date",
     "more is planned than fits",
     "a set was planned in part",

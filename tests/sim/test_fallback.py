@@ -1,0 +1,119 @@
+"""While estimates are missing or far off, `rate` decides as `turns` does, and it is never much worse than that."""
+
+from collections.abc import Callable
+
+import pytest
+
+from watchbill.catalog import Model, PolicyRules
+from watchbill.core.estimate import MeanEstimate, MedianEstimate
+from watchbill.runtime.views import policy_doubt
+from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
+from watchbill.simulate.world import World
+
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+
+#: `rate` may cost this many times what `turns` costs, and a second.
+WORSE_MAX = 3.0
+SLACK_MS = 1_000
+
+
+def decisions(world: World) -> list[tuple[float, str, str | None]]:
+    """What was loaded and what left, and when."""
+    return [(at, note.event, note.model) for at, note in world.journal if note.event in ("load", "evict")]
+
+
+def crowd(world: World) -> World:
+    """Three models that exclude each other, each asked for in the order c, a, b, and again while they are served."""
+    for round_ in range(4):
+        for name in "cab":
+            world.at(round_ * 400.0, lambda name=name: world.arrive(name, 700.0, lane="batch"))
+    return world.run(60_000)
+
+
+def test_without_estimates_rate_decides_as_turns(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11, RES-21: the first loads of models nobody has measured come in order of arrival, each for a quantum."""
+    models = [model(name) for name in "abc"]
+    rate, turns = (
+        crowd(world_of(*models, load_ms=None, known_service_ms=None, rules=PolicyRules(policy)))
+        for policy in ("rate", "turns")
+    )
+    assert decisions(rate) == decisions(turns)
+    assert [name for _, event, name in decisions(rate) if event == "load"] == ["c", "a", "b"]
+    told = [note.reason for _, note in rate.journal if note.event == "evict"]
+    assert told[0].endswith("turns, because nothing was measured yet of the load of a")
+
+
+def test_with_estimates_rate_decides_by_itself(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: the same crowd with known figures is no matter of arrival alone."""
+    world = crowd(world_of(*map(model, "abc")))
+    assert not [note for _, note in world.journal if "turns, because" in note.reason]
+
+
+def test_a_load_that_was_far_off_switches_and_a_good_one_switches_back(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11: told 3 s, it takes 12: in doubt after the first load, no longer after the second."""
+    world = world_of(model("a"), model("b"), load_ms=3_000)
+    slow = world.core.state.stations["b"]
+    slow.load.learn(12_000)
+    assert slow.load.is_off
+    world.arrive("a", 500, lane="chat")
+    world.run(10_000)
+    assert policy_doubt(world.core.state) is None  # nobody wants it
+    assert (
+        policy_doubt(world.core.state, slow)
+        == "the last load was more than 3 times off the learned time of b"
+    )
+    slow.load.learn(12_000)
+    assert policy_doubt(world.core.state, slow) is None
+
+
+def test_answers_that_are_far_off_switch_and_good_ones_switch_back() -> None:
+    """RES-11: one odd answer is nothing; a few in a row are, until the mean has followed them."""
+    service = MeanEstimate(5_000)
+    for _ in range(20):
+        service.learn(1_000)
+    service.learn(6_000)
+    assert not service.is_off
+    for _ in range(3):
+        service.learn(20_000)
+    assert service.is_off
+    for _ in range(20):
+        service.learn(20_000)
+    assert not service.is_off
+
+
+@pytest.mark.parametrize("measured_ms", [900.0, 9_100.0])
+def test_a_load_is_off_beyond_three_times_either_way(measured_ms: float) -> None:
+    """RES-11: and a guess cannot be off: nothing was foretold."""
+    load = MedianEstimate(50)
+    load.learn(3_000)
+    assert not load.is_off
+    load.learn(measured_ms)
+    assert load.is_off
+    load.learn(3_000)
+    assert not load.is_off
+
+
+def cost_ms(world: World) -> float:
+    """The mean weighted wait; who was never served counts with all the patience of the lane."""
+    weights = world.catalog.policy.weights
+    total = weight = 0.0
+    for caller in world.explicit():
+        request, mine = caller.request, weights[caller.request.work_class]
+        waited = request.max_wait_ms if caller.started_at is None else caller.started_at - request.arrived_at
+        total, weight = total + mine * waited, weight + mine
+    return total / weight
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rate_is_never_three_times_worse_than_turns(known: bool) -> None:
+    """RES-11: over random worlds of models that exclude each other, by the mean weighted wait."""
+    for seed in range(1_000, 1_012):
+        rate, turns = (
+            contended_world(seed, policy=policy, known=known).run(2 * CONTENDED_MS)
+            for policy in ("rate", "turns")
+        )
+        assert not rate.judge.broken
+        assert cost_ms(rate) <= WORSE_MAX * cost_ms(turns) + SLACK_MS, seed

@@ -1,0 +1,31 @@
+"""Models that exclude each other and are wanted all the time: how much of their place's time goes into loading."""
+
+import pytest
+
+from watchbill.core.station import Station
+from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
+from watchbill.simulate.world import World
+
+LAW = "loading takes more than its share"
+SEEDS = range(16)
+
+
+def run(seed: int, policy: str = "rate", alpha: float = 1.0) -> World:
+    """A world from its first request to its last answer."""
+    return contended_world(seed, policy=policy, alpha=alpha).run(2 * CONTENDED_MS)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("policy", ["rate", "turns"])
+def test_loading_takes_at_most_its_share_of_any_long_window(policy: str, alpha: float) -> None:
+    """RES-11: 1 / (1 + min(alpha, 1)) of the time of a place for one model, turns of models with work counted."""
+    worlds = [run(seed, policy, alpha) for seed in SEEDS]
+    assert not [world.judge.broken for world in worlds if world.judge.broken]
+    assert not any(world.open for world in worlds)
+    assert sum(world.judge.places.windows for world in worlds) > 300
+
+
+def test_without_a_quantum_loading_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RES-11: the law can be broken: a policy that may close anybody at any time does nothing but load."""
+    monkeypatch.setattr(Station, "has_had_turn", lambda self, now: True)
+    assert any(LAW in run(seed).judge.broken for seed in SEEDS)
