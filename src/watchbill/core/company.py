@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from watchbill.core.estimate import MedianEstimate
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import AWAY, Stage, Station
 
 __all__ = ["Companies", "Company", "company_name", "total_needs"]
 
@@ -48,7 +48,7 @@ class Company(Station):
     @property
     def arriving(self) -> tuple[Station, ...]:
         """The members that a plan for it would load."""
-        return tuple(s for s in self.members if s.stage is Stage.ABSENT)
+        return tuple(s for s in self.members if s.stage in AWAY)
 
     @property
     def wants_memory(self) -> bool:
@@ -64,7 +64,7 @@ class Company(Station):
             self.stage, self.ghost = Stage.READY, None  # its owner finds the models here
         elif stages & _LEAVING:
             self.stage = Stage.DRAINING
-        elif Stage.ABSENT in stages:
+        elif not stages.isdisjoint(AWAY):
             self.stage = Stage.ABSENT
         else:
             self.stage = Stage.LOADING

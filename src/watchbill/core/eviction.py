@@ -22,7 +22,7 @@ def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | No
     """The cheapest victims that cover a shortage; an empty set when there is none, None when it cannot be met."""
     if not short:
         return ()
-    able = [s for s in candidates if any(s.needs.get(resource) for resource in short)]
+    able = [s for s in candidates if any(s.frees().get(resource) for resource in short)]
     if not _enough(able, short):
         return None
     if len(able) == 1:
@@ -32,7 +32,7 @@ def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | No
 
 
 def _enough(victims: Sequence[Station], short: Needs) -> bool:
-    return all(sum([v.needs.get(r, 0) for v in victims]) >= amount for r, amount in short.items())
+    return all(sum([v.frees().get(r, 0) for v in victims]) >= amount for r, amount in short.items())
 
 
 def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
@@ -59,7 +59,7 @@ def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
 
 def _greedy(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
     chosen: list[Station] = []
-    by_value = sorted(pool, key=lambda s: (cost(s) / sum(s.needs.get(r, 0) for r in short), s.name))
+    by_value = sorted(pool, key=lambda s: (cost(s) / sum(s.frees().get(r, 0) for r in short), s.name))
     for station in by_value:
         if _enough(chosen, short):
             break

@@ -48,7 +48,7 @@ def _until_warm(
             return _leaving(state, station, now) + station.load.ms
         case Stage.DRAINING | Stage.STOPPING:
             return station.drain_ms(now) + station.load.ms
-        case Stage.ABSENT:
+        case Stage.ABSENT | Stage.ASLEEP:
             pause = max(0, station.retry_at - now)
             queue = sum(s.load.ms + s.quantum_ms for s in _turns_before(station, request, turns))
             return pause + queue + _until_room(state, station, now) + station.load.ms
@@ -65,7 +65,8 @@ def _until_room(state: State, station: Station, now: int) -> float:
     def gone_in(victim: Station) -> float:
         return _gone_in(state, victim, now)
 
-    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent and s not in station.members]
+    own = station.members or (station,)
+    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent and s not in own]
     leaving = cover(state.shortage_of(station), staying, gone_in)
     return max((gone_in(s) for s in leaving or ()), default=0.0)
 
@@ -75,7 +76,7 @@ def _gone_in(state: State, station: Station, now: int) -> float:
 
     What runs now may well end inside the quantum: the longer of the two counts, not their sum.
     """
-    if station.stage is Stage.READY:
+    if station.stage in (Stage.READY, Stage.ASLEEP):
         turn = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
         return max(turn, station.residual(now)) + station.halt.ms
     load = station.load.ms

@@ -13,7 +13,7 @@ from watchbill.catalog import WorkClass
 from watchbill.core.messages import Admit, Arrived, Left, Request
 from watchbill.core.sets import Sets
 from watchbill.core.state import State
-from watchbill.core.station import Ghost, Stage, Station
+from watchbill.core.station import AWAY, Ghost, Stage, Station
 from watchbill.core.tipping import Policy
 
 __all__ = ["Lanes"]
@@ -91,7 +91,7 @@ class Lanes:
 
     def _must_wait_for_health(self, station: Station) -> bool:
         """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
-        return station.stage is Stage.ABSENT and self._state.is_constrained(station)
+        return station.stage in AWAY and self._state.is_constrained(station)
 
     def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
         refuse = self._state.refuse
@@ -174,7 +174,7 @@ class Lanes:
 
     def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
-        if explicit and station.stage is Stage.ABSENT and station.ghost is None:
+        if explicit and station.stage in AWAY and station.ghost is None:
             station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
             self._state.wakes.append(station.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
@@ -211,7 +211,7 @@ class Lanes:
         due = station.line.due_of(request.id)
         self._state.withdraw(station, request.id)
         explicit = request.work_class is not WorkClass.ROTATION
-        if explicit and station.stage is Stage.ABSENT and self.policy.refuses_late:
+        if explicit and station.stage in AWAY and self.policy.refuses_late:
             due = due if station.ghost is None else min(due, station.ghost.due)
             station.ghost = Ghost(due, request.work_class)
         waited = now - request.arrived_at

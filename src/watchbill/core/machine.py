@@ -27,7 +27,7 @@ from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
 from watchbill.core.state import WAKE_MAX_MS, State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import STAYING, Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
 from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
@@ -65,6 +65,7 @@ class Machine:
             m.Loaded: self._residency.loaded,
             m.LoadFailed: self._residency.load_failed,
             m.Stopped: self._residency.stopped,
+            m.Slept: self._residency.slept,
             m.Died: self._residency.died,
             m.Observed: self._observed,
             m.EvictAsked: self._operator.evict_asked,
@@ -187,6 +188,8 @@ class Machine:
             return
         if first is not None or station.model.permanent:
             wakes.append(station.retry_at)
+        if stage is Stage.ASLEEP:
+            self.state.rest(station)
         if stage is Stage.DRAINING and station.emergency:
             wakes.append(station.since + EMERGENCY_GRACE_MS)
         if stage is not Stage.ABSENT and (deadline := self._residency.deadline(station)) is not None:
@@ -197,7 +200,7 @@ class Machine:
         self.state.is_closing = True
         for station in self.state.stations.values():
             self.state.refuse_line(station, "shutting_down", "Watchbill is shutting down", 5_000)
-            if station.stage in (Stage.READY, Stage.LOADING, Stage.PLANNED) and not station.model.shared:
+            if station.stage in STAYING and not station.model.shared:
                 self._do.close(station, "", "Watchbill is shutting down", now)
 
     def _nothing(self, event: m.Tick, now: int) -> None:

@@ -114,6 +114,14 @@ class Stopped(Event, frozen=True):
     attempt: int
 
 
+class Slept(Event, frozen=True):
+    """The engine sleeps as it was told: its process is there, its weights are not."""
+
+    model: str
+    attempt: int
+    measured: Mapping[str, int]  # what it still occupies; empty when the engine cannot tell
+
+
 class Died(Event, frozen=True):
     """An engine that was loading, warm or draining is gone without being asked."""
 
@@ -137,6 +145,7 @@ class ModelReading(Struct, frozen=True):
     attempt: int
     alive: bool
     memory: Mapping[str, int]
+    asleep: bool | None = None  # whether its engine gave its weights back; None where nobody can tell
 
 
 class Observed(Event, frozen=True):
@@ -247,6 +256,21 @@ class Stop(Action, frozen=True):
     attempt: int
     hard: bool
     reason: str
+
+
+class Sleep(Action, frozen=True):
+    """Put the model to sleep; answer with Slept, or, where that failed, take it down and answer with Stopped."""
+
+    model: str
+    attempt: int
+
+
+class Rouse(Action, frozen=True):
+    """Wake the model; answer with Loaded or, when nothing of it is left, with LoadFailed, as for a Load."""
+
+    model: str
+    attempt: int
+    deadline_ms: int
 
 
 class Note(Action, frozen=True):

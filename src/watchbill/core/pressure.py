@@ -73,10 +73,11 @@ class Pressure:
                 if over > 0 and station.needs.get(name) and station.stage is Stage.PLANNED:
                     self._do.unplan(station, now)
                     over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
-            staying = [s for s in self._state.in_stage(Stage.READY, Stage.LOADING) if s.needs.get(name)]
+            resident = self._state.in_stage(Stage.READY, Stage.LOADING, Stage.ASLEEP)
+            staying = [s for s in resident if s.needs.get(name)]
             for station in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
-                    over -= station.needs[name]
+                    over -= station.frees().get(name, 0)
                     self._do.close(station, "", f"{name} holds more than its budget", now)
 
     def end_graces(self, now: int) -> None:

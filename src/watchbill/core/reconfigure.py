@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import STAYING, Stage, Station
 
 __all__ = ["Reconfigure"]
 
@@ -47,10 +47,7 @@ class Reconfigure:
     def outdated(self) -> list[Station]:
         """The models in memory that must leave because their definition changed."""
         return [
-            s
-            for s in self._state.managed
-            if (s.is_retired or s.successor is not None)
-            and s.stage in (Stage.READY, Stage.LOADING, Stage.PLANNED)
+            s for s in self._state.managed if (s.is_retired or s.successor is not None) and s.stage in STAYING
         ]
 
     def settle(self) -> None:

@@ -6,7 +6,7 @@ waits for an answer has a deadline, and what happens at the deadline is defined 
 
 from collections.abc import Mapping
 
-from watchbill.core.messages import Alert, Died, Loaded, LoadFailed, Observed, Stopped
+from watchbill.core.messages import Alert, Died, Loaded, LoadFailed, ModelReading, Observed, Slept, Stopped
 from watchbill.core.state import State
 from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
@@ -35,17 +35,22 @@ class Residency:
         station = self._current(event.model, event.attempt, Stage.LOADING)
         if station is None:
             return
-        station.load.learn(now - station.since)
-        taken = now - station.since
+        taken, woke = now - station.since, station.load is station.wake
+        station.load.learn(taken)
         station.failures, station.failure, station.hopeless = 0, None, False
         self._state.enter(station, Stage.READY, now)
         station.ready_at = station.last_used = self._state.active_at = now
-        station.loads, station.bad_answers, station.is_benched = station.loads + 1, 0, False
+        station.loads, station.wakings = station.loads + (not woke), station.wakings + woke
+        station.bad_answers, station.is_benched = 0, False
         self._measure(station, event.measured)
         station.warm_size = dict(event.measured)
         size = sum(station.sizes().values())
         self._state.note(
-            "loaded", "warm: healthy, and a real probe was answered", station, ms=taken, size=size
+            "awake" if woke else "loaded",
+            "warm: healthy, and a real probe was answered",
+            station,
+            ms=taken,
+            size=size,
         )
 
     def load_failed(self, event: LoadFailed, now: int) -> None:
@@ -65,10 +70,28 @@ class Residency:
         self._state.note("stopped", station.leaving_why, station, ms=now - station.since)
         self._state.enter(station, Stage.ABSENT, now)
 
+    def slept(self, event: Slept, now: int) -> None:
+        """A model sleeps as it was told."""
+        station = self._current(event.model, event.attempt, Stage.STOPPING)
+        if station is not None:
+            self._fall_asleep(station, event.measured, station.leaving_why, now)
+
+    def _fall_asleep(self, station: Station, memory: Mapping[str, int], why: str, now: int) -> None:
+        taken = now - station.since if station.stage is Stage.STOPPING else None
+        station.leaving_for, station.stop_tries = "", 0
+        station.asleep_size = dict(memory) or station.asleep_size
+        station.held = dict(memory) or station.held
+        self._state.enter(station, Stage.ASLEEP, now)
+        self._state.weigh(station)
+        self._state.note("asleep", why, station, ms=taken, size=sum(station.sizes_asleep().values()))
+
     def died(self, event: Died, now: int) -> None:
         """An engine went without being asked: its work returns or fails, its remains are cleared away."""
-        station = self._current(event.model, event.attempt, Stage.LOADING, Stage.READY, Stage.DRAINING)
-        if station is not None:
+        stages = (Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.ASLEEP, Stage.PLANNED)
+        station = self._current(event.model, event.attempt, *stages)
+        if station is not None and station.stage is Stage.PLANNED and station.naps:
+            self._do.unplan(station, now)  # what was to be woken is gone
+        if station is not None and station.stage is not Stage.PLANNED:
             self._do.reset(station, f"its engine died: {event.reason}", now)
 
     def _current(self, name: str, attempt: int, *stages: Stage) -> Station | None:
@@ -92,14 +115,29 @@ class Residency:
                 continue
             if (
                 not reading.alive
-                and station.stage in (Stage.READY, Stage.DRAINING)
+                and station.stage in (Stage.READY, Stage.DRAINING, Stage.ASLEEP)
                 and event.taken_at > station.since
             ):
                 self.died(Died(name, reading.attempt, "its process is gone"), now)
                 continue
             station.held = dict(reading.memory)
+            if reading.asleep is not None:
+                self._see_sleep(station, reading, event.taken_at, now)
             if station.stage is Stage.READY:
                 self._measure(station, reading.memory)
+
+    def _see_sleep(self, station: Station, reading: ModelReading, taken_at: int, now: int) -> None:
+        """An engine may fall asleep by itself. Its memory is given away only from here on, where no request
+        can reach it any more before that memory was promised to it again; until then it counts as warm."""
+        fresh = taken_at > max(station.since, station.last_used)
+        if station.stage is Stage.READY and reading.asleep and station.is_idle and fresh:
+            self._fall_asleep(station, reading.memory, "its engine fell asleep by itself", now)
+        elif station.stage is Stage.ASLEEP and fresh and not reading.asleep:
+            self._state.enter(station, Stage.READY, now)  # its memory counts again, whoever has it now
+            self._state.note("awake", "its engine woke by itself", station)
+        elif station.stage is Stage.ASLEEP and reading.memory:
+            station.asleep_size = dict(reading.memory)
+            self._state.weigh(station)
 
     def _measure(self, station: Station, memory: Mapping[str, int]) -> None:
         if not memory:
@@ -112,12 +150,22 @@ class Residency:
 
     def close_idle(self, now: int) -> None:
         """RES-07: an idle model leaves after its time to live."""
-        for station in self._state.in_stage(Stage.READY):
+        for station in self._state.in_stage(Stage.READY, Stage.ASLEEP):
+            if self._is_sleepy(station, now):
+                self._do.close(station, "", "nobody used it; it sleeps", now, doze=True)
+                continue
             if not station.is_idle or not self._state.is_leaving_when_idle(station):
                 continue
             if now >= station.last_used + station.idle_ms:
                 wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""
                 self._do.close(station, "", f"idle for {station.idle_ms // 1000} s{wished}", now)
+
+    @staticmethod
+    def _is_sleepy(station: Station, now: int) -> bool:
+        """Whether it is time to tell an idle model to sleep. One that sleeps by itself is only watched."""
+        sleep_ms = station.model.sleep_ms
+        is_told = station.model.sleeps_when_told and station.stage is Stage.READY and station.is_idle
+        return is_told and sleep_ms is not None and now >= station.last_used + sleep_ms
 
     def enforce_deadlines(self, now: int) -> None:
         """What waits for an answer that does not come is ended here."""

@@ -14,8 +14,8 @@ from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
 from watchbill.core.company import Companies
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
-from watchbill.core.room import actual_room, planned_room
-from watchbill.core.station import MOVING, STAYING, Running, Stage, Station
+from watchbill.core.room import actual_room, own_share, planned_room
+from watchbill.core.station import AWAY, MOVING, STAYING, Running, Stage, Station
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -80,6 +80,8 @@ class State:
     def weigh(self, station: Station) -> None:
         """Renews what a station needs of the ledger after its size became better known."""
         station.needs = {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog)
+        if station.model.sleep_ms is not None:
+            station.asleep_needs = needs_of(station.model, station.sizes_asleep(), self.catalog)
         self.remeasured()
 
     def remeasured(self) -> None:
@@ -119,9 +121,11 @@ class State:
     def can_ever_fit(self, station: Station) -> bool:
         """Whether a model could be resident beside what never leaves."""
         if station.name not in self._ever:
-            fits = station.model.shared or self.ledger.fits_ever(station.needs, self.permanents(station))
-            self._ever[station.name] = fits
+            self._ever[station.name] = self._fits_ever(station)
         return self._ever[station.name]
+
+    def _fits_ever(self, station: Station) -> bool:
+        return station.model.shared or self.ledger.fits_ever(station.needs, self.permanents(station))
 
     def may_load(self, station: Station, now: int) -> bool:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
@@ -163,7 +167,7 @@ class State:
     def _count_room_for_all(self) -> bool:
         missing: dict[str, int] = {}
         for station in self.managed:
-            if station.stage not in STAYING and not station.hopeless:
+            if (station.stage not in STAYING or station.naps) and not station.hopeless:
                 for resource, amount in station.needs.items():
                     missing[resource] = missing.get(resource, 0) + amount
         free = self.planned_free()
@@ -211,13 +215,8 @@ class State:
             told.append("actual free")
         if self._has_room not in (None, self._count_room_for_all()):
             told.append("room for all")
-        for name, fits in self._ever.items():
-            station = self.stations[name]
-            if not station.model.shared and fits != self.ledger.fits_ever(
-                station.needs, self.permanents(station)
-            ):
-                told.append(f"whether {name} can ever fit")
-        return told
+        wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.stations[name])]
+        return told + [f"whether {name} can ever fit" for name in wrong]
 
     # ------------------------------------------------------------------ what is free
 
@@ -241,13 +240,15 @@ class State:
         return self._less_reserved(self._actual, asking)
 
     def _less_reserved(self, free: dict[str, int], asking: Station | None) -> Mapping[str, int]:
+        if asking is not None and (share := own_share(asking)):
+            free = {resource: amount + share.get(resource, 0) for resource, amount in free.items()}
         if not self.ledger.reserved_for:
             return free
         return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
 
     def used(self, device: str, *stages: Stage) -> int:
         """What the models in these stages need of a device."""
-        return sum(s.needs.get(device, 0) for s in self.managed if s.stage in stages)
+        return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
 
     def running_in(self, lane: str) -> int:
         """How many requests of a lane run, on whichever model."""
@@ -295,8 +296,10 @@ class State:
 
     def rest(self, station: Station) -> None:
         """Looks again at a model without work when its idle time is over."""
-        if station.stage is not Stage.READY or not station.is_idle or station.model.shared:
+        if station.stage not in (Stage.READY, Stage.ASLEEP) or not station.is_idle or station.model.shared:
             return
+        if station.model.sleeps_when_told and station.model.sleep_ms and station.stage is Stage.READY:
+            self.wakes.append(station.last_used + station.model.sleep_ms)
         if self.is_leaving_when_idle(station):
             self.wakes.append(station.last_used + station.idle_ms)
 
@@ -327,6 +330,12 @@ class State:
         """Brings a station to its next stage."""
         self.moving += (stage in MOVING) - (station.stage in MOVING)
         station.stage, station.since = stage, now
+        if stage in (Stage.ABSENT, Stage.READY):
+            station.naps, station.load = False, station.cold_load
+        elif stage is Stage.ASLEEP:
+            station.naps, station.load = True, station.wake
+        elif stage is Stage.LOADING:
+            station.naps = False
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
             station.keep_alive_ms = None
@@ -338,10 +347,7 @@ class State:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
         if self.companies:
             return True
-        for station in self.in_stage(Stage.ABSENT):
-            if station.line or station.ghost is not None or station.must_return:
-                return True
-        return False
+        return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(*AWAY))
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""

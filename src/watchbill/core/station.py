@@ -7,6 +7,10 @@ A station is state and questions; it decides nothing. The stages and what leads 
        │                ▼                            ▼                  ▼ time, the operator, an emergency
        └──memory back── STOPPING ◀──nothing runs── DRAINING ◀───────────┘
 
+An engine that can sleep may also go from READY to ASLEEP, by itself or by the same way out, and from there by a plan
+to PLANNED and LOADING like an absent one: that load is its waking. Asleep it takes no work, so the memory that it gave
+back can be given away: no request reaches it before that memory was promised to it again.
+
 A draining model takes no new work and is never resurrected, except that a plan nobody wants any more may reopen its
 victims once, before the first of them was stopped. Whatever is neither ABSENT nor READY has a deadline.
 """
@@ -20,7 +24,7 @@ from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Request
 from watchbill.core.waiting import Line
 
-__all__ = ["CUT_LIMIT_MS", "HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
+__all__ = ["AWAY", "CUT_LIMIT_MS", "HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
 
 #: First guesses, shown as guesses until something was measured.
 LOAD_GUESS_BYTES_PER_MS = 200_000
@@ -53,11 +57,14 @@ class Stage(Enum):
     LOADING = "loading"  # memory held, the engine was told to load
     READY = "ready"  # serving
     DRAINING = "draining"  # no new work; leaves when nothing runs any more
-    STOPPING = "stopping"  # the engine was told to stop; memory held until it is back
+    STOPPING = "stopping"  # the engine was told to stop, or to sleep; memory held until it is back
+    ASLEEP = "asleep"  # its process is there, its weights are not; it wakes sooner than it loads
 
 
-HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING})
-STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
+HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING, Stage.ASLEEP})
+STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY, Stage.ASLEEP})
+#: Neither warm nor on the way: whoever wants it must plan for it.
+AWAY = (Stage.ABSENT, Stage.ASLEEP)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
@@ -107,8 +114,9 @@ class Station:
         self.running: dict[str, Running] = {}
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_called = False  # it belongs to a company that is under way: no swap takes it
-        self.is_under_way = False  # of a company
+        self.is_called = self.is_under_way = (
+            False  # a member of a company under way, which no swap takes; the company
+        )
         self.companies: list[Station] = []  # the companies that are ready and whose next it would serve
         self.ghost: Ghost | None = None
         self.footprint = known.footprint
@@ -116,9 +124,13 @@ class Station:
         self.warm_size: dict[str, int] = {}  # what it occupied when it became warm this time
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
+        self.naps = False  # it sleeps, is going to, or is planned to wake: its process stays
+        self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
+        self.asleep_size: dict[str, int] = {}  # what it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
-        self.load = MedianEstimate(self.load_from_disk_ms)
+        self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
+        self.wake = MedianEstimate(self.load_from_disk_ms)
         self.service = MeanEstimate(SERVICE_GUESS_MS)
         self.halt = MeanEstimate(STOP_GUESS_MS)
         self.slowdown = SLOWDOWN_GUESS
@@ -129,8 +141,7 @@ class Station:
         self.plan_order = 0
         self.plan_class = WorkClass.ROTATION  # for whom it is being loaded
         self.plan_for = self.name  # its own plan, or that of a company
-        self.leaving_for = ""  # the model that takes its place
-        self.leaving_why = ""
+        self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
         self.emergency = False  # it leaves because memory ran out: its drain is bounded by a grace
         self.is_benched = False  # taken out by hand: it returns when somebody asks for it, not by itself
@@ -144,11 +155,10 @@ class Station:
             known.failure is not None
         )  # the same load will fail again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
-        self.stop_tries = 0
-        self.bad_answers = 0  # in a row
+        self.stop_tries = self.bad_answers = 0  # in a row
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
         # -- counts for people
-        self.loads = self.evictions = 0
+        self.loads = self.evictions = self.wakings = 0
         if known.load_ms is not None:
             self.load.learn(known.load_ms)
         if known.service_ms is not None:
@@ -174,6 +184,15 @@ class Station:
             return dict(self.footprint.expected)
         floor = self.footprint.floor
         return {d: max(size, floor.get(d, 0)) for d, size in self.measured.items()}
+
+    def sizes_asleep(self) -> dict[str, int]:
+        """What it occupies asleep: as seen, as declared, or, where nobody knows, all that it occupies warm."""
+        known = self.asleep_size or self.model.asleep
+        return {d: min(known.get(d, size), size) for d, size in self.sizes().items()}
+
+    def frees(self) -> dict[str, int]:
+        """What is back when it goes."""
+        return self.asleep_needs if self.stage is Stage.ASLEEP else self.needs
 
     # ------------------------------------------------------------------ trouble
 
@@ -207,7 +226,7 @@ class Station:
     @property
     def wants_memory(self) -> bool:
         """Whether there is work for which it would have to be loaded."""
-        return self.stage is Stage.ABSENT and bool(self.line or self.ghost)
+        return self.stage in AWAY and bool(self.line or self.ghost)
 
     @property
     def is_planned_for(self) -> bool:

@@ -29,7 +29,7 @@ from watchbill.core.eviction import Cover, cover
 from watchbill.core.forecast import expected_start_ms
 from watchbill.core.messages import Request
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import AWAY, Stage, Station
 
 __all__ = ["POLICIES", "Fifo", "Plan", "Policy", "Rate", "Turns"]
 
@@ -73,16 +73,16 @@ class Policy(Protocol):
 
 def waiting(state: State, now: int) -> list[Station]:
     """The models that should be loaded and may be tried."""
-    wanted = [*state.in_stage(Stage.ABSENT), *state.companies.values()]
+    wanted = [*state.in_stage(*AWAY), *state.companies.values()]
     return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
 
 
 def movable(state: State, target: Station | None = None) -> list[Station]:
     """The models that may leave for another one: not those of its own company, nor of one that is under way."""
-    own = target.members if target is not None else ()
+    own = () if target is None else target.members or (target,)
     return [
         s
-        for s in state.in_stage(Stage.READY)
+        for s in state.in_stage(Stage.READY, Stage.ASLEEP)
         if not (s.model.permanent or s.is_called or s in own or state.is_reserved_core(s))
     ]
 
@@ -180,7 +180,7 @@ class Rate:
     in_order = False
 
     def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
-        turns = self._turns(state, now) if station.stage is Stage.ABSENT else ()
+        turns = self._turns(state, now) if station.stage in AWAY else ()
         return expected_start_ms(state, station, request, now, turns)
 
     def choose(self, state: State, now: int) -> Plan | None:
@@ -220,7 +220,7 @@ class Rate:
         due: list[tuple[float, Station]] = []
         later: list[tuple[float, Station]] = []
         leaving = [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
-        for station in (*state.in_stage(Stage.ABSENT), *state.companies.values()):
+        for station in (*state.in_stage(*AWAY), *state.companies.values()):
             oldest = station.due() if station.wants_memory else None
             if oldest is None or not station.is_promised:
                 continue
@@ -308,7 +308,9 @@ class Rate:
                 work_class = target.top_class()
                 if work_class not in yielding:
                     yielding[work_class] = self._may_yield(state, work_class, now)
-                leaving = [s for s in yielding[work_class] if s not in (*earmarked, *target.members)]
+                leaving = [
+                    s for s in yielding[work_class] if s not in (*earmarked, *(target.members or (target,)))
+                ]
                 leaving += [s for s in loading if self._may_abort(s, target, now)]
                 if not leaving:
                     continue  # the common case under load: everybody is busy with work of the same class
@@ -390,7 +392,7 @@ def _around(state: State, target: Station, head: Station | None, earmarked: Cove
     if head is None:
         return state.shortage_of(target)
     free = state.planned_free(target)
-    given = {r: sum(v.needs.get(r, 0) for v in earmarked) for r in free}
+    given = {r: sum(v.frees().get(r, 0) for v in earmarked) for r in free}
     left = {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}
     return shortage(target.needs, left)
 

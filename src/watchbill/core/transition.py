@@ -7,7 +7,7 @@ deadline. Never touches a process: it only says what is to be done.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Load, Stop
+from watchbill.core.messages import Alert, Load, Rouse, Sleep, Stop
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Plan
@@ -32,13 +32,15 @@ class Transitions:
         """Begins a change: the target is promised its memory, the victims are closed."""
         self._state.plans_made += 1
         target = plan.target
+        dozing = self._may_doze(plan)
         for station in target.arriving:  # one model, or all that a company lacks: together or not at all
             station.plan_order, station.plan_class = self._state.plans_made, target.top_class()
             station.plan_for = target.name
             self._state.enter(station, Stage.PLANNED, now)
         target.is_under_way = bool(target.members)
         for victim in plan.victims:
-            self.close(victim, target.name, f"{plan.why} of {target.name}: {plan.reason}", now)
+            why = f"{plan.why} of {target.name}: {plan.reason}"
+            self.close(victim, target.name, why, now, doze=victim in dozing)
         names = ", ".join(v.name for v in plan.victims)
         beside = f" ({target.name})" if target.members else ""
         self._state.note(
@@ -47,15 +49,33 @@ class Transitions:
             target.serving,
         )
 
-    def close(self, station: Station, target: str, why: str, now: int) -> None:
+    def _may_doze(self, plan: Plan) -> list[Station]:
+        """The victims that need only sleep: what they give back then is enough, and they are back sooner."""
+        short, dozing = self._state.shortage_of(plan.target), list[Station]()
+        for victim in plan.victims:
+            known = victim.asleep_size or victim.model.asleep
+            if not (known and victim.model.sleeps_when_told and victim.stage is Stage.READY):
+                continue
+            left = {r: sum(v.asleep_needs.get(r, 0) for v in (*dozing, victim)) for r in short}
+            given = {r: sum(v.frees().get(r, 0) for v in plan.victims) - left[r] for r in short}
+            if all(given[r] >= amount for r, amount in short.items()):
+                dozing.append(victim)
+        return dozing
+
+    def close(self, station: Station, target: str, why: str, now: int, *, doze: bool = False) -> None:
         """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
         if station.stage is Stage.PLANNED:
             self.unplan(station, now)
+        if station.stage is Stage.ASLEEP:
+            station.leaving_for = target
+            self._state.note("evict", why, station, size=sum(station.sizes_asleep().values()))
+            self.halt(station, why, now, hard=False)
         elif station.stage is Stage.LOADING:
             station.aborts += 1 if target else 0
             station.leaving_for = target
             self.halt(station, why, now, hard=True)
         elif station.stage is Stage.READY:
+            station.naps = doze
             self._state.enter(station, Stage.DRAINING, now)
             station.leaving_for, station.leaving_why = target, why
             self._state.note("evict", why, station, size=sum(station.sizes().values()))
@@ -70,7 +90,7 @@ class Transitions:
         mine = [s for s in self._state.managed if s.leaving_for == station.plan_for]
         reopens = station.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
         for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == station.plan_for]:
-            self._state.enter(planned, Stage.ABSENT, now)
+            self._state.enter(planned, Stage.ASLEEP if planned.naps else Stage.ABSENT, now)
             self._state.note("unplan", "nobody waits for it any more, or the room is gone", planned)
             planned.reversals += 1
         for victim in mine:
@@ -98,7 +118,7 @@ class Transitions:
         """Stops what has drained, and loads what has its memory, in the order of the plans."""
         for station in self._state.in_stage(Stage.DRAINING):
             if not station.running and not station.users:
-                self.halt(station, station.leaving_why, now, hard=station.emergency)
+                self._put_away(station, now)
         for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
             if self._bus_is_free(station) and not shortage(station.needs, self._state.actual_free(station)):
                 self._load(station, now)
@@ -115,9 +135,23 @@ class Transitions:
             if name in books
         )
 
+    def _put_away(self, station: Station, now: int) -> None:
+        """It has drained: it is stopped, or put to sleep where that is enough and memory did not run out."""
+        if not station.naps or station.emergency:
+            self.halt(station, station.leaving_why, now, hard=station.emergency)
+            return
+        station.attempt += 1
+        self._state.enter(station, Stage.STOPPING, now)
+        self._state.out.append(Sleep(station.name, station.attempt))
+
     def _load(self, station: Station, now: int) -> None:
         station.attempt += 1
+        wakes = station.naps
         self._state.enter(station, Stage.LOADING, now)
+        if wakes:
+            self._state.out.append(Rouse(station.name, station.attempt, self.load_limit(station)))
+            self._state.note("wake", "its memory is there", station, size=sum(station.sizes().values()))
+            return
         self._state.out.append(Load(station.name, station.attempt, self.load_limit(station)))
         self._state.note("load", "its memory is there", station, size=sum(station.sizes().values()))
 
@@ -126,7 +160,7 @@ class Transitions:
         if station.stage in (Stage.READY, Stage.DRAINING):
             station.evictions += 1
         station.attempt += 1
-        station.leaving_why = why
+        station.naps, station.leaving_why = False, why
         self._state.enter(station, Stage.STOPPING, now)
         self._state.out.append(Stop(station.name, station.attempt, hard, why))
 

@@ -51,6 +51,7 @@ class Tally:
     """What is counted while the world runs."""
 
     loads: int = 0
+    wakings: int = 0
     load_ms: float = 0.0
     evictions: int = 0
     peak: dict[str, int] = field(default_factory=dict[str, int])

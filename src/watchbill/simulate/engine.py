@@ -18,6 +18,7 @@ class Power(Enum):
     WARM = "warm"
     DEAD = "dead"  # crashed; its memory is held until it is stopped
     STOPPING = "stopping"
+    ASLEEP = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class TrueModel:
     memory: Mapping[str, int]
     slowdown: float = 0.3
     stop_ms: tuple[float, float] = (100.0, 400.0)  # from being told to go until its memory is back
+    asleep: Mapping[str, int] = field(default_factory=dict[str, int])  # what it keeps when it sleeps
+    wake_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class SimEngine:
     done: float = 0.0  # work done for each job since the engine came up
     at: float = 0.0  # when `done` was true
     generation: int = 0  # of the schedule of the next end
+    used_at: float = 0.0  # when it last had work
 
     def speed(self) -> float:
         """Work per millisecond that each of the running answers gets."""
@@ -50,6 +54,7 @@ class SimEngine:
 
     def advance(self, now: float) -> None:
         """Brings the work done up to now."""
+        self.used_at = now
         self.done += (now - self.at) * self.speed()
         self.at = now
 
@@ -71,6 +76,10 @@ class SimEngine:
             return None
         request = min(self.jobs, key=lambda r: (self.jobs[r], r))
         return now + max(0.0, (self.jobs[request] - self.done) / self.speed()), request
+
+    def doze(self) -> None:
+        """Gives its weights back."""
+        self.power, self.held = Power.ASLEEP, dict(self.model.asleep)
 
     def power_off(self) -> None:
         """The process is gone and its memory is back."""

@@ -6,6 +6,7 @@ must end within its bound. A seed that breaks a law is pasted into a test.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import EvictAsked, Footprint, Knowledge
@@ -35,7 +36,7 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
     """A world that nobody designed."""
     draw = random.Random(seed)
     devices = _devices(draw)
-    models = _models(draw, devices)
+    models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
     lanes = {
         work_class.name.lower(): Lane(
             work_class.name.lower(),
@@ -142,6 +143,23 @@ def _models(draw: random.Random, devices: dict[str, Device]) -> list[Model]:
     return models
 
 
+def _sleepers(draw: random.Random, models: list[Model]) -> list[Model]:
+    """In every second world some models sleep, by themselves or when they are told; of some the size is declared."""
+    if draw.random() < 0.5:
+        return models
+    return [
+        replace(
+            model,
+            sleep_ms=Millis(draw.choice((1_000, 4_000, 20_000))),
+            sleeps_when_told=draw.random() < 0.5,
+            asleep={d: Bytes(size // 50) for d, size in model.memory.items()} if draw.random() < 0.7 else {},
+        )
+        if not model.permanent and not model.shared and draw.random() < 0.7
+        else model
+        for model in models
+    ]
+
+
 def _rotating(model: Model) -> Model:
     return Model(
         model.name, model.engine, memory=model.memory, devices=model.devices, concurrency=model.concurrency,
@@ -150,7 +168,11 @@ def _rotating(model: Model) -> Model:
 
 
 def _truth(draw: random.Random, model: Model) -> TrueModel:
-    return TrueModel(model.name, draw.uniform(500, 12_000), dict(model.memory), draw.choice((0.0, 0.3, 0.9)))
+    load_ms, slowdown = draw.uniform(500, 12_000), draw.choice((0.0, 0.3, 0.9))
+    asleep = {device: size // 50 for device, size in model.memory.items()}
+    return TrueModel(
+        model.name, load_ms, dict(model.memory), slowdown, asleep=asleep, wake_ms=max(100.0, load_ms / 6)
+    )
 
 
 def _guess(draw: random.Random, true: TrueModel) -> Knowledge:

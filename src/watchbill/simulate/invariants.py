@@ -14,7 +14,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
-from watchbill.core.station import STAYING, Stage
+from watchbill.core.station import AWAY, STAYING, Stage
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.places import Places
@@ -99,7 +99,11 @@ class Judge:
             case "unplan":
                 self._planned.discard(name)
                 self._sets = [each for each in self._sets if name not in each]
-            case "load":
+            case "asleep":
+                self.closed[name] = note.reason
+            case "awake":
+                self.closed.pop(name, None)
+            case "load" | "wake":
                 self._judge_load(name)
                 self.closed.pop(name, None)
                 self._planned.discard(name)
@@ -223,6 +227,14 @@ class Judge:
             if name in self.closed or self._world.engines[name].power is not Power.WARM:
                 self.say("a grant without all its companions", f"{action.model} without {name}")
 
+    def woke(self, model: str) -> None:
+        """A request woke an engine that slept without the core's knowledge: its memory must still be its own."""
+        world = self._world
+        for device in world.engines[model].held:
+            held = sum(e.held.get(device, 0) for e in world.engines.values())
+            if held > world.capacity[device] - world.catalog.devices[device].reserve:
+                self.say("an engine woke without its memory", f"{model} {device} {held:,}")
+
     def stopping(self, action: m.Stop) -> None:
         """An engine is about to be stopped; a hard stop asks nobody."""
         for caller in self._world.open.values():
@@ -243,7 +255,7 @@ class Judge:
         """A set is planned whole: nobody waits for the other half."""
         state = self._world.core.state
         for names in self._sets:
-            absent = [name for name in names if state.stations[name].stage is Stage.ABSENT]
+            absent = [name for name in names if state.stations[name].stage in AWAY]
             if absent:
                 self.say("a set was planned in part", f"{' + '.join(names)} without {', '.join(absent)}")
 
@@ -251,7 +263,12 @@ class Judge:
         """Everything that is planned fits."""
         world, state = self._world, self._world.core.state
         for device, rules in world.catalog.devices.items():
-            held = sum(world.truth[s.name].memory.get(device, 0) for s in state.in_stage(*STAYING))
+            held = sum(
+                world.truth[s.name].asleep.get(device, 0)
+                if s.stage is Stage.ASLEEP
+                else world.truth[s.name].memory.get(device, 0)
+                for s in state.in_stage(*STAYING)
+            )
             if held > min(world.capacity[device], rules.capacity or world.capacity[device]) - rules.reserve:
                 self.say("more is planned than fits", f"{device} {held:,}")
 

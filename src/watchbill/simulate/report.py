@@ -35,6 +35,7 @@ LAWS = (
     "a set was planned in part",
     "a grant without all its companions",
     "a companion was stopped while in use",
+    "an engine woke without its memory",
 )
 
 

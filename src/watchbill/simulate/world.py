@@ -6,16 +6,19 @@ the core's actions as the real driver does, and feeds it the same events; what i
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from heapq import heappop, heappush
 
-from watchbill.catalog import ROTATION_LANE, Catalog, WorkClass
+from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
+from watchbill.simulate import naps
 from watchbill.simulate.callers import Caller, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
+from watchbill.simulate.task import run_task
 
 __all__ = ["World"]
 
@@ -74,7 +77,8 @@ class World:
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
-            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: partial(run_task, self),
+            m.Sleep: partial(naps.sleep, self), m.Rouse: partial(naps.rouse, self),
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -192,6 +196,11 @@ class World:
     def _grant(self, action: m.Grant) -> None:
         caller, engine = self.open[action.id], self.engines[action.model]
         self.judge.granting(action)
+        if (
+            engine.power is Power.ASLEEP
+        ):  # it fell asleep by itself and nobody has noticed: a request wakes it
+            engine.power, engine.held = Power.WARM, dict(engine.model.memory)
+            self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
         if caller.started_at is None:
             caller.started_at = self.now
@@ -271,9 +280,10 @@ class World:
         fails = self.happens(faults.load_fails)
         taken = engine.model.load_ms * self.random.uniform(*faults.jitter)
         taken *= self.random.random() if fails else 1.0
-        self.at(self.now + taken, lambda: self._loaded(engine, action.attempt, began, fails))
+        self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
 
-    def _loaded(self, engine: SimEngine, attempt: int, began: float, fails: bool) -> None:
+    def loaded(self, engine: SimEngine, attempt: int, began: float, fails: bool) -> None:
+        """A load, or a waking, has ended."""
         if engine.power is not Power.LOADING or engine.attempt != attempt:
             return
         name = engine.model.name
@@ -283,7 +293,7 @@ class World:
             self.look()
             self.feed(m.LoadFailed(name, attempt, "simulated failure"))
             return
-        engine.power, engine.at, engine.done = Power.WARM, self.now, 0.0
+        engine.power, engine.at, engine.done, engine.used_at = Power.WARM, self.now, 0.0, self.now
         self.judge.became_warm(name, self.now - began)
         self.feed(m.Loaded(name, attempt, dict(engine.held)))
         self._maybe_again(m.Loaded(name, attempt, dict(engine.held)))
@@ -291,7 +301,7 @@ class World:
             self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._die(engine, attempt))
 
     def _die(self, engine: SimEngine, attempt: int) -> None:
-        if engine.power is Power.WARM and engine.attempt == attempt:
+        if engine.power in (Power.WARM, Power.ASLEEP) and engine.attempt == attempt:
             engine.power = Power.DEAD
             engine.jobs = {}
             engine.generation += 1
@@ -305,9 +315,10 @@ class World:
         late = self.happens(faults.memory_late)
         taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(*engine.model.stop_ms)
         lost = self.happens(faults.answer_lost)
-        self.at(self.now + taken, lambda: self._stopped(engine, action.attempt, lost))
+        self.at(self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
 
-    def _stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
+    def stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
+        """A process is gone; the news of it may be lost."""
         if engine.power is not Power.STOPPING or engine.attempt != attempt:
             return
         engine.power_off()
@@ -331,11 +342,12 @@ class World:
 
     def look(self) -> None:
         """The driver looks at its machine."""
+        naps.nod_off(self)
         if self.happens(self.faults.probe_stuck):
             return
         devices = {d: m.DeviceReading(c, self.available(d)) for d, c in self.capacity.items()}
         models = {
-            name: m.ModelReading(engine.attempt, engine.power is not Power.DEAD, dict(engine.held))
+            name: naps.reading(self.catalog.models[name], engine)
             for name, engine in self.engines.items()
             if engine.power is not Power.OFF and not self.catalog.models[name].shared
         }
@@ -368,22 +380,6 @@ class World:
         self.journal.append((self.now, action))
         self.judge.read(action)
 
-    def _run_task(self, action: m.RunTask) -> None:
-        """A background task: one request in the lane of the rotation."""
-        began = self.now
-
-        def ended(caller: Caller) -> None:
-            useful = round(self.now - caller.granted_at) if caller.started_at is not None else 0
-            waited = round((caller.started_at or self.now) - began)
-            done = caller.outcome == "answered"
-            self.feed(m.TaskEnded(action.model, waited, useful, done, caller.outcome))
-
-        work = self.random.uniform(1_000, 5_000)
-
-        def ask() -> None:
-            self.arrive(action.model, work, lane=ROTATION_LANE.name, then=ended)
-
-        self.at(self.now, ask)
 
     def _wake(self, action: m.Wake) -> None:
         self.timer = action.at
