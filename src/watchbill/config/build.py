@@ -10,7 +10,7 @@ from watchbill.config.document import DeviceTable, Document, EngineTable, LaneTa
 from watchbill.config.drivers import DRIVERS
 from watchbill.config.process_types import build_process_types
 from watchbill.config.rotations import build_background, build_epochs, build_rotation, idle_of
-from watchbill.config.settle import memory_of
+from watchbill.config.settle import asleep_of, memory_of
 from watchbill.config.spools import build_spools
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
 
@@ -138,6 +138,9 @@ def _model(
         arguments=table.arguments,
         script=MappingProxyType(_script(table.script)),
         background=build_background(table),
+        sleep_ms=table.sleep,
+        sleeps_when_told=DRIVERS[engine.driver].sleeps_when_told and table.sleep is not None,
+        asleep=MappingProxyType(asleep_of(table)),
         quota=table.quota,
         capture=table.capture,
         url=table.url,
@@ -153,6 +156,7 @@ def _script(table: ScriptTable | None) -> dict[str, object]:
     said: dict[str, object] = table.model_dump(exclude_none=True)
     spelled: dict[str, object] = {
         "load": spell_millis(table.load),
+        "wake": spell_millis(table.wake),
         "service": spell_millis(table.service),
         "memory": spell_bytes(table.memory),
         "fail": list(table.fail),

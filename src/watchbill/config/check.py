@@ -19,7 +19,7 @@ from watchbill.config.problems import Wrong, did_you_mean
 from watchbill.config.process_types import check_process_types
 from watchbill.config.rotations import check_rotation
 from watchbill.config.sets import check_sets
-from watchbill.config.settle import GPU_DEFAULTS
+from watchbill.config.settle import GPU_DEFAULTS, asleep_of
 from watchbill.config.spools import check_captures, check_spools
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.units import spell_bytes
@@ -192,6 +192,7 @@ def _check_model(draft: Draft, name: str, table: ModelTable) -> Iterator[Wrong]:
                 "remove it",
             )
     yield from _check_devices_of_model(draft, path, table)
+    yield from _check_sleep(path, table)
     if table.source is not None:
         try:
             names.operator_path(draft.base, table.source)
@@ -227,6 +228,17 @@ def _check_devices_of_model(draft: Draft, path: KeyPath, table: ModelTable) -> I
     elif table.memory is not None and len(devices) > 1:
         example = ", ".join(f'"{device}" = ...' for device in devices)
         yield (*path, "memory"), "one size for several devices", f"write memory = {{ {example} }}"
+
+
+def _check_sleep(path: KeyPath, table: ModelTable) -> Iterator[Wrong]:
+    if table.sleep is not None and table.permanent:
+        yield (*path, "sleep"), "a permanent model stays warm", "remove one of the two"
+    if table.asleep is not None and table.sleep is None:
+        yield (*path, "asleep"), "means nothing without sleep", 'add sleep = "2m"'
+    for device in sorted(set(asleep_of(table)) - set(table.devices or ())):
+        yield (*path, "asleep"), f"{device} is not among its devices", "name the devices of its memory"
+    if table.sleep is not None and table.idle is not None and table.idle <= table.sleep:
+        yield (*path, "sleep"), "it leaves before it sleeps", "make sleep shorter than idle"
 
 
 def _check_names(draft: Draft) -> Iterator[Wrong]:

@@ -127,6 +127,7 @@ class ScriptTable(Table):
     """How a model of the scripted engine behaves: for tests, demos and the rehearsal of a config."""
 
     load: Duration = Field(default=Millis(0), description="Until it is healthy.")
+    wake: Duration = Field(default=Millis(0), description="Until it is back from sleep.")
     service: Duration = Field(default=Millis(0), description="A whole answer.")
     tokens: int = Field(default=8, ge=1, le=1_000_000, description="Words of an answer.")
     text: str = Field(default="", description="The words; the model's name otherwise.")
@@ -173,6 +174,18 @@ class ModelTable(Table):
         description="Leaves memory after this long without use. Without it: after 5m, and only where not all models "
         "fit at once.",
         examples=["5m"],
+    )
+    sleep: Duration | None = Field(
+        default=None,
+        ge=1000,
+        description="Sleeps after this long without use: its process stays, its weights do not, and it is back sooner. "
+        "llama.cpp does so by itself; others are told by POST /sleep and /wake_up, also in place of leaving.",
+        examples=["2m"],
+    )
+    asleep: Memory | None = Field(
+        default=None,
+        description="What it occupies asleep; measured otherwise, and counted in full until then.",
+        examples=["600MiB"],
     )
     group: PlainName | None = Field(
         default=None, description="Exclusive group: at most one of its members is on a device at a time."

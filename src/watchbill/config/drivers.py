@@ -21,19 +21,25 @@ class Driver:
     declares: frozenset[str] = frozenset()  # keys of every model that this driver cannot do without
     needs_url: bool = False  # its engine has no address by itself
     is_shared: bool = False  # its engines are always somebody else's
+    sleeps_when_told: bool = (
+        False  # its models have addresses for it; otherwise they sleep by themselves or never
+    )
 
 
 #: Everything that runs as a process of ours.
 _OWNED = frozenset({"health", "probe", "env"})
+_SLEEP = frozenset({"sleep", "asleep"})
 
 DRIVERS: dict[str, Driver] = {
     "llamacpp": Driver(
         needs=frozenset({"source"}),
-        reads=_OWNED | {"context", "threads", "mmap", "embedding", "prompt_cache", "arguments"},
+        reads=_OWNED | _SLEEP | {"context", "threads", "mmap", "embedding", "prompt_cache", "arguments"},
         engine_reads=frozenset({"binary"}),
     ),
-    "process": Driver(needs=frozenset({"command"}), reads=_OWNED | {"source", "stop"}),
-    "scripted": Driver(reads=_OWNED | {"script"}),
+    "process": Driver(
+        needs=frozenset({"command"}), reads=_OWNED | _SLEEP | {"source", "stop"}, sleeps_when_told=True
+    ),
+    "scripted": Driver(reads=_OWNED | _SLEEP | {"script"}, sleeps_when_told=True),
     "ollama": Driver(
         needs=frozenset({"source"}),
         reads=frozenset({"probe", "embedding"}),

@@ -12,7 +12,7 @@ from watchbill.config.rotations import settle_rotation
 from watchbill.config.spools import settle_spool
 from watchbill.units import Bytes, Millis
 
-__all__ = ["GPU_DEFAULTS", "RAM_RESERVE", "devices_of", "memory_of", "settle"]
+__all__ = ["GPU_DEFAULTS", "RAM_RESERVE", "asleep_of", "devices_of", "memory_of", "settle"]
 
 #: `[devices.gpu]` is no device but the defaults of all GPUs.
 GPU_DEFAULTS = "gpu"
@@ -59,6 +59,13 @@ def memory_of(table: ModelTable) -> dict[str, Bytes]:
     if table.script is not None and table.script.memory:
         return {devices_of(table)[0]: table.script.memory}
     return {}
+
+
+def asleep_of(table: ModelTable) -> dict[str, Bytes]:
+    """What a model declares to keep on each device when it sleeps."""
+    if isinstance(table.asleep, dict):
+        return table.asleep
+    return {} if table.asleep is None else {devices_of(table)[0]: table.asleep}
 
 
 def _settle_devices(given: dict[str, DeviceTable], models: Iterable[ModelTable]) -> dict[str, DeviceTable]:

@@ -329,13 +329,7 @@ class State:
     def enter(self, station: Station, stage: Stage, now: int) -> None:
         """Brings a station to its next stage."""
         self.moving += (stage in MOVING) - (station.stage in MOVING)
-        station.stage, station.since = stage, now
-        if stage in (Stage.ABSENT, Stage.READY):
-            station.naps, station.load = False, station.cold_load
-        elif stage is Stage.ASLEEP:
-            station.naps, station.load = True, station.wake
-        elif stage is Stage.LOADING:
-            station.naps = False
+        station.enter(stage, now)
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
             station.keep_alive_ms = None

@@ -176,6 +176,18 @@ class Station:
         """What a plan for it would load."""
         return (self,)
 
+    def enter(self, stage: Stage, now: int) -> None:
+        """Takes the next stage. While it naps `load` means its waking, whose first guess is what a load takes."""
+        self.stage, self.since = stage, now
+        if stage is Stage.ASLEEP:
+            if self.wake.is_guess:
+                self.wake = MedianEstimate(self.cold_load.ms)
+            self.naps, self.load = True, self.wake
+        elif stage in (Stage.ABSENT, Stage.READY):
+            self.naps, self.load = False, self.cold_load
+        elif stage is Stage.LOADING:
+            self.naps = False
+
     # ------------------------------------------------------------------ sizes
 
     def sizes(self) -> dict[str, int]:
@@ -345,6 +357,8 @@ class Station:
 
     def has_had_turn(self, now: int) -> bool:
         """Whether its quantum is over, so that its place may be given away. Rotation work has no quantum."""
+        if self.stage is Stage.ASLEEP:
+            return True  # it gave its place up by itself
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
 

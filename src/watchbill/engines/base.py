@@ -14,12 +14,12 @@ A driver proves itself by inheriting the contract suite in `tests/wire/engine_co
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from watchbill.catalog import Model
 from watchbill.errors import ModelFailed
 
-__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Router", "Warm"]
+__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Router", "Sleeper", "Warm"]
 
 #: (model name, attempt, reason) of an engine that died without being asked.
 DeathCallback = Callable[[str, int, str], None]
@@ -43,6 +43,8 @@ class Capabilities:
     owned: bool  # may start and stop its models
     measures_memory: bool  # can tell what a model occupies
     stops_generation: bool  # leaving a stream stops the work at the engine
+    #: Gives its weights back and keeps its process: never, by itself when idle, when it is told.
+    sleeps: Literal["", "itself", "told"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,23 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stops everything this engine owns. The engine cannot be used afterwards."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """What an engine has beside the rest whose models can sleep."""
+
+    async def sleep(self, model: str, attempt: int) -> Mapping[str, int]:
+        """Puts a warm model to sleep and says what it still occupies. Raises LoadError when it does not."""
+        ...
+
+    async def rouse(self, model: Model, attempt: int) -> Warm:
+        """Wakes a model; returns when it is warm. When it raises LoadError, nothing of the model is left."""
+        ...
+
+    def is_asleep(self, model: str) -> bool | None:
+        """Whether the model sleeps; None when it is not up or cannot tell. Blocks: call it in a thread."""
         ...
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from watchbill.catalog import Model
 from watchbill.engines import llama_server
 from watchbill.engines.base import Capabilities, LoadError
+from watchbill.engines.nap import LLAMA
 from watchbill.engines.owned import Diagnosis, Launch
 from watchbill.errors import ConfigError
 from watchbill.gguf import GgufError, read_header
@@ -60,7 +61,8 @@ SIGNS: tuple[tuple[re.Pattern[str], str, bool], ...] = (
 class LlamaRecipe:
     """How llama.cpp is started, and what its log means."""
 
-    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True)
+    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True, sleeps="itself")
+    nap = LLAMA
 
     def __init__(self, binary: str | None = None) -> None:
         self._binary = binary
@@ -138,6 +140,8 @@ def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> l
         words += _if_known(known, ["--no-mmap"])
     if threads := model.threads or _spare_threads():
         words += ["--threads", str(threads)]
+    if model.sleep_ms is not None:
+        words += _if_known(known, ["--sleep-idle-seconds", str(max(1, -(-model.sleep_ms // 1000)))])
     if model.embedding:
         # A text to embed goes through in one piece: it must fit into one physical batch.
         words += ["--embedding", "--batch-size", str(model.context), "--ubatch-size", str(model.context)]

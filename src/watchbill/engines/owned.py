@@ -18,6 +18,7 @@ from typing import Protocol
 from watchbill import limits
 from watchbill.catalog import RAM, Model
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadError, Warm
+from watchbill.engines.nap import Nap, is_sleeping, tell
 from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
 from watchbill.probes.trees import pss_of_tree
@@ -55,6 +56,11 @@ class Recipe(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def nap(self) -> Nap | None:
+        """How its models sleep, if they can."""
+        ...
 
     def probe_for(self, model: Model) -> str:
         """What proves this model warm when its table does not say."""
@@ -138,6 +144,41 @@ class OwnedEngine:
             await asyncio.wait([host.bringing_up])
         if host.process is not None and not host.process.has_ended:
             await shielded(self._take_down(host, hard=hard))
+
+    async def sleep(self, model: str, attempt: int) -> Mapping[str, int]:
+        """Puts a warm model to sleep. A death from now on belongs to this attempt."""
+        host, nap = self._hosts.get(model), self._recipe.nap
+        if host is None or not host.is_ready or nap is None or nap.sleep is None:
+            raise LoadError(f"{model} cannot be put to sleep")
+        host.attempt = attempt
+        await tell(Endpoint(LOOPBACK, host.port), nap.sleep)
+        return await asyncio.to_thread(self.memory, model)
+
+    async def rouse(self, model: Model, attempt: int) -> Warm:
+        """Wakes a model: tells it where that is possible, and asks it something in any case."""
+        host, nap = self._hosts.get(model.name), self._recipe.nap
+        if host is None or host.process is None or nap is None:
+            raise LoadError(f"{model.name} is not asleep")
+        host.attempt = attempt
+        limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                if nap.wake is not None:
+                    await tell(Endpoint(LOOPBACK, host.port), nap.wake, limit_ms)
+                warm = await self._warm_or_ended(host, host.process)
+        except (LoadError, TimeoutError) as error:
+            await shielded(self._take_down(host, hard=True))
+            raise self._failure(host, f"did not wake: {error}") from error
+        if not isinstance(warm, Warm):
+            raise self._failure(host, f"{warm.describe()} while it woke")
+        return warm
+
+    def is_asleep(self, model: str) -> bool | None:
+        """Whether the model's engine says that it sleeps."""
+        host, nap = self._hosts.get(model), self._recipe.nap
+        if host is None or not host.is_ready or nap is None or host.model.sleep_ms is None:
+            return None
+        return is_sleeping(Endpoint(LOOPBACK, host.port), nap)
 
     def memory(self, model: str) -> Mapping[str, int]:
         """PSS of the whole tree, its guard included: all that goes when the model goes."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Model
 from watchbill.engines.base import Capabilities
+from watchbill.engines.nap import TOLD
 from watchbill.engines.owned import Diagnosis, Launch
 from watchbill.errors import ConfigError
 from watchbill.processes import Keeper
@@ -30,7 +31,8 @@ class ProcessRecipe:
     """How a command of the config becomes a process."""
 
     # What a foreign program does when a client leaves is its own affair.
-    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=False)
+    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=False, sleeps="told")
+    nap = TOLD
 
     def probe_for(self, model: Model) -> str:
         """Health is all that every program has."""

@@ -4,6 +4,7 @@ It ships with Watchbill and serves tests, demos and rehearsals of a config: a mo
 minute can be tried on a laptop. The script is the model's `script` table:
 
     load        "3s"      until it is healthy
+    wake        "0.2s"    until it has its memory again after POST /sleep; POST /wake_up or any request wakes it
     service     "0.5s"    duration of a whole answer, spread evenly over its tokens
     tokens      16        words of an answer; max_tokens cuts it
     text        "..."     the words, repeated as often as needed; the model's name otherwise
@@ -21,6 +22,7 @@ import msgspec
 from watchbill.catalog import Model
 from watchbill.engines import scripted_server
 from watchbill.engines.base import Capabilities
+from watchbill.engines.nap import TOLD
 from watchbill.engines.owned import Launch
 from watchbill.errors import ConfigError
 from watchbill.names import file_stem
@@ -49,6 +51,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `script` table as it is written."""
 
     load: str | int | float = 0
+    wake: str | int | float = 0
     service: str | int | float = 0
     tokens: int = 8
     text: str = ""
@@ -64,7 +67,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScriptedRecipe:
     """How a scripted model is started."""
 
-    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True)
+    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True, sleeps="told")
+    nap = TOLD
 
     def probe_for(self, model: Model) -> str:
         """One answer of the kind the model gives."""
@@ -102,6 +106,7 @@ def check_script(script: Mapping[str, object], concurrency: int = 1) -> dict[str
         raise ConfigError("script: tokens must be at least 1, and jitter between 0 and 1")
     return {
         "load_ms": parse_millis(read.load),
+        "wake_ms": parse_millis(read.wake),
         "service_ms": parse_millis(read.service),
         "tokens": read.tokens,
         "text": read.text,

@@ -27,7 +27,7 @@ BODY_BYTES_MAX = 64 * 2**20
 BACKLOG = 512
 #: Memory is taken in this many steps over the load, as a real engine does.
 MEMORY_STEPS = 10
-EMBEDDING_DIMENSIONS = 8
+DIMENSIONS = range(8)  # of an embedding
 
 Fields = dict[str, object]
 
@@ -41,26 +41,22 @@ class Script:
 
     def __init__(self, text: str, state_path: str) -> None:
         fields = cast("Fields", json.loads(text))
-        self.load_s = cast("int", fields["load_ms"]) / 1000
-        self.service_s = cast("int", fields["service_ms"]) / 1000
+        durations = ("load_ms", "service_ms", "wake_ms")
+        self.load_s, self.service_s, self.wake_s = (cast("int", fields[name]) / 1000 for name in durations)
         self.tokens = cast("int", fields["tokens"])
         self.memory_bytes = cast("int", fields["memory_bytes"])
         self.concurrency = cast("int", fields["concurrency"])
         self.jitter = cast("float", fields["jitter"])
         self.text = cast("str", fields["text"])
-        self._fail = cast("list[str]", fields["fail"])
+        self.fail = cast("list[str]", fields["fail"])
         self._fail_times = cast("int", fields["fail_times"])
         self._seed = cast("int", fields["seed"])
         self._state_path = state_path
         self._lock = threading.Lock()
 
-    def has(self, failure: str) -> bool:
-        """Whether this is one of the ways to misbehave."""
-        return failure in self._fail
-
     def fails(self, failure: str) -> bool:
         """Whether to misbehave now. Counts: with `fail_times` only the first so many times, over all starts."""
-        if failure not in self._fail:
+        if failure not in self.fail:
             return False
         with self._lock:
             done = self._failures_so_far()
@@ -91,7 +87,7 @@ class Engine:
     def __init__(self, name: str, script: Script) -> None:
         self.name = name
         self.script = script
-        self.is_ready = False
+        self.is_ready = self.is_asleep = False
         self.slots = threading.Semaphore(script.concurrency)
         self.lock = threading.Lock()
         self.counts = {"active": 0, "queued": 0, "served": 0, "cancelled": 0}
@@ -100,18 +96,30 @@ class Engine:
     def load(self) -> None:
         """Takes its time and its memory."""
         load_s = self.script.jittered(self.script.load_s)
-        for _ in range(MEMORY_STEPS):
-            time.sleep(load_s / MEMORY_STEPS)
-            if step := self.script.memory_bytes // MEMORY_STEPS:
-                # Populated: every page is really there, as weights are.
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-                self.memory.append(mmap.mmap(-1, step, flags=flags))
+        self.take_memory(load_s)
         if self.script.fails("crash-on-load"):
             die("crashes while it loads, as its script says")
         if self.script.fails("hang-on-load"):
             return
         self.is_ready = True
         say(f"ready after {load_s:.3f} s")
+
+    def take_memory(self, seconds: float) -> None:
+        for _ in range(MEMORY_STEPS):
+            time.sleep(seconds / MEMORY_STEPS)
+            if step := self.script.memory_bytes // MEMORY_STEPS:
+                # Populated: every page is really there, as weights are.
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+                self.memory.append(mmap.mmap(-1, step, flags=flags))
+
+    def nap(self, asleep: bool) -> None:
+        """Gives its memory back, or takes it again; what is asked of it wakes it, too."""
+        with self.lock:
+            if self.is_asleep and not asleep:
+                self.take_memory(self.script.wake_s)
+            elif asleep:
+                self.memory.clear()
+            self.is_asleep = asleep
 
     def count(self, **changes: int) -> None:
         """Moves the counters that /wb-scripted/state shows."""
@@ -128,7 +136,7 @@ class Connection(threading.Thread):
         self.engine = engine
         self.script = engine.script
         self.client = client
-        self.buffer = b""
+        self.reader = client.makefile("rb")
         self.is_probe = False
 
     def run(self) -> None:
@@ -143,14 +151,16 @@ class Connection(threading.Thread):
 
     def answer_one(self) -> bool:
         """Reads and answers a request; tells whether the connection stays open."""
-        head = self.read_until(b"\r\n\r\n")
-        if not head:
-            return False
-        first, *lines = head.decode("latin-1").split("\r\n")
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = self.reader.readline(HEADER_BYTES_MAX)
+            if not line or len(head) > HEADER_BYTES_MAX:
+                return False
+            head += line
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
         method, path, version = first.split(" ", 2)
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-        }
+        fields = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in fields}
         self.is_probe = "x-watchbill-probe" in headers
         body = self.read_exactly(min(int(headers.get("content-length", "0")), BODY_BYTES_MAX))
         self.route(method, path.partition("?")[0], body)
@@ -164,6 +174,11 @@ class Connection(threading.Thread):
             self.send_error(503, "Loading model")
         elif path == "/health":
             self.send_json(200, {"status": "ok"})
+        elif path == "/is_sleeping":
+            self.send_json(200, {"is_sleeping": self.engine.is_asleep})
+        elif method == "POST" and path in ("/sleep", "/wake_up"):
+            self.engine.nap(path == "/sleep")
+            self.send_json(200, {})
         elif path == "/v1/models":
             self.send_json(200, {"object": "list", "data": [{"id": self.engine.name, "object": "model"}]})
         elif method == "POST" and path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
@@ -180,6 +195,7 @@ class Connection(threading.Thread):
         if not isinstance(asked, dict):
             self.send_error(400, "the body is not a JSON object")
             return
+        self.engine.nap(False)
         self.wait_for_slot()
         self.engine.count(active=1)
         try:
@@ -272,22 +288,10 @@ class Connection(threading.Thread):
         while True:
             self.sleep(3600)
 
-    def read_until(self, mark: bytes) -> bytes:
-        while mark not in self.buffer:
-            fresh = self.client.recv(65536)
-            if not fresh or len(self.buffer) > HEADER_BYTES_MAX:
-                return b""
-            self.buffer += fresh
-        found, _, self.buffer = self.buffer.partition(mark)
-        return found
-
     def read_exactly(self, size: int) -> bytes:
-        while len(self.buffer) < size:
-            fresh = self.client.recv(65536)
-            if not fresh:
-                raise Gone
-            self.buffer += fresh
-        body, self.buffer = self.buffer[:size], self.buffer[size:]
+        body = self.reader.read(size)
+        if len(body) < size:
+            raise Gone
         return body
 
     def send_head(self, status: int, kind: str, length: str) -> None:
@@ -358,17 +362,13 @@ class Answer:
 def embeddings(model: str, asked: object) -> Fields:
     """A vector per text, the same for the same text."""
     texts = cast("list[object]", asked) if isinstance(asked, list) else [asked]
-    vectors = [
-        [zlib.crc32(f"{n}:{text}".encode()) / 2**31 - 1 for n in range(EMBEDDING_DIMENSIONS)]
-        for text in texts
-    ]
+    vectors = [[zlib.crc32(f"{n}:{text}".encode()) / 2**31 - 1 for n in DIMENSIONS] for text in texts]
     data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
     usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(len(str(text).split()) for text in texts))
     return {"object": "list", "model": model, "data": data, "usage": usage}
 
 
 def say(line: str) -> None:
-    """Writes to the engine's log."""
     print(f"scripted: {line}", flush=True)
 
 
@@ -381,9 +381,9 @@ def die(why: str) -> None:
 def main(name: str, port: str, script_text: str, state_path: str) -> None:
     """scripted_server.py MODEL PORT SCRIPT STATE_FILE"""
     script = Script(script_text, state_path)
-    if script.has("ignore-term"):
+    if "ignore-term" in script.fail:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if script.has("fork-and-exit"):
+    if "fork-and-exit" in script.fail:
         if os.fork():
             os._exit(0)
         os.setsid()

@@ -79,9 +79,8 @@ class Driver:
         self._commands = Commands(self.feed)
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
-        self._lookout = parts.make_lookout(
-            catalog=catalog, memory=self._room.memory, feed=self._observed, alert=self._alert
-        )
+        looks = {"memory": self._room.memory, "asleep": self._room.asleep}
+        self._lookout = parts.make_lookout(catalog=catalog, **looks, feed=self._observed, alert=self._alert)
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
         self.claims = Claims(self._ask_maintenance, self.now)
@@ -89,8 +88,9 @@ class Driver:
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
-            m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self._alert,
-            m.Reply: self._reply, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Load: self._load, m.Stop: self._room.stop, m.Note: self._note, m.Alert: self._alert,
+            m.Reply: self._commands.reply, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Sleep: self._room.sleep, m.Rouse: self._room.rouse,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop
@@ -358,14 +358,13 @@ class Driver:
         self._parts.memories.before_load(action.model)
         self._room.load(action)
 
-    def _stop(self, action: m.Stop) -> None:
-        self._room.stop(action)
-
     def _note(self, action: m.Note) -> None:
         self._parts.journal.write(action)
         _LOG.info("action=%s model=%s why=%s", action.event, action.model or "-", action.reason)
         if action.event == "loaded" and action.model and action.ms is not None:
             self._learn_load(action.model, action.ms)
+        elif action.event == "awake" and action.model:
+            self._last_loads[action.model] = (self.now(), action.ms or 0)
         elif action.event == "load_failed" and action.model:
             self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
         elif action.event == "evict" and action.model:
@@ -384,9 +383,6 @@ class Driver:
 
     def _alert(self, action: m.Alert) -> None:
         self._parts.alerts.raise_(action)
-
-    def _reply(self, action: m.Reply) -> None:
-        self._commands.reply(action)
 
     def _run_task(self, action: m.RunTask) -> None:
         task = self._catalog.models[action.model].background

@@ -8,12 +8,12 @@ warm is reported at once, because its process may die in the very next moment an
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
 
 from watchbill.catalog import Catalog, EngineRules, Model
-from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Stop, Stopped
-from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Warm
+from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Rouse, Sleep, Slept, Stop, Stopped
+from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Sleeper, Warm
 from watchbill.errors import ConfigError
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes.trees import pids_of_tree
@@ -42,6 +42,8 @@ class EngineRoom:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self.warm: dict[str, Warm] = {}
+        self._asleep: dict[str, Warm] = {}  # those that were told to sleep: their processes go on
+        self._cards: dict[str, dict[str, int]] = {}  # what each was last seen to hold on cards
         self._routed: set[str] = set()  # the shared ones among them
         self.attempts: dict[str, int] = {}  # of the process that is up or coming up
         self.reconfigure(catalog)
@@ -117,12 +119,70 @@ class EngineRoom:
         self._cool(model)
         self._feed(Died(model, attempt, reason))
 
+    # ------------------------------------------------------------------ asleep
+
+    def sleep(self, action: Sleep) -> None:
+        """Begins to put a model to sleep; one that does not is taken down instead."""
+        if (warm := self.warm.get(action.model)) is not None:
+            self._asleep[action.model] = warm
+        self._cool(action.model)
+        self.attempts[action.model] = action.attempt
+        self._run(self._sleep(action), f"sleep {action.model}")
+
+    async def _sleep(self, action: Sleep) -> None:
+        engine = self._hosts.get(action.model)
+        try:
+            if not isinstance(engine, Sleeper):
+                raise LoadError(f"the engine of {action.model} cannot sleep")
+            memory = await engine.sleep(action.model, action.attempt)
+        except LoadError as error:
+            _LOG.warning("%s is stopped, because it does not sleep: %s", action.model, error)
+            await self._stop(Stop(action.model, action.attempt, False, str(error)))
+            return
+        await self._look()
+        self._feed(Slept(action.model, action.attempt, {**memory, **self._held_on_cards(action.model)}))
+
+    def rouse(self, action: Rouse) -> None:
+        """Begins to wake a model."""
+        self.attempts[action.model] = action.attempt
+        self._loads[action.model] = asyncio.create_task(self._rouse(action), name=f"wake {action.model}")
+
+    async def _rouse(self, action: Rouse) -> None:
+        engine = self._hosts.get(action.model)
+        model = replace(self._catalog.models[action.model], load_timeout_ms=Millis(action.deadline_ms))
+        try:
+            if not isinstance(engine, Sleeper):
+                raise LoadError(f"the engine of {action.model} cannot be woken")
+            warm = await engine.rouse(model, action.attempt)
+        except LoadError as error:
+            await self._failed(
+                Load(action.model, action.attempt, action.deadline_ms), str(error), hopeless=False
+            )
+        else:
+            self._asleep.pop(action.model, None)
+            self.warm[action.model] = warm
+            self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
+
+    def asleep(self) -> dict[str, bool]:
+        """Which of the models that can sleep do. Blocks: call it in a thread."""
+        found: dict[str, bool] = {}
+        for model, engine in list(self._hosts.items()):
+            rules = self._catalog.models.get(model)
+            if rules is not None and rules.sleep_ms is not None and isinstance(engine, Sleeper):
+                said = engine.is_asleep(model)
+                if said is not None:
+                    found[model] = said
+        return found
+
     # ------------------------------------------------------------------ down
 
     def stop(self, action: Stop) -> None:
         """Begins to take a model down."""
         self._cool(action.model)
-        task = asyncio.create_task(self._stop(action), name=f"stop {action.model}")
+        self._run(self._stop(action), f"stop {action.model}")
+
+    def _run(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
@@ -139,6 +199,7 @@ class EngineRoom:
             _LOG.exception("stop of %s broke", action.model)
             return
         self.attempts.pop(action.model, None)
+        self._asleep.pop(action.model, None)
         await self._look()
         self._feed(Stopped(action.model, action.attempt))
 
@@ -165,11 +226,16 @@ class EngineRoom:
         for model, attempt in list(self.attempts.items()):
             engine = self._hosts.get(model)
             if engine is not None:
-                found[model] = (attempt, {**engine.memory(model), **self._on_cards(model, cards)})
+                self._cards[model] = self._on_cards(model, cards)
+                found[model] = (attempt, {**engine.memory(model), **self._cards[model]})
         return found
 
+    def _held_on_cards(self, model: str) -> dict[str, int]:
+        """What the last look showed of a model on the cards."""
+        return self._cards.get(model, {})
+
     def _on_cards(self, model: str, cards: Cards) -> dict[str, int]:
-        warm = self.warm.get(model)
+        warm = self.warm.get(model) or self._asleep.get(model)
         if warm is None or warm.pid is None or not any(cards.values()):
             return {}
         pids = pids_of_tree(warm.pid)

@@ -12,7 +12,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
-from watchbill.runtime.views import policy_doubt, state_of
+from watchbill.runtime.views import policy_doubt, state_of, wakes_text
 
 __all__ = ["duplicate", "explain"]
 
@@ -27,6 +27,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     stage, price, policy = state_of(station, now), station.price(now), core.state.catalog.policy.name
     if why := policy_doubt(machine.state, station):
         policy += f", for now turns because {why}"
+    asleep = f"{wakes_text(station)}; " if stage == "asleep" else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
@@ -48,7 +49,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "model": request.model,
         "state": stage,
         "verdict": _verdict(granted, refused, plan, leaving),
-        "reason": _reason(granted, refused, plan, _together(core, (serving, *beside), now)),
+        "reason": asleep + _reason(granted, refused, plan, _together(core, (serving, *beside), now)),
         "companions": {name: state_of(core.state.stations[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
@@ -89,7 +90,7 @@ def _is_plan_for(note: Note, serving: str, target: str) -> bool:
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
     """The state of a model, or of a company: that of its last member to come."""
     states = {state_of(core.state.stations[name], now) for name in names}
-    order = ("draining", "stopping", "absent", "failed", "quarantined", "loading")
+    order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "loading")
     return next((state for state in order if state in states), "ready")
 
 

@@ -34,12 +34,14 @@ class Lookout:
         memory: Callable[[Cards], Memory],
         feed: Callable[[Observed], None],
         *,
+        asleep: Callable[[], Mapping[str, bool]] | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
         self._ram, self._clock, self._alert = ram, clock, alert
+        self._see_sleep, self._asleep = asleep, dict[str, bool]()
         self._failed = [0] * len(probes)  # looks in a row that brought nothing
         self._turn = asyncio.Lock()
         self._woken = asyncio.Event()
@@ -76,6 +78,8 @@ class Lookout:
             if processes:
                 cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
                 self._models = await asyncio.to_thread(self._memory, cards)
+                if self._see_sleep is not None:
+                    self._asleep = dict(await asyncio.to_thread(self._see_sleep))
                 self._models_at = self._clock()
         now = round(self._clock() * 1000)
         devices = {
@@ -85,7 +89,8 @@ class Lookout:
             if name in self._catalog.devices
         }
         models = {
-            name: ModelReading(attempt, True, memory) for name, (attempt, memory) in self._models.items()
+            name: ModelReading(attempt, True, memory, self._asleep.get(name) if processes else None)
+            for name, (attempt, memory) in self._models.items()
         }
         self._feed(Observed(now, devices, models, self._stalls()))
         self._next_ms = self._pace(devices)

@@ -14,7 +14,7 @@ from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
-__all__ = ["policy_doubt", "request_view", "requests_view", "status_view"]
+__all__ = ["policy_doubt", "request_view", "requests_view", "state_of", "status_view", "wakes_text"]
 
 _STATES = {
     Stage.ABSENT: "absent",
@@ -23,10 +23,12 @@ _STATES = {
     Stage.READY: "ready",
     Stage.DRAINING: "draining",
     Stage.STOPPING: "stopping",
+    Stage.ASLEEP: "asleep",
 }
 
 _MISSING = {
     Stage.ABSENT: "not in memory",
+    Stage.ASLEEP: "asleep",
     Stage.PLANNED: "next to be loaded",
     Stage.LOADING: "loading",
     Stage.DRAINING: "leaving",
@@ -65,6 +67,7 @@ def _device(state: State, name: str) -> dict[str, object]:
         "used": state.used(name, Stage.READY, Stage.DRAINING),
         "loading": state.used(name, Stage.PLANNED, Stage.LOADING),
         "stopping": state.used(name, Stage.STOPPING),
+        "asleep": state.used(name, Stage.ASLEEP),
         "emergency": book.emergency_since is not None,
         "maintenance": book.in_maintenance,
         "constrained": book.reading.constrained if book.reading else None,
@@ -80,6 +83,7 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "engine": station.model.engine,
         "memory": sum(station.sizes().values()),
         "measured": sum(station.measured.values()) or None,
+        "asleep": sum(station.sizes_asleep().values()) if station.model.sleep_ms is not None else None,
         "devices": station.sizes(),
         "in_flight": len(station.running),
         "beside": len(station.users),
@@ -91,6 +95,7 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "permanent": station.model.permanent,
         "load_ms": round(station.load.ms),
         "load_is_guess": station.load.is_guess,
+        "wake_ms": None if station.wake.is_guess else round(station.wake.ms),
         "service_ms": round(station.service.ms),
         "service_is_guess": station.service.is_guess,
         "idle_left_ms": max(0, due) if leaves else None,
@@ -186,10 +191,19 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
             )
         case Stage.DRAINING | Stage.STOPPING:
             return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
+        case Stage.ASLEEP:
+            hindrance = _hindrance(state, station)
+            return f"{wakes_text(station)}; it waits {hindrance or 'for its memory'}"
         case Stage.ABSENT:
             why = f"; its last load failed: {station.failure}" if station.failure else ""
             hindrance = _hindrance(state, station)
             return f"{station.name} is not in memory and waits {hindrance or 'for its turn'}{why}"
+
+
+def wakes_text(station: Station) -> str:
+    """How long a sleeping model needs."""
+    guess = ", a guess" if station.wake.is_guess else ""
+    return f"{station.name} is asleep, wakes in about {station.wake.ms / 1000:.1f} s{guess}"
 
 
 def _missing_reason(state: State, company: Station) -> str:

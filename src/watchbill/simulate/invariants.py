@@ -131,7 +131,7 @@ class Judge:
         engine = world.engines[name]
         if model.shared:
             self.say("a shared engine was managed", name)
-        voluntary = reason.startswith(VOLUNTARY)
+        voluntary = reason.startswith(VOLUNTARY) and engine.power is not Power.ASLEEP
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
