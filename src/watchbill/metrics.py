@@ -26,7 +26,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Table = Mapping[str, object]
 
 #: Model states that `status` knows; each model has exactly one of them at 1.
-STATES = ("absent", "loading", "ready", "draining", "stopping", "failed", "quarantined")
+STATES = ("absent", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined")
 DEVICE_GAUGES = {
     "capacity": "Memory of the device, after the configured cap.",
     "reserve": "Memory kept free for other services.",

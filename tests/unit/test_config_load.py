@@ -130,6 +130,8 @@ background = { command = "last-op" }
 engine = "process"
 command = "serve --port ${PORT}"
 stop = "SIGINT"
+sleep = "1m"
+asleep = "600MB"
 source = "/abs/x.bin"
 background = { prompt = "Look." }
 [models.unit]
@@ -205,6 +207,9 @@ webhook = "http://127.0.0.1:9999/"
         "/abs/x.bin",
         command="serve --port ${PORT}",
         stop="SIGINT",
+        sleep_ms=60_000,
+        sleeps_when_told=True,
+        asleep={"ram": 600_000_000},
         background=catalog.BackgroundTask("Look."),
         stays_if_room=True,
     )
@@ -223,6 +228,7 @@ webhook = "http://127.0.0.1:9999/"
 #: Fields of the catalog that no key sets, and why.
 NOT_SET_BY_A_KEY = {
     ("Model", "shared"): "copied from its engine",
+    ("Model", "sleeps_when_told"): "copied from its driver",
     ("Model", "stays_if_room"): "follows from leaving idle out",
     ("EngineRules", "options"): "no driver reads any",
 }
@@ -234,7 +240,7 @@ def test_no_field_of_the_catalog_was_forgotten() -> None:
     body = source[source.index("def test_every_key_reaches") : source.index("NOT_SET_BY_A_KEY")]
     renamed = {"work_class": "class", "share": "budget", "idle_ms": "idle", "load_timeout_ms": "load_timeout",
                "max_wait_ms": "max_wait", "timeout_ms": "timeout", "every_ms": "every", "max_ms": "max",
-               "window_ms": "window", "silence_ms": "silence", "name": ""}  # fmt: skip
+               "window_ms": "window", "sleep_ms": "sleep", "silence_ms": "silence", "name": ""}  # fmt: skip
     for record in (catalog.Device, catalog.EngineRules, catalog.Model, catalog.Lane, catalog.PolicyRules,
                    catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules,
                    catalog.RotationRules, catalog.Epoch, catalog.BackgroundTask):  # fmt: skip

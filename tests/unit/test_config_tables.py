@@ -93,6 +93,14 @@ MATRIX = [
      "2: server.keys.me.key: the key cannot travel in a header; use printable ASCII without spaces"),
     ('[server.keys]\nme = { key = "0123456789abcdef" }\nyou = { key = "env:SAME" }',
      "3: server.keys.you.key: is the same key as me's; give each caller a key of their own"),
+    # sleep
+    (f"[models.a]\n{SCRIPTED}sleep = '2m'\npermanent = true",
+     "3: models.a.sleep: a permanent model stays warm; remove one of the two"),
+    (f"[models.a]\n{SCRIPTED}asleep = '1GB'", '3: models.a.asleep: means nothing without sleep; add sleep = "2m"'),
+    (f"[models.a]\n{SCRIPTED}sleep = '2m'\nidle = '1m'",
+     "3: models.a.sleep: it leaves before it sleeps; make sleep shorter than idle"),
+    (f"[models.a]\n{SCRIPTED}sleep = '2m'\nasleep = {{ 'gpu:0' = '1GB' }}",
+     "4: models.a.asleep: gpu:0 is not among its devices; name the devices of its memory"),
     # companion sets
     (two("", "") + "[sets.see]\nmodels = ['a']",
      "8: sets.see.models: needs at least two models; write for example [\"vision\", \"big\"]"),

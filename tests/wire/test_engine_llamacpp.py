@@ -98,6 +98,28 @@ class TestLlamaCpp(EngineContract):
         with pytest.raises(LoadError, match="probe"):
             await load(probe="embed")
 
+    async def test_it_sleeps_by_itself_and_wakes_when_asked(
+        self, house: House, gguf_files: GgufFiles
+    ) -> None:
+        """Asleep: llama.cpp gives its weights back after its idle time. Looking does not wake it; waking it does."""
+        engine = house.engine({"name": "llamacpp", "driver": "llamacpp"})
+        fields = self.fields("m") | {"source": str(gguf_files.chat("60MB")), "sleep_ms": 1_000}
+        warm = await within(15, engine.load(Model(**fields), 1))
+
+        async def is_asleep() -> bool:
+            return await asyncio.to_thread(engine.is_asleep, "m") is True
+
+        async with asyncio.timeout(15):
+            while not await is_asleep():  # noqa: ASYNC110  the engine's own clock decides
+                await asyncio.sleep(0.1)
+        asleep = await asyncio.to_thread(engine.memory, "m")
+        assert asleep["ram"] < warm.memory["ram"] - 40 * 10**6
+        assert await is_asleep(), "looking woke it"
+        with pytest.raises(LoadError, match="cannot be put to sleep"):
+            await engine.sleep("m", 2)
+        awake = await within(15, engine.rouse(Model(**fields), 3))
+        assert (awake.pid, awake.memory["ram"] > asleep["ram"] + 40 * 10**6) == (warm.pid, True)
+
     async def test_every_slot_has_the_whole_context(self, load: Any) -> None:
         """RES-10: llama.cpp divides --ctx-size among its slots."""
         warm = await load(concurrency=3, context=512)

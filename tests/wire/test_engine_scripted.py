@@ -1,8 +1,11 @@
 """The scripted engine keeps the contract, and misbehaves exactly as it is told."""
 
 import asyncio
+import dataclasses
 import http.client
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,34 @@ class TestScripted(EngineContract):
             return await within(10, engine.load(model, 1))
 
         return load
+
+    async def test_a_model_sleeps_when_told_and_wakes_with_all_its_memory(
+        self, house: House, up: Any
+    ) -> None:
+        """Asleep: the process stays, the memory goes; the next one who wakes it finds it warm; the attempt goes on."""
+        engine, model = up(HEALTHY, script={"memory": "60MiB", "wake": "0.1s"}, sleep_ms=60_000)
+        warm = await within(10, engine.load(model, 1))
+        assert await asyncio.to_thread(engine.is_asleep, model.name) is False
+        asleep = await within(10, engine.sleep(model.name, 2))
+        assert asleep[RAM] < warm.memory[RAM] - 50 * 2**20
+        assert await asyncio.to_thread(engine.is_asleep, model.name) is True
+        awake = await within(10, engine.rouse(model, 3))
+        assert (awake.pid, awake.endpoint) == (warm.pid, warm.endpoint)
+        assert awake.memory[RAM] > asleep[RAM] + 50 * 2**20
+        assert await asyncio.to_thread(engine.is_asleep, model.name) is False
+        os.kill(warm.pid, signal.SIGKILL)
+        await eventually(lambda: bool(house.deaths))
+        assert house.deaths[0][:2] == (model.name, 3)
+
+    async def test_a_model_that_cannot_be_woken_leaves_nothing_behind(self, house: House, up: Any) -> None:
+        """As for a load: when it raises, nothing of the model is left."""
+        engine, model = up(HEALTHY, sleep_ms=60_000)
+        warm = await within(10, engine.load(model, 1))
+        await within(10, engine.sleep(model.name, 2))
+        os.kill(warm.pid, signal.SIGSTOP)
+        with pytest.raises(LoadError, match="did not wake"):
+            await within(20, engine.rouse(dataclasses.replace(model, load_timeout_ms=500), 3))
+        assert house.leftovers() == []
 
     async def test_a_chat_stream_is_what_clients_expect(self, load: Any) -> None:
         """LANE-09: frames in order, the role first, the reason last, usage when asked for, then [DONE]."""

@@ -33,6 +33,7 @@ _STATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "loading": ("◐", ("yellow",)),
     "draining": ("◌", ("magenta",)),
     "stopping": ("◌", ("magenta",)),
+    "asleep": ("◔", ("cyan",)),
     "absent": ("○", ("dim",)),
     "failed": ("✗", ("red",)),
     "quarantined": ("⊘", ("red",)),
@@ -136,7 +137,8 @@ def _headline(status: Fields, models: Fields, lanes: Fields, address: str, termi
 
 def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
     capacity, reserve = figure(device.get("capacity")), figure(device.get("reserve"))
-    used, loading, stopping = (figure(device.get(part)) for part in ("used", "loading", "stopping"))
+    loading, stopping = figure(device.get("loading")), figure(device.get("stopping"))
+    used = figure(device.get("used")) + figure(device.get("asleep"))
     budget = figure(device.get("budget")) or capacity - reserve
     parts = [
         Part(used, "█", "green"), Part(loading, "▓", "yellow"), Part(stopping, "▒", "magenta"),

@@ -41,8 +41,7 @@ class EngineRoom:
         self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
-        self.warm: dict[str, Warm] = {}
-        self._asleep: dict[str, Warm] = {}  # those that were told to sleep: their processes go on
+        self.warm: dict[str, Warm] = {}  # one that sleeps stays here: nobody is granted a turn on it
         self._cards: dict[str, dict[str, int]] = {}  # what each was last seen to hold on cards
         self._routed: set[str] = set()  # the shared ones among them
         self.attempts: dict[str, int] = {}  # of the process that is up or coming up
@@ -123,9 +122,6 @@ class EngineRoom:
 
     def sleep(self, action: Sleep) -> None:
         """Begins to put a model to sleep; one that does not is taken down instead."""
-        if (warm := self.warm.get(action.model)) is not None:
-            self._asleep[action.model] = warm
-        self._cool(action.model)
         self.attempts[action.model] = action.attempt
         self._run(self._sleep(action), f"sleep {action.model}")
 
@@ -137,6 +133,7 @@ class EngineRoom:
             memory = await engine.sleep(action.model, action.attempt)
         except LoadError as error:
             _LOG.warning("%s is stopped, because it does not sleep: %s", action.model, error)
+            self._cool(action.model)
             await self._stop(Stop(action.model, action.attempt, False, str(error)))
             return
         await self._look()
@@ -159,7 +156,6 @@ class EngineRoom:
                 Load(action.model, action.attempt, action.deadline_ms), str(error), hopeless=False
             )
         else:
-            self._asleep.pop(action.model, None)
             self.warm[action.model] = warm
             self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
 
@@ -199,7 +195,6 @@ class EngineRoom:
             _LOG.exception("stop of %s broke", action.model)
             return
         self.attempts.pop(action.model, None)
-        self._asleep.pop(action.model, None)
         await self._look()
         self._feed(Stopped(action.model, action.attempt))
 
@@ -235,7 +230,7 @@ class EngineRoom:
         return self._cards.get(model, {})
 
     def _on_cards(self, model: str, cards: Cards) -> dict[str, int]:
-        warm = self.warm.get(model) or self._asleep.get(model)
+        warm = self.warm.get(model)
         if warm is None or warm.pid is None or not any(cards.values()):
             return {}
         pids = pids_of_tree(warm.pid)
