@@ -131,7 +131,9 @@ class Judge:
         engine = world.engines[name]
         if model.shared:
             self.say("a shared engine was managed", name)
-        voluntary = reason.startswith(VOLUNTARY) and engine.power is not Power.ASLEEP
+        if engine.power is Power.ASLEEP:
+            return  # it gave its turn up itself
+        voluntary = reason.startswith(VOLUNTARY)
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
@@ -161,9 +163,11 @@ class Judge:
 
     def _could_start(self, caller: Caller) -> bool:
         """Whether it waits, and not for a companion."""
-        return caller.state == "waiting" and not any(
-            name in self.closed or self._world.engines[name].power is not Power.WARM for name in caller.beside
-        )
+        return caller.state == "waiting" and all(self._is_there(name) for name in caller.beside)
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a model could be asked now: warm, or dozing on memory that is still its own."""
+        return name not in self.closed and self._world.engines[name].power in (Power.WARM, Power.ASLEEP)
 
     def _judge_quantum(self, name: str) -> None:
         world = self._world
@@ -224,7 +228,7 @@ class Judge:
         if len(action.companions) != len(self._world.open[action.id].request.companions):
             self.say("a grant without all its companions", action.id)
         for name in action.companions:
-            if name in self.closed or self._world.engines[name].power is not Power.WARM:
+            if not self._is_there(name):
                 self.say("a grant without all its companions", f"{action.model} without {name}")
 
     def woke(self, model: str) -> None:
