@@ -380,7 +380,6 @@ class World:
         self.journal.append((self.now, action))
         self.judge.read(action)
 
-
     def _wake(self, action: m.Wake) -> None:
         self.timer = action.at
         self._timer_no += 1
