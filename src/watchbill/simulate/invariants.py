@@ -87,7 +87,7 @@ class Judge:
                 self._judge_closing(name, note.reason)
                 self.closed[name] = note.reason
             case "reopen":
-                if self._world.engines[name].power is not Power.WARM:
+                if self._world.engines[name].power not in (Power.WARM, Power.ASLEEP):
                     self.say("reopened after the stop", name)
                 self.closed.pop(name, None)
             case "plan":
