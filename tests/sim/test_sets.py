@@ -85,6 +85,25 @@ def test_a_member_that_came_first_is_not_evicted_while_the_other_loads(
     assert not world.judge.broken
 
 
+def test_a_turn_takes_no_member_of_a_set_that_is_under_way(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-13: A's quantum is over while B still loads, and C's turn is due: it waits for the set's one start."""
+    lanes = {
+        "chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(60_000)),
+        "soon": Lane("soon", WorkClass.INTERACTIVE, max_wait_ms=Millis(14_000)),
+    }
+    world = world_of(model("A", 11), model("B", 11), model("C", 11), capacity_gb=24, lanes=lanes)
+    world.engines["B"].model = replace(world.truth["B"], load_ms=12_000)
+    world.core.state.stations["B"].load.learn(12_000)
+    world.core.state.stations["B"].load.learn(12_000)
+    world.run(1_000)
+    caller = world.arrive("A", 500, lane="chat", companions=("B",))
+    world.run(4_500)
+    world.arrive("C", 500, lane="soon")
+    world.run(16_100)
+    assert caller.state == "running"
+    assert notes(world, "evict") == []
+
+
 def test_a_companion_in_use_does_not_leave_until_the_request_has_ended(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_victim_leaves_where_sleeping_is_not_enough(world_of: WorldOf, model: 
     caller = world.arrive("B", 500, lane="chat")
     world.run(60_000)
     assert (stage(world, "A"), caller.outcome) == (Stage.ABSENT, "answered")
+    assert "asleep" not in events(world, "A")
 
 
 def test_a_sleeper_leaves_when_its_place_is_needed(world_of: WorldOf, model: ModelOf) -> None:
