@@ -113,10 +113,10 @@ def _accept_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_stopping(patch: pytest.MonkeyPatch) -> None:
-    from watchbill.core import state
+    from watchbill.core import room
     from watchbill.core.station import Stage
 
-    patch.setattr(state, "HOLDING", frozenset({Stage.LOADING, Stage.READY}))
+    patch.setattr(room, "HOLDING", frozenset({Stage.LOADING, Stage.READY}))
     patch.setattr(DeviceBook, "headroom", lambda self, promised: 10**15)  # nor does the probe save the day
 
 
