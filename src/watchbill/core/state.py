@@ -208,7 +208,7 @@ class State:
         if self._planned not in (None, planned_room(self.ledger, self.managed)):
             told.append("planned free")
         for name, short in self._short.items():
-            station = self.companies.get(name) or self.stations.get(name)
+            station = self.companies.get(name) or self.stations.get(name)  # neither: a company that left
             if station is not None and short != shortage(station.needs, self.planned_free(station)):
                 told.append(f"what {name} lacks")
         if self._actual not in (None, actual_room(self.ledger, self.managed)):

@@ -64,7 +64,7 @@ class Places:
         for name in self._of[model]:
             place = self._places[name]
             place.turns.append((began, took_ms))
-            while now - place.turns[0][0] > LONGEST_LOADS * place.largest_ms:
+            while place.turns and now - place.turns[0][0] > LONGEST_LOADS * place.largest_ms:
                 place.turns.popleft()
             loading = 0.0
             for since, load_ms in reversed(place.turns):
