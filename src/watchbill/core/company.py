@@ -68,6 +68,9 @@ class Company(Station):
             self.stage = Stage.ABSENT
         else:
             self.stage = Stage.LOADING
+        if self.stage is Stage.READY and self.is_under_way:
+            for station in self.members:  # their turn begins now: who came first has waited for the others
+                station.ready_at = now
         self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.ghost)
         self.since = now
         self.needs = total_needs(self.arriving)
