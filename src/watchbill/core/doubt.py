@@ -1,7 +1,8 @@
 """Doubt: whether what was learned about the models concerned is good enough to compare rates of useful work.
 
 Concerned are the models that wait for room and those that hold it. A figure is in doubt while it is a guess, and while
-measurements are more than three times off it; then `turns` decides, which needs none. New measurements end the doubt.
+measurements are more than three times off it (`estimate` says when). Then `turns` decides, which needs none; new
+measurements end the doubt.
 """
 
 from collections.abc import Iterable
@@ -34,5 +35,5 @@ def _doubt_about(station: Station) -> str | None:
     if station.service.is_guess:
         return "nothing was measured yet of the answers"
     if station.service.is_off:
-        return "answers are more than 3 times off the learned time"
+        return "answers take more than 3 times the learned time"
     return None

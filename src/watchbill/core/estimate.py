@@ -17,8 +17,9 @@ MEDIAN_WINDOW = 9
 MEAN_WEIGHT_MIN = 0.1
 #: An estimate is off when measurements are more than this many times larger or smaller.
 OFF_FACTOR = 3.0
-#: Answers differ by nature: it is their error over the last few that counts, not one of them.
-ERROR_WEIGHT = 0.2
+#: Answers differ by nature, so only so many long ones in a row count. Short ones prove nothing: where a few answers are
+#: very long, most of the others are far below the mean.
+LONG_IN_A_ROW = 3
 #: Time constant of the learned arrival rate.
 RATE_WINDOW_MS = 60_000
 
@@ -50,12 +51,12 @@ class MedianEstimate:
 class MeanEstimate:
     """A duration that varies around a mean."""
 
-    __slots__ = ("_count", "_error", "ms")
+    __slots__ = ("_count", "_row", "ms")
 
     def __init__(self, guess_ms: float) -> None:
         self.ms = max(1.0, guess_ms)
         self._count = 0
-        self._error = 1.0  # measured over foretold, the mean of the last few
+        self._row = 0  # how many in a row were far longer than foretold
 
     @property
     def is_guess(self) -> bool:
@@ -64,13 +65,13 @@ class MeanEstimate:
 
     @property
     def is_off(self) -> bool:
-        """Whether the last few measurements were far from what was foretold."""
-        return _is_off(self._error)
+        """Whether the last few measurements were far longer than foretold."""
+        return self._row >= LONG_IN_A_ROW
 
     def learn(self, measured_ms: float) -> None:
         """Takes in one measurement; the first one replaces the guess."""
-        if self._count:
-            self._error += ERROR_WEIGHT * (max(1.0, measured_ms) / self.ms - self._error)
+        is_long = self._count > 0 and measured_ms > OFF_FACTOR * self.ms
+        self._row = self._row + 1 if is_long else 0
         self._count += 1
         weight = max(MEAN_WEIGHT_MIN, 1 / self._count)
         self.ms += weight * (max(1.0, measured_ms) - self.ms)
