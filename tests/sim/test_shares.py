@@ -29,3 +29,16 @@ def test_without_a_quantum_loading_takes_more(monkeypatch: pytest.MonkeyPatch) -
     """RES-11: the law can be broken: a policy that may close anybody at any time does nothing but load."""
     monkeypatch.setattr(Station, "has_had_turn", lambda self, now: True)
     assert any(LAW in run(seed).judge.broken for seed in SEEDS)
+
+
+@pytest.mark.parametrize("policy", ["turns", "rate"])
+def test_an_answer_longer_than_a_quantum_is_not_begun_anew_for_ever(policy: str) -> None:
+    """RES-12: engines that think to the end before their first byte, in turns that are shorter than their answers: who was
+    cut once is not cut again, so every turn gets somebody an answer."""
+    for seed in range(6):
+        world = contended_world(seed, policy=policy, known=False)
+        world.mute = True
+        world.run(CONTENDED_MS + 600_000)
+        assert "cut twice before its first byte" not in world.judge.broken
+        assert any(caller.was_cut for caller in world.callers.values()) or seed % 2, seed
+        assert not world.open

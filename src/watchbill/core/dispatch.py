@@ -4,6 +4,8 @@ Grants come before every plan: a model that was loaded for somebody serves them 
 A running request always ends: by itself, because its caller left, or because it was cut and the cut has a bound.
 """
 
+import msgspec
+
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, Request, Returned
 from watchbill.core.state import State
@@ -145,6 +147,8 @@ class Dispatch:
             if beside is None or beside.is_retired:
                 self._state.refuse(request.id, "model_not_found", f"{name} is no longer in the config")
                 return
+        if running.cut == "requeue":
+            request = msgspec.structs.replace(request, was_cut=True)
         since = request.arrived_at if running.cut in (None, "engine_failed") else now
         self._state.join(station, request, max(now + 1, since + request.max_wait_ms))
 

@@ -123,6 +123,8 @@ class Machine:
         self._do.drop_unwanted_plans(now)
         self._operator.answer()
         self._epochs.turn(now)
+        if overdue or is_new:
+            self._reset_faulty(now)  # before grants: nobody is sent to a model that is about to be reset
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
@@ -137,10 +139,12 @@ class Machine:
         self._residency.observed(event, now)
         self._pressure.observed(event, now)
 
-    def _force(self, now: int) -> None:
+    def _reset_faulty(self, now: int) -> None:
         for station, why in self._watchdog.faults():
             self._do.reset(station, why, now)
             self.state.out.append(m.Alert("watchdog", f"{station.name} was reset: {why}", station.name))
+
+    def _force(self, now: int) -> None:
         self._pressure.restore_budgets(now)
         self._pressure.end_graces(now)
         self._residency.close_idle(now)

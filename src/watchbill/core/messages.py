@@ -49,6 +49,9 @@ class Request(Struct, frozen=True):
     supersede_key: str | None = None  # in a latest-wins lane: of those with the same key only the newest runs
     keep_alive_ms: int | None = None  # how long the model may idle after this one; a hint, 0: leave then
     companions: tuple[str, ...] = ()  # models that it needs warm beside its own, all the time it runs
+    was_cut: bool = (
+        False  # once before its first byte: the next turn is its own, or it would begin anew for ever
+    )
 
 
 # ------------------------------------------------------------------ events

@@ -307,7 +307,7 @@ class State:
         """Gives a request its turn on a ready model."""
         request_id, running, attempt = request.id, station.running, station.attempt
         self.home[request_id] = station
-        running[request_id] = Running(request, now, attempt, len(running) + 1)
+        running[request_id] = Running(request, now, attempt, len(running) + 1, request.was_cut)
         for name in request.companions:
             self.stations[name].users[request_id] = running[request_id]
             self.stations[name].last_used = now

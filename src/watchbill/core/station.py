@@ -76,7 +76,7 @@ class Running:
     since: int
     attempt: int
     beside: int  # how many ran when it started, itself included
-    begun: bool = False  # the first token came
+    begun: bool = False  # the first token came, or it was cut once before it: not to be cut before a boundary
     cut: str | None = None
     cut_at: int = 0
 

@@ -167,14 +167,20 @@ class Relay:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
                     self._listen(piece)
+                    if self.resume is not None and self.resume.is_at_boundary:
+                        self.resume.go_on()
+                        self._return_turn()
+                        break
                     piece = await self._piece()
+                    if piece and self.resume is None:
+                        self._ticket.first_byte()  # what is half made would be made twice: it runs to its end
+                else:
+                    return b"".join(plain) if collector is None else collector
             except UpstreamFailed as error:
                 self._give_back(error)
                 if self.resume is None or not self.resume.go_on():
                     collector = None
                     self._forget_heard()
-                continue
-            return b"".join(plain) if collector is None else collector
 
     def _ask_anew(self) -> None:
         """The engine does not continue answers: it is asked for the whole one, in the same turn."""
@@ -308,22 +314,20 @@ class Relay:
         return self.resume.rest()
 
     def _on_cut(self) -> None:
-        if self._ticket.cut == "boundary" and self._ticket.has_sent:
+        if self._ticket.cut == "boundary":
             if self.resume is not None:
                 self.resume.wind_up()
-            return  # what was sent cannot be taken back: it goes on to a boundary, at the latest the answer's end
+            return  # it goes on to a boundary, at the latest the answer's end
         if self._call is not None:
             self._call.abort()
 
     def _give_back(self, error: UpstreamFailed) -> None:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
-        if self._ticket.cut not in ("requeue", "boundary"):
-            if (
-                self._ticket.cut is not None
-                or self._failed_attempt is not None
-                or error.kind not in _REPEATABLE
-            ):
+        cut = self._ticket.cut
+        if cut not in ("requeue", "boundary"):
+            is_repeatable = cut == "engine_failed" or (cut is None and error.kind in _REPEATABLE)
+            if not is_repeatable or self._failed_attempt is not None:
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
         self._return_turn()

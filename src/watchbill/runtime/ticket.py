@@ -116,7 +116,7 @@ class Ticket:
         return self._turn
 
     def first_byte(self) -> None:
-        """Says that the caller has received something: from now on the request cannot be repeated."""
+        """Says that the answer has begun: from now on it is not made anew for the sake of somebody else."""
         if not self._sent and not self._ended:
             self._sent = True
             self._feed(FirstByte(self.id))

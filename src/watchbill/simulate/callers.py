@@ -43,6 +43,7 @@ class Caller:
     granted_at: float = 0.0
     ended_at: float | None = None
     begun: bool = False
+    was_cut: bool = False  # before its first byte
     retry_after_ms: float = 0.0
 
 

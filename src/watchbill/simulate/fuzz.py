@@ -57,6 +57,7 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
     known = {name: _guess(draw, true) for name, true in truth.items()}
     capacity = {name: int(device.capacity or 0) for name, device in devices.items()}
     world = World(catalog, truth, capacity, seed=seed, faults=FAULTS if faults else None, known=known)
+    world.mute = seed % 5 == 0
     sets = _sets(random.Random(f"sets {seed}"), models, devices)
     for model in models:
         _traffic(draw, world, model, sets)

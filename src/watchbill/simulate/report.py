@@ -27,6 +27,7 @@ LAWS = (
     "work waits before a ready, idle model",
     "something waits and no timer is armed",
     "closed before its waiting work was granted",
+    "cut twice before its first byte",
     "closed inside its quantum",
     "a busy model was closed for an equal",
     "loading takes more than its share",

@@ -66,6 +66,9 @@ class World:
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
         self.streams = False  # whether nothing continues a background answer: what has begun runs to its end
+        self.mute = (
+            False  # whether engines think to the end before their first byte: a long prompt, a short answer
+        )
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -209,8 +212,9 @@ class World:
         engine.take(action.id, caller.work_ms, self.now)
         self._schedule_end(engine)
         granted = self.now
-        first = min(FIRST_BYTE_SHARE * caller.work_ms, FIRST_BYTE_MAX_MS)
-        self.at(self.now + first, lambda: self._first_byte(caller, granted))
+        if not self.mute:
+            first = min(FIRST_BYTE_SHARE * caller.work_ms, FIRST_BYTE_MAX_MS)
+            self.at(self.now + first, lambda: self._first_byte(caller, granted))
 
     def _first_byte(self, caller: Caller, granted: float) -> None:
         if caller.state == "running" and caller.granted_at == granted and not caller.begun:
@@ -244,6 +248,9 @@ class World:
             return
         self._drop_job(caller)
         if action.how == "requeue":
+            if caller.was_cut:
+                self.judge.say("cut twice before its first byte", action.id)
+            caller.was_cut = True
             self.at(self.now, lambda: self._return(caller))
         else:
             self.at(self.now, lambda: self._fail(caller, action.how))
