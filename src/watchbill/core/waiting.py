@@ -17,8 +17,8 @@ __all__ = ["Line"]
 
 #: How much earlier than its arrival a request counts, per step of priority above the lowest.
 HEAD_START_MS = 30_000
-#: Rebuild the heap of dues when it holds this many times more entries than the line.
-DUES_SLACK = 4
+#: A heap is made anew when it holds this many times more entries than the line.
+HEAP_SLACK = 4
 
 _Key = tuple[WorkClass, bool, int, str]
 
@@ -26,12 +26,15 @@ _Key = tuple[WorkClass, bool, int, str]
 class Line:
     """The waiting requests of one model. Everything is O(log n) or better, except memory moves of a flat list."""
 
-    __slots__ = ("_dues", "_keys", "_waiting", "counts")
+    __slots__ = ("_arrivals", "_dues", "_keys", "_waiting", "counts")
 
     def __init__(self) -> None:
         self._keys: list[_Key] = []
         self._waiting: dict[str, tuple[Request, int, _Key]] = {}  # id -> request, due, key
         self._dues: list[tuple[int, str]] = []  # a heap; entries of requests that left are skipped
+        self._arrivals: list[tuple[int, str]] | None = (
+            None  # the same by arrival, once somebody asked for the oldest
+        )
         self.counts = [0] * len(WorkClass)
 
     def __len__(self) -> int:
@@ -46,6 +49,8 @@ class Line:
         insort(self._keys, key)
         self._waiting[request.id] = (request, due, key)
         heappush(self._dues, (due, request.id))
+        if self._arrivals is not None:
+            heappush(self._arrivals, (request.arrived_at, request.id))
         self.counts[request.work_class] += 1
 
     def leave(self, request_id: str) -> Request:
@@ -53,9 +58,11 @@ class Line:
         request, _, key = self._waiting.pop(request_id)
         del self._keys[bisect_left(self._keys, key)]
         self.counts[request.work_class] -= 1
-        if len(self._dues) > DUES_SLACK * (len(self._keys) + 16):
+        if len(self._dues) > HEAP_SLACK * (len(self._keys) + 16):
             self._dues = [(due, id) for id, (_, due, _) in self._waiting.items()]
             heapify(self._dues)
+        if self._arrivals is not None and len(self._arrivals) > HEAP_SLACK * (len(self._keys) + 16):
+            self._arrivals = None
         return request
 
     def first(self) -> Request | None:
@@ -99,8 +106,13 @@ class Line:
         return None if first is None else first.arrived_at
 
     def oldest(self) -> Request:
-        """Who has waited longest, of whatever class. Looks at everybody."""
-        return min((entry[0] for entry in self._waiting.values()), key=lambda r: (r.arrived_at, r.id))
+        """Who has waited longest, of whatever class. Somebody must wait."""
+        if self._arrivals is None:
+            self._arrivals = [(entry[0].arrived_at, id) for id, entry in self._waiting.items()]
+            heapify(self._arrivals)
+        while (first := self._arrivals[0])[1] not in self._waiting:
+            heappop(self._arrivals)
+        return self._waiting[first[1]][0]
 
     def ids(self) -> list[str]:
         """Everybody, in order."""
