@@ -8,7 +8,7 @@ than one line, nesting that would break a parser. Both raise EventRefused with t
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 from watchbill.spool.faults import EventRefused
@@ -20,7 +20,19 @@ Event = dict[str, Any]
 
 #: A circle is found by the recursion limit: looking for circles would cost every event.
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
-_to_text = _encoder.encode
+
+
+def _make_to_text() -> Callable[[Event], str]:
+    """The encoder's own way to text, without the new one that `JSONEncoder.encode` makes inside for every event."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # another Python than CPython
+        return _encoder.encode
+    encode_text = json.encoder.encode_basestring
+    write = make(None, _encoder.default, encode_text, None, ":", ",", False, False, False)
+    return lambda event: "".join(write(event, 0))
+
+
+_to_text = _make_to_text()
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
@@ -41,7 +53,7 @@ def encode(event: Mapping[str, Any] | bytes | str, bytes_max: int = EVENT_BYTES_
         raise EventRefused(f"the event is nested deeper than {DEPTH_MAX}") from error
     except (TypeError, ValueError) as error:
         raise EventRefused(f"the event is not JSON: {error}") from error
-    if len(line) > bytes_max or line.count(b"{") + line.count(b"[") > DEPTH_MAX:
+    if len(line) > bytes_max or _may_be_deep(line):
         _check_size(line, bytes_max)
         _check_depth(line)
     return line
@@ -51,7 +63,7 @@ def decode(line: bytes) -> Event:
     """Return the event of one line, or raise EventRefused with a reason fit for a `.reason.json`."""
     if b"\n" in line:
         raise EventRefused("more than one line: an event is one line of JSON")
-    if line.count(b"{") + line.count(b"[") > DEPTH_MAX:
+    if _may_be_deep(line):
         _check_depth(line)
     try:
         text = line.decode()
@@ -96,6 +108,13 @@ def _checked(line: bytes, bytes_max: int) -> bytes:
 def _check_size(line: bytes, bytes_max: int) -> None:
     if len(line) > bytes_max:
         raise EventRefused(f"the event has {len(line)} bytes, more than the limit of {bytes_max}")
+
+
+def _may_be_deep(line: bytes) -> bool:
+    """A quick look that spares most lines the slow one. A flat event is seen to be one without counting."""
+    if line.find(b"{", 1) < 0 and b"[" not in line:
+        return False
+    return line.count(b"{") + line.count(b"[") > DEPTH_MAX
 
 
 def _check_depth(line: bytes) -> None:
