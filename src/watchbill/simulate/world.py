@@ -199,9 +199,7 @@ class World:
     def _grant(self, action: m.Grant) -> None:
         caller, engine = self.open[action.id], self.engines[action.model]
         self.judge.granting(action)
-        if (
-            engine.power is Power.ASLEEP
-        ):  # it fell asleep by itself and nobody has noticed: a request wakes it
+        if engine.power is Power.ASLEEP:  # by itself, and nobody has noticed: a request wakes it
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
