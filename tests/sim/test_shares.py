@@ -33,7 +33,7 @@ def test_without_a_quantum_loading_takes_more(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("policy", ["turns", "rate"])
 def test_an_answer_longer_than_a_quantum_is_not_begun_anew_for_ever(policy: str) -> None:
-    """RES-12: engines that think to the end before their first byte, in turns that are shorter than their answers: who was
+    """RES-12: engines that think to the end before their first byte, in turns shorter than their answers: who was
     cut once is not cut again, so every turn gets somebody an answer."""
     for seed in range(6):
         world = contended_world(seed, policy=policy, known=False)

@@ -30,6 +30,8 @@ LOG_AGE_MAX_S = 30.0
 LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 #: A group at least this large extends the log by itself, in bytes.
 LOG_DIRECT_BYTES_MIN = 64 * 1024
+#: From this size on a bundle is written once and synced, not twice, into the log and its file.
+DIRECT_BYTES_MIN = 32 * 1024
 #: Bytes of one group commit.
 GROUP_BYTES_MAX = 8 * 1024 * 1024
 #: Records that a checkpoint syncs file by file; with more it syncs the whole file system once.

@@ -1,8 +1,8 @@
 """The producing half of a spool: events in, names out, and when a name is returned the event is safe.
 
 Three modes, the same visible files. `wal` (default): one fdatasync of the writer's log, shared by all who
-wait (group commit: whoever comes first commits for the rest), then the visible file without sync. `event`:
-write, fsync, rename, fsync of the folder, per call; no log. `none`: no sync at all.
+wait (group commit: whoever comes first commits for the rest), then the visible file without sync; large bundles
+as in `event`. `event`: write, fsync, rename, fsync of the folder, per call; no log. `none`: no sync at all.
 
     commit ─▶ waits in line ─▶ leader: log.append(everyone's records) ─▶ hands the lead on ─▶ visible files ─▶ return
 
@@ -23,6 +23,7 @@ from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import (
     CHECKPOINT_FILES_MAX,
+    DIRECT_BYTES_MIN,
     GROUP_BYTES_MAX,
     LOG_AGE_MAX_S,
     LOG_BYTES_MAX,
@@ -94,6 +95,9 @@ class Producer:
         """Store these events and return the names of their files."""
         if not self._logged:
             return self._publish_directly(self._ticket(lines, bundle))
+        if bundle and sum(map(len, lines)) >= DIRECT_BYTES_MIN:
+            # So much is written once, file and folder synced, rather than twice, log and file.
+            return self._publish_directly(self._ticket(lines, bundle), sync=True)
         with self._mutex:
             ticket = self._ticket(lines, bundle)
             self._waiting.append(ticket)
@@ -172,9 +176,9 @@ class Producer:
     def _signature(sign: Sign, record: Record) -> Record:
         return Record(stem_of(record.name) + SIGNATURE_SUFFIX, sign(record.content))
 
-    def _publish_directly(self, ticket: _Ticket) -> list[str]:
+    def _publish_directly(self, ticket: _Ticket, *, sync: bool = False) -> list[str]:
         try:
-            self._publisher.publish(ticket.records, [])
+            self._publisher.publish(ticket.records, [], sync=sync)
         except OSError as error:
             self.broken = not self._owner.is_ours
             raise disk_fault(error, "store an event") from error

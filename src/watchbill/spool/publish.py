@@ -41,27 +41,28 @@ class Publisher:
         self._bucket = ""
         self._room = 0
 
-    def publish(self, records: Sequence[Record], shown: list[str]) -> None:
+    def publish(self, records: Sequence[Record], shown: list[str], *, sync: bool = False) -> None:
         """Make these files visible; `shown` grows by the path below queue/ of each event that is.
 
-        Raises OSError at the first failure; `shown` then says how far it came.
+        With `sync` they are durable, too, whatever the mode. Raises OSError at the first failure; `shown` then says
+        how far it came.
         """
-        plain = records
+        plain, sync = records, sync or self._sync
         signatures = [record for record in records if record.name.endswith(SIGNATURE_SUFFIX)]
         if signatures:
             plain = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
-            self._publish_signatures(signatures)
+            self._publish_signatures(signatures, sync)
         if len(plain) >= FOLDER_BATCH_MIN:
-            self._publish_folders(plain, shown)
+            self._publish_folders(plain, shown, sync)
             return
         for record in plain:
-            shown.append(self._publish_one(record))
-        if self._sync:
+            shown.append(self._publish_one(record, sync))
+        if sync:
             self._sync_queue_folders(shown)
 
-    def _publish_one(self, record: Record) -> str:
+    def _publish_one(self, record: Record, sync: bool) -> str:
         name, temporary = record.name, self._owner.fd
-        write_file(name, record.content + b"\n", dir_fd=temporary, sync=self._sync)
+        write_file(name, record.content + b"\n", dir_fd=temporary, sync=sync)
         target = self._place() + name
         try:
             os.rename(name, target, src_dir_fd=temporary, dst_dir_fd=self._layout.queue_fd)
@@ -71,24 +72,24 @@ class Publisher:
             os.rename(name, target, src_dir_fd=temporary, dst_dir_fd=self._layout.queue_fd)
         return target
 
-    def _publish_folders(self, records: Sequence[Record], shown: list[str]) -> None:
+    def _publish_folders(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
         """Write a batch into hidden folders and show all of each with one rename."""
         for first in range(0, len(records), BUCKET_FILES_MAX):
             part = records[first : first + BUCKET_FILES_MAX]
             folder = f"{part[0].name[:36]}.n{len(part)}"
-            self._write_folder(folder, part)
+            self._write_folder(folder, part, sync)
             os.rename(folder, folder, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
             shown += [f"{folder}/{record.name}" for record in part]
-        if self._sync:
+        if sync:
             os.fsync(self._layout.queue_fd)
 
-    def _write_folder(self, folder: str, records: Sequence[Record]) -> None:
+    def _write_folder(self, folder: str, records: Sequence[Record], sync: bool) -> None:
         os.mkdir(folder, FOLDER_MODE, dir_fd=self._owner.fd)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
         try:
             for record in records:
-                write_file(record.name, record.content + b"\n", dir_fd=fd, sync=self._sync)
-            if self._sync:
+                write_file(record.name, record.content + b"\n", dir_fd=fd, sync=sync)
+            if sync:
                 os.fsync(fd)
         except OSError:
             for name in os.listdir(fd):
@@ -98,16 +99,16 @@ class Publisher:
         finally:
             os.close(fd)
 
-    def _publish_signatures(self, records: Sequence[Record]) -> None:
+    def _publish_signatures(self, records: Sequence[Record], sync: bool) -> None:
         """Signatures come first: an event must not be seen before what proves it."""
         folder = self._layout.signatures
         if not folder.is_dir():
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for record in records:
-            write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=self._sync)
+            write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
             target = f"{folder.name}/{record.name}"
             os.rename(record.name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.root_fd)
-        if self._sync:
+        if sync:
             self._sync_folder(self._layout.root_fd, folder.name)
             os.fsync(self._layout.root_fd)
 
