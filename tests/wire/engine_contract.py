@@ -182,8 +182,8 @@ class EngineContract:
             await asyncio.sleep(0)
             loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await within(5, loading)
-                await within(5, engine.stop(model.name))
+                await within(20, loading)
+                await within(20, engine.stop(model.name))
             assert house.leftovers() == [], f"cancelled after {millis} ms"
 
     async def test_a_load_cancelled_as_it_becomes_warm_leaves_nothing_behind(

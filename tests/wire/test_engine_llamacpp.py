@@ -212,7 +212,7 @@ class TestLlamaCpp(EngineContract):
         warm = await load()
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             os.kill(warm.pid, number)
-        await eventually(lambda: house.deaths == [("m", 1, "exited with status 143")], seconds=3)
+        await eventually(lambda: house.deaths == [("m", 1, "exited with status 143")], seconds=20)
 
     async def test_a_stopped_engine_exits_as_one_that_was_asked_to(self, house: House, load: Any) -> None:
         """143 for TERM: a crash never looks like a stop."""
