@@ -1,11 +1,15 @@
 """What a key may ask for: ceilings of class and priority, and bounds on how much of the house it takes."""
 
+from dataclasses import replace
+
 import pytest
 
+from support import house as full
 from watchbill.catalog import ApiKey, Catalog, Lane, Model, WorkClass
 from watchbill.errors import LaneFull
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.wishes import Wishes
+from watchbill.runtime.ticket import Wish
 
 CATALOG = Catalog(
     {},
@@ -74,3 +78,22 @@ def test_a_key_has_bounds_of_its_own() -> None:
     assert refused.value.retry_after_ms == 60_000
     now[0] = 60.1
     meters.check(key)
+
+
+async def test_a_callers_priority_counts_in_a_lane_of_priorities_alone() -> None:
+    """LANE-02: in a `fifo` lane nobody goes before who came earlier, whatever they ask for."""
+    lanes = {"queue": Lane("queue", queue_max=16), "ranked": Lane("ranked", policy="priority", queue_max=16)}
+    serial = {"a": replace(full.CATALOG.models["a"], concurrency=1)}
+    for lane, order in (("queue", [5, 3, 1]), ("ranked", [1, 3, 5])):
+        async with full.house(catalog=replace(full.CATALOG, models=serial, lanes=lanes)) as opened:
+            opened.engine.gate.clear()
+            wishes = {p: opened.driver.submit(Wish("a", lane=lane, priority=p)) for p in (5, 3, 1)}
+            opened.engine.gate.set()
+            served: list[int] = []
+            for _ in wishes:
+                await full.eventually(
+                    lambda w=wishes, s=served: any(t.turn and p not in s for p, t in w.items())
+                )
+                served.append(next(p for p, t in wishes.items() if t.turn and p not in served))
+                wishes[served[-1]].finish(ok=True)
+            assert served == order, lane

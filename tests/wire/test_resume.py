@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from support.house import CATALOG, house
 from support.peer import Asked, chat_events, sse, stream_of
-from watchbill.catalog import EngineRules, Lane, WorkClass
+from watchbill.catalog import Lane, WorkClass
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Outgoing
 from watchbill.gateway.resume import Resumption
 from watchbill.limits import RESUME_TOKENS_MAX
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 50}
-NOWHERE = Endpoint("127.0.0.1", 1)
+NOWHERE = Endpoint("127.0.0.1", 1, continues=True)
 
 
 def outgoing(body: dict, path: str = "/v1/chat/completions") -> Outgoing:
@@ -41,7 +41,7 @@ def said(text: str) -> bytes:
 
 def begun(*texts: str, body: dict = CHAT, path: str = "/v1/chat/completions") -> Resumption:
     """An answer that has come so far."""
-    resume = Resumption(chats=True)
+    resume = Resumption("a", set())
     resume.ask(outgoing(body, path))
     for text in texts:
         assert resume.hear(said(text)) == said(text)
@@ -60,7 +60,7 @@ def test_the_rest_of_a_chat_is_asked_for_with_its_beginning() -> None:
 def test_the_rest_of_a_completion_is_asked_for_behind_its_prompt() -> None:
     """RES-12: every engine can do that."""
     body = {"model": "a", "prompt": "Count: ", "stream": True, "n_predict": 9}
-    resume = Resumption(chats=False)
+    resume = Resumption("a", {"a"})
     resume.ask(outgoing(body, "/v1/completions"))
     resume.hear(sse({"id": "x", "choices": [{"index": 0, "text": "one, ", "finish_reason": None}]}))
     assert resume.go_on()
@@ -78,7 +78,7 @@ def test_the_rest_of_a_completion_is_asked_for_behind_its_prompt() -> None:
 )  # fmt: skip
 def test_what_is_more_than_plain_text_begins_anew(more: dict) -> None:
     """RES-12: a grammar would begin again, a tool call cannot be half made."""
-    resume = Resumption(chats=True)
+    resume = Resumption("a", set())
     body = {**CHAT, **more}
     resume.ask(outgoing(body))
     resume.hear(said("One."))
@@ -161,8 +161,7 @@ def test_a_later_part_is_the_same_however_it_is_split(places: list[int], newline
 async def test_an_engine_that_refuses_to_continue_is_asked_for_the_whole_answer() -> None:
     """RES-12: the caller has seen nothing; it gets a whole answer, and no half of two."""
     batch = Lane("batch", work_class=WorkClass.BACKGROUND, queue_max=16)
-    llama = {"peer": EngineRules("peer", "llamacpp")}
-    catalog = replace(CATALOG, engines=llama, lanes={**CATALOG.lanes, "batch": batch})
+    catalog = replace(CATALOG, lanes={**CATALOG.lanes, "batch": batch})
 
     async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.json["messages"][-1]["role"] == "assistant":
@@ -176,6 +175,7 @@ async def test_an_engine_that_refuses_to_continue_is_asked_for_the_whole_answer(
             await stream_of(sse(*chat_events("a whole one")))(asked, writer)
 
     async with house(talk, catalog=catalog) as opened:
+        opened.engine.endpoint = replace(opened.peer.endpoint, continues=True)
         body = {"model": "a", "messages": CHAT["messages"]}
         answer = await opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})
         assert answer.status == 200

@@ -65,19 +65,6 @@ _FrontierOption = Annotated[
         help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
     ),
 ]
-_SeedOption = Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")]
-_SeedsOption = Annotated[int, Parameter(help="How many seeds to average over.")]
-_ChangeOption = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--set",
-        negative="",
-        show_default=False,
-        help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
-        "lanes.chat.max_wait=30s. May be repeated.",
-    ),
-]
-_JsonOption = Annotated[bool, Parameter(negative="", show_default=False, help="Print the figures as JSON.")]
 
 
 @Parameter(name="*")

@@ -284,8 +284,8 @@ class LaneTable(Table):
     )
     policy: Literal["fifo", "priority", "latest-wins"] = Field(
         default="fifo",
-        description="latest-wins: of those who wait only the newest ever runs, the others are told at once. The "
-        "other two serve by class, priority and arrival.",
+        description="Within the lane: in order of arrival; by the priority that a caller asks for, then arrival; "
+        "or latest-wins: of those who wait only the newest ever runs, and the others are told at once.",
     )
     priority: Priority | None = Field(default=None, description="Of its requests; the model's otherwise.")
     max_wait: Duration | None = Field(

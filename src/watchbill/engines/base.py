@@ -34,6 +34,7 @@ class Endpoint:
     path_prefix: str = ""  # put before /v1/...
     upstream_model: str = ""  # the name the engine knows the model by; empty: leave the request's
     tls: bool = False
+    continues: bool = False  # goes on with an assistant's message that has begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Capabilities:
     owned: bool  # may start and stop its models
     measures_memory: bool  # can tell what a model occupies
     stops_generation: bool  # leaving a stream stops the work at the engine
+    continues: bool = False  # a chat that ends with the assistant's own words is taken up there
     #: Gives its weights back and keeps its process: never, by itself when idle, when it is told.
     sleeps: Literal["", "itself", "told"] = ""
 

@@ -61,7 +61,9 @@ SIGNS: tuple[tuple[re.Pattern[str], str, bool], ...] = (
 class LlamaRecipe:
     """How llama.cpp is started, and what its log means."""
 
-    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True, sleeps="itself")
+    capabilities = Capabilities(
+        owned=True, measures_memory=True, stops_generation=True, continues=True, sleeps="itself"
+    )
     nap = LLAMA
 
     def __init__(self, binary: str | None = None) -> None:

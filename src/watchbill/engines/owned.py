@@ -244,7 +244,9 @@ class OwnedEngine:
 
     async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
-        endpoint = Endpoint(LOOPBACK, host.port, upstream_model=host.model.name)
+        endpoint = Endpoint(
+            LOOPBACK, host.port, upstream_model=host.model.name, continues=self.capabilities.continues
+        )
         probe = host.model.probe or self._recipe.probe_for(host.model)
         warming = asyncio.create_task(warm_up(endpoint, host.model.health, probe, host.progress))
         ending = asyncio.create_task(process.ended())

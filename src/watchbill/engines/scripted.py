@@ -67,7 +67,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScriptedRecipe:
     """How a scripted model is started."""
 
-    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True, sleeps="told")
+    capabilities = Capabilities(
+        owned=True, measures_memory=True, stops_generation=True, continues=True, sleeps="told"
+    )
     nap = TOLD
 
     def probe_for(self, model: Model) -> str:

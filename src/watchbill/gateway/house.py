@@ -124,17 +124,10 @@ class House:
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)
         if ticket.request.work_class >= WorkClass.BACKGROUND:
-            relay.resume = self._resumption(ticket.model)
+            relay.resume = Resumption(ticket.model, self._not_continued)
         if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
-
-    def _resumption(self, model: str) -> Resumption:
-        """What goes on with a background answer, if the model's engine continues a message that has begun."""
-        catalog = self.driver.catalog
-        continues = catalog.engines[catalog.models[model].engine].driver in ("llamacpp", "scripted")
-        chats = continues and model not in self._not_continued
-        return Resumption(chats=chats, on_refused=lambda: self._not_continued.add(model))
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""

@@ -8,7 +8,6 @@ Only plain text can be continued. An answer with tools, a grammar, log probabili
 and one that thinks aloud, has its safe boundary at its end. Does no I/O.
 """
 
-from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -39,9 +38,9 @@ _CLOSING = " \"'”’)]*_"
 class Resumption:
     """One background answer, in one or several parts."""
 
-    def __init__(self, *, chats: bool, on_refused: Callable[[], None] | None = None) -> None:
-        self._chats = chats  # whether the engine goes on with an assistant's message that has begun
-        self._on_refused = on_refused
+    def __init__(self, model: str, refused: set[str]) -> None:
+        self._model = model
+        self._refused = refused  # models whose chat template was seen to refuse it; shared by all answers
         self._is_chat = True
         self._is_possible = False
         self._parts: list[str] = []  # the text so far
@@ -66,10 +65,9 @@ class Resumption:
         body = _decode(outgoing.body)
         if not self._parts:
             self._is_chat = outgoing.path == _CHAT
-            self._is_possible = _is_plain(body) and (
-                _ends_with_caller(body) if self._is_chat else _has_text(body)
-            )
-            self._is_possible = self._is_possible and (self._chats or not self._is_chat)
+            chats = outgoing.endpoint.continues and self._model not in self._refused
+            begun = chats and _ends_with_caller(body) if self._is_chat else _has_text(body)
+            self._is_possible = begun and _is_plain(body)
             return outgoing
         text = "".join(self._parts)
         if self._is_chat:
@@ -185,9 +183,7 @@ class Resumption:
 
     def give_up(self) -> None:
         """This engine does not continue answers: the next one need not try."""
-        self._chats = False
-        if self._on_refused is not None:
-            self._on_refused()
+        self._refused.add(self._model)
         self.forget()
 
 

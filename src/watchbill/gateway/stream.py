@@ -4,6 +4,8 @@
 good order or with an error in the door's own shape, never in half an event. Owns no ticket and no engine.
 """
 
+from abc import ABC, abstractmethod
+
 from aiohttp import web
 
 from watchbill.engines.sse import DONE, whole_events
@@ -16,7 +18,7 @@ from watchbill.limits import HALF_EVENT_BYTES_MAX
 __all__ = ["Out", "StreamOut"]
 
 
-class Out:
+class Out(ABC):
     """A stream to a client. A door's own kind says how signs of life, errors and fallbacks look in it."""
 
     content_type = "text/event-stream"
@@ -61,20 +63,20 @@ class Out:
         """Takes a piece of the engine's answer."""
         await self.send(piece)
 
-    async def flush(self) -> None:
+    async def flush(self) -> None:  # noqa: B027  most doors hold nothing back
         """The engine ended its answer in good order."""
 
+    @abstractmethod
     async def fail(self, error: TheirsError) -> None:
         """Says in the stream what went wrong."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def fall_back(self, fallback: Fallback) -> None:
         """Writes a whole answer that no model gave."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_ended(self, tail: bytes) -> bool:
         """Whether the engine's stream came to its end, by its last bytes."""
-        raise NotImplementedError
 
     def takes(self, status: int, content_type: str) -> bool:
         """Whether an answer that is no stream of events can be written here all the same."""
@@ -114,6 +116,10 @@ class StreamOut(Out):
         """Ends the stream with an error event, in place of a half event."""
         self.forget_half()
         await self.send(b"data: " + error_body(error) + b"\n\n")
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        """Not every stream of events is an answer that a text could stand in for; those that are say how."""
+        raise AssertionError("this door's exchange falls back on nothing")
 
     def forget_half(self) -> None:
         """The event whose beginning is held back will have no end."""

@@ -199,6 +199,8 @@ class Driver:
 
     def _request(self, model: Model, lane: Lane, wish: Wish) -> m.Request:
         patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
+        # Elsewhere nobody goes before who came earlier.
+        own = wish.priority if lane.policy == "priority" else None
         return m.Request(
             f"{self._prefix}-{next(self._numbers)}",
             model.name,
@@ -207,7 +209,7 @@ class Driver:
             self.now(),
             patience,
             lane.timeout_ms,
-            max(wish.priority or lane.priority or model.priority, wish.best_priority),
+            max(own or lane.priority or model.priority, wish.best_priority),
             wish.operator,
             wish.exact,
             wish.supersede_key,
