@@ -29,6 +29,8 @@ from watchbill.limits import (
 __all__ = ["Connection", "Deadlines", "Outgoing", "UpstreamFailed"]
 
 _NEVER = float("inf")
+#: The headers that tell where a body ends.
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class UpstreamFailed(EngineFailed):
@@ -67,10 +69,10 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_failure", "_header_count", "_interim", "_length_known", "_loop", "_on_lost",
-        "_parser", "_paused", "_pieces", "_silence_s", "_timer", "_transport", "_unread", "_waiter",
-        "_wordless", "answer_bytes", "busy", "headers", "headers_done", "idle_since", "is_done",
-        "keeps_alive", "status", "streamed",
+        "_begun", "_deadline", "_header_count", "_interim", "_looks_at", "_loop", "_on_lost",
+        "_parser", "_paused", "_silence_s", "_timer", "_transport", "_unread", "_waiter",
+        "_wordless", "answer_bytes", "busy", "failure", "headers", "headers_done", "idle_since", "is_done",
+        "keeps_alive", "pieces", "status", "streamed",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Connection], None]") -> None:
@@ -79,8 +81,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = _NEVER  # when the timer fires
         self._waiter: asyncio.Future[None] | None = None
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []  # what has come and was not taken yet
         self._paused = False
         self.busy = False
         self.idle_since = 0.0
@@ -95,12 +98,11 @@ class Connection(asyncio.Protocol):
         self.is_done = False
         self.keeps_alive = False
         self.answer_bytes = 0
-        self._failure: UpstreamFailed | None = None
-        self._pieces.clear()
+        self.failure: UpstreamFailed | None = None  # pieces that came before it can still be taken
+        self.pieces.clear()
         self._unread = 0
         self._wordless = 0
         self._interim = False
-        self._length_known = False
         self._begun = False
         self._deadline = deadline
         self._silence_s = silence_s
@@ -110,7 +112,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_usable(self) -> bool:
         """Whether another request may be sent."""
-        return self._transport is not None and not self._transport.is_closing() and self._failure is None
+        return self._transport is not None and not self._transport.is_closing() and self.failure is None
 
     def begin(self, request: bytes, deadlines: Deadlines, *, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
@@ -119,32 +121,20 @@ class Connection(asyncio.Protocol):
         self._reset(now + deadlines.first_byte_ms / 1000, silence_s)
         self.busy = True
         self.streamed = streamed
-        if self._timer is None or self._timer.when() > min(self._deadline, now + silence_s):
+        if self._timer is None or self._looks_at > now + silence_s or self._looks_at > self._deadline:
             self._arm()
         self._transport.write(request)
 
-    async def wait_head(self) -> None:
-        """Returns when status and headers are there. Raises UpstreamFailed."""
-        while not self.headers_done:
-            if self._failure is not None:
-                raise self._failure
-            await self._wait()
+    def changed(self) -> "asyncio.Future[None]":
+        """News, to be awaited: a head, a piece, the end or a failure. One waits at a time.
 
-    async def chunk(self) -> bytes:
-        """All that has come and was not taken yet; waits for at least a byte. Empty at the end of the answer.
-
-        Raises UpstreamFailed, after everything that came before the failure was given out."""
-        while not self._pieces:
-            if self.is_done:
-                return b""
-            if self._failure is not None:
-                raise self._failure
-            await self._wait()
-        return self.take()
+        A future and no coroutine: it is awaited for every piece of every answer."""
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
 
     def take(self) -> bytes:
         """All that has come and was not taken yet, without waiting."""
-        pieces = self._pieces
+        pieces = self.pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._unread = 0
@@ -166,16 +156,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # ------------------------------------------------------------------ deadlines
 
@@ -184,14 +168,12 @@ class Connection(asyncio.Protocol):
         # piece would cost more than parsing the piece.
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._next_look(), self._look)
-
-    def _next_look(self) -> float:
-        return min(self._deadline, self._loop.time() + self._silence_s)
+        self._looks_at = min(self._deadline, self._loop.time() + self._silence_s)
+        self._timer = self._loop.call_at(self._looks_at, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if not self.busy or self.is_done or self._failure is not None:
+        if not self.busy or self.is_done or self.failure is not None:
             return
         if self._loop.time() < self._deadline:
             self._arm()
@@ -231,24 +213,28 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.busy and not self.is_done and self._failure is None:
+        if self.busy and not self.is_done and self.failure is None:
             self._end_by_close(exc)
-        elif self._failure is None:
-            self._failure = UpstreamFailed("closed", "the engine closed the connection")
+        elif self.failure is None:
+            self.failure = UpstreamFailed("closed", "the engine closed the connection")
         self._wake()
         self._on_lost(self)
 
+    @property
+    def _ends_by_close(self) -> bool:
+        return self.status not in (204, 304) and self.headers.keys().isdisjoint(_LENGTHS)
+
     def _end_by_close(self, exc: Exception | None) -> None:
-        if self.headers_done and not self._length_known and exc is None:
+        if self.headers_done and self._ends_by_close and exc is None:
             self.is_done = True  # HTTP/1.0 style: the close is the end
         elif not self.answer_bytes:
-            self._failure = UpstreamFailed("closed", "the engine closed the connection without an answer")
+            self.failure = UpstreamFailed("closed", "the engine closed the connection without an answer")
         else:
-            self._failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
+            self.failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
 
     def _fail(self, kind: str, message: str) -> None:
-        if self._failure is None and not (self.is_done and kind == "aborted"):
-            self._failure = UpstreamFailed(kind, message, received=self.answer_bytes > 0)
+        if self.failure is None and not (self.is_done and kind == "aborted"):
+            self.failure = UpstreamFailed(kind, message, received=self.answer_bytes > 0)
         if self._transport is not None:
             self._transport.abort()
         self._wake()
@@ -264,14 +250,10 @@ class Connection(asyncio.Protocol):
         """One header, or one trailer: those are read over."""
         if self.headers_done:
             return
-        name = name.lower()
+        self.headers.setdefault(name.lower(), value)
         self._header_count += 1
         if self._header_count > UPSTREAM_HEADERS_MAX:
             self._fail("too_large", "the engine sent too many headers")
-        else:
-            self.headers.setdefault(name, value)
-        if name in (b"content-length", b"transfer-encoding"):
-            self._length_known = True
 
     def on_headers_complete(self) -> None:
         """The head is there, unless it was only an interim answer (1xx)."""
@@ -285,8 +267,6 @@ class Connection(asyncio.Protocol):
             return
         self.status = status
         self.headers_done = True
-        if status in (204, 304):
-            self._length_known = True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the answer."""
@@ -294,7 +274,7 @@ class Connection(asyncio.Protocol):
             return
         self._wordless = 0
         self._begun = True
-        self._pieces.append(body)
+        self.pieces.append(body)
         self._unread += len(body)
         if self._unread > UPSTREAM_BUFFER_BYTES_MAX and not self._paused and self._transport is not None:
             self._paused = True
@@ -307,7 +287,6 @@ class Connection(asyncio.Protocol):
         """The end of the answer, or of an interim one."""
         if self._interim:
             self._interim = False
-            self._length_known = False
             return
         if self.is_done:
             return

@@ -89,6 +89,9 @@ class FarCall:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_ms / 1000),
         )
 
+    def take(self) -> bytes | None:
+        return None  # whether something has come is aiohttp's own affair
+
     async def chunk(self) -> bytes:
         assert self._answer is not None
         bound_ms = self._deadlines.silence_ms if self._begun else self._deadlines.first_byte_ms

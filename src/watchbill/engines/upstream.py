@@ -58,6 +58,10 @@ class Call(Protocol):
         A caller who stops waiting (a timeout of its own) may call again: nothing is sent twice."""
         ...
 
+    def take(self) -> bytes | None:
+        """What has come already: a piece, nothing at the answer's end, None for who has to wait in `chunk`."""
+        ...
+
     async def chunk(self) -> bytes:
         """The next piece of the answer, empty at its end. Raises UpstreamFailed when it breaks off."""
         ...
@@ -233,12 +237,13 @@ class NearCall:
             connection = self._pool.take_idle(self._address)
             self._is_kept = connection is not None
             connection = self._send(connection or await self._connect())
-        try:
-            await connection.wait_head()
-        except UpstreamFailed as error:
-            if not self._is_kept or error.kind != "closed" or error.received or self._aborted:
-                raise
-            connection = await self._send_again()
+        while not connection.headers_done:
+            if connection.failure is None:
+                await connection.changed()
+            elif self._may_send_again(connection.failure):
+                connection = self._send(await self._connect())
+            else:
+                raise connection.failure
         if connection.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             connection.abort()
             raise UpstreamFailed(
@@ -246,14 +251,14 @@ class NearCall:
             )
         return connection.status
 
-    async def _send_again(self) -> Connection:
+    def _may_send_again(self, failure: UpstreamFailed) -> bool:
         """The kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
+        if not self._is_kept or failure.kind != "closed" or failure.received or self._aborted:
+            return False
         if self._followed_stream:
             self._pool.note_closer(self._address)
         self._is_kept = False
-        connection = self._send(await self._connect())
-        await connection.wait_head()
-        return connection
+        return True
 
     async def _connect(self) -> Connection:
         self._connection = None  # so that a caller who was interrupted here can ask for the head again
@@ -269,12 +274,27 @@ class NearCall:
         connection.begin(self._request, self._deadlines, streamed=self._streamed)
         return connection
 
-    async def chunk(self) -> bytes:
+    def take(self) -> bytes | None:
+        if self._released:  # the connection may serve another request by now
+            return b""
         connection = self._connection
         assert connection is not None
-        piece = await connection.chunk()
-        if not piece and connection.is_done:
+        if connection.pieces:
+            piece = connection.take()
+        elif connection.is_done:
+            piece = b""
+        elif connection.failure is not None:
+            raise connection.failure
+        else:
+            return None
+        if connection.is_done:
             self._release()
+        return piece
+
+    async def chunk(self) -> bytes:
+        assert self._connection is not None
+        while (piece := self.take()) is None:
+            await self._connection.changed()
         return piece
 
     async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:

@@ -11,7 +11,6 @@ Nearly every event of a chat carries a few words and nothing else. Those are rea
 from typing import cast
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
@@ -48,9 +47,9 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
     created: int
     model: str
     choices: list[_Choice]
-    system_fingerprint: str | UnsetType | None = UNSET
-    usage: Fields | UnsetType | None = UNSET
-    timings: Fields | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+    usage: Fields | None = None
+    timings: Fields | None = None
 
 
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
@@ -117,12 +116,12 @@ class Assembly:
             last.model,
         )
         for event in events:
-            if event.usage is not UNSET:
-                self._set_top("usage", event.usage)
-            if event.system_fingerprint is not UNSET:
-                self._set_top("system_fingerprint", event.system_fingerprint)
-            if event.timings is not UNSET:
-                self._set_top("timings", event.timings)
+            if event.usage is not None:
+                top["usage"] = event.usage
+            if event.system_fingerprint is not None:
+                top["system_fingerprint"] = event.system_fingerprint
+            if event.timings is not None:
+                top["timings"] = event.timings
             for piece in event.choices:
                 choice = self._choices.get(piece.index) or self._begin(piece.index)
                 content = piece.delta.content
@@ -132,11 +131,6 @@ class Assembly:
                     message["content"] = known + content if isinstance(known, str) else content
                 if piece.finish_reason is not None:
                     choice["finish_reason"] = piece.finish_reason
-
-    def _set_top(self, name: str, value: object) -> None:
-        # "usage": null in every event but the last must not hide the last one's
-        if value is not None or name not in self._top:
-            self._top[name] = value
 
     def _begin(self, index: int) -> Fields:
         choice: Fields = {"index": index}
@@ -160,8 +154,8 @@ class Assembly:
         if "error" in event:
             raise engine_error(502, event)
         choices = event.pop("choices", None)
-        for name, value in event.items():
-            self._set_top(name, value)
+        # "usage": null in every event but the last must not hide the last one's
+        self._top.update({name: value for name, value in event.items() if value is not None})
         if isinstance(choices, list):
             for choice in cast("list[object]", choices):
                 if isinstance(choice, dict):

@@ -23,10 +23,10 @@ from watchbill.limits import (
 __all__ = ["encode", "parse_object", "read_body"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
-_INTERPRETED = tuple(
-    f'"{name}"'.encode()
+_INTERPRETED = {
+    name: f'"{name}"'.encode()
     for name in ("model", "stream", "stream_options", "priority", "ttl", "keep_alive", "n", "max_tokens")
-)
+}
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -82,7 +82,7 @@ def parse_object(body: bytes) -> dict[str, object]:
     found = cast("dict[str, object]", value)
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
         _check_depth(found)
-    if b"\\u00" in body or _may_have_twins(body):
+    if b"\\u00" in body or _may_have_twins(body, found):
         _check_duplicates(body)
     return found
 
@@ -95,11 +95,10 @@ def encode(value: dict[str, object]) -> bytes:
         raise RequestError(f"the body cannot be passed on: {error}") from None
 
 
-def _may_have_twins(body: bytes) -> bool:
+def _may_have_twins(body: bytes, found: dict[str, object]) -> bool:
     """Whether a key that we act on seems to be there twice: a quick look that spares most bodies the slow one."""
-    count = body.count
-    for name in _INTERPRETED:  # noqa: SIM110  a loop takes half the time of any() here, and this is the hot path
-        if count(name) > 1:
+    for name in _INTERPRETED.keys() & found.keys():  # noqa: SIM110  any() would take twice the time
+        if body.count(_INTERPRETED[name]) > 1:
             return True
     return False
 

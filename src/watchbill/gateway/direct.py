@@ -13,7 +13,7 @@ from typing import cast
 
 from aiohttp import HttpVersion11, web
 
-__all__ = ["DirectResponse", "respond", "shortcut"]
+__all__ = ["DirectResponse", "Handle", "respond", "shortcut"]
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -77,17 +77,20 @@ class DirectResponse(web.StreamResponse):
         """Ends the connection after this answer."""
         self._keeps = False
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Sends everything. Raises ConnectionResetError when the client is gone."""
-        if self._is_sent:
-            return
-        self._is_sent = True
-        if self._keeps is None:
-            self._keeps = request.keep_alive
+    def send(self, request: web.BaseRequest) -> None:
+        """Sends everything; `prepare` waits for a slow reader. Raises ConnectionResetError when the client is gone."""
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
+        if self._keeps is None:
+            self._keeps = request.keep_alive
+        self._is_sent = True
         transport.write(self.head() + self._content)
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Sends everything, unless that was done, and waits for a slow client."""
+        if not self._is_sent:
+            self.send(request)
         await request.writer.drain()
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -95,14 +98,13 @@ class DirectResponse(web.StreamResponse):
 
     def head(self) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
-        lines = [f"{name}: {value}" for name, value in self._given.items()]
-        if not self._keeps:
-            lines.append("Connection: close")
-        text = "\r\n".join(lines)
-        if text.count("\r") != len(lines) - 1 or text.count("\n") != len(lines) - 1:
+        text = "\r\n".join(map(": ".join, self._given.items()))
+        breaks = len(self._given) - 1
+        if text.count("\r") != breaks or text.count("\n") != breaks:
             raise ValueError("a header of the answer has a line break")  # it would be a second header
+        close = "" if self._keeps else "Connection: close\r\n"
         return (
-            f"HTTP/1.1 200 OK\r\n{text}\r\nContent-Length: {len(self._content)}\r\n"
+            f"HTTP/1.1 200 OK\r\n{text}\r\n{close}Content-Length: {len(self._content)}\r\n"
             f"Date: {_date(int(time.time()))}\r\n\r\n"
         ).encode()
 

@@ -10,7 +10,6 @@ that it is told in the stream. Owns neither shapes nor prompts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,8 +39,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _JSON = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A whole answer of an engine: put together from a stream, or as the engine sent it."""
 
     content_type: str

@@ -171,7 +171,8 @@ class Relay:
                         self.resume.go_on()
                         self._return_turn()
                         break
-                    piece = await self._piece()
+                    at_hand = self._at_hand()
+                    piece = await self._piece() if at_hand is None else at_hand
                     if piece and self.resume is None:
                         self._ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
@@ -286,7 +287,8 @@ class Relay:
                         call.abort()
                         self._call, self.status = None, 0
                         continue
-                return await self._piece()
+                piece = self._at_hand()
+                return await self._piece() if piece is None else piece
             except UpstreamFailed as error:
                 self._give_back(error)
 
@@ -302,16 +304,23 @@ class Relay:
         self._ticket.on_cut = self._on_cut
         return self._call
 
-    async def _piece(self) -> bytes:
+    def _at_hand(self) -> bytes | None:
+        """A piece that nobody has to wait for."""
+        return self._call.take() if self._call is not None and self.resume is None else None
+
+    def _piece(self) -> Awaitable[bytes]:
         assert self._call is not None
-        piece = await self._call.chunk()
         if self.resume is None or not self.is_stream:
-            return piece
-        while piece:
-            if heard := self.resume.hear(piece):
+            return self._call.chunk()
+        return self._heard(self._call, self.resume)
+
+    @staticmethod
+    async def _heard(call: Call, resume: Resumption) -> bytes:
+        """The next piece, without what belongs to the seams of a continued answer."""
+        while piece := await call.chunk():
+            if heard := resume.hear(piece):
                 return heard
-            piece = await self._call.chunk()
-        return self.resume.rest()
+        return resume.rest()
 
     def _on_cut(self) -> None:
         if self._ticket.cut == "boundary":

@@ -17,6 +17,12 @@ from watchbill.units import parse_millis
 
 __all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
 
+_HEADERS = tuple(
+    f"X-Watchbill-{name}" for name in ("Lane", "Priority", "Deadline-Ms", "Tier", "Supersede-Key", "With")
+)
+_NOTHING = [None] * len(_HEADERS)
+_FIELDS = frozenset({"priority", "keep_alive", "ttl"})
+
 
 class Range(NamedTuple):
     """The numbers that are passed on to an engine."""
@@ -25,6 +31,17 @@ class Range(NamedTuple):
     high: float
     whole: bool = True  # an integer
     flag: bool = False  # true and false are legal, too
+
+    def fits(self, value: object) -> bool:
+        """Whether a value may be passed on."""
+        if isinstance(value, bool):
+            return self.flag
+        if not isinstance(value, (int, float)):
+            return False
+        return self.low <= value <= self.high and (not self.whole or value == int(value))
+
+    def __str__(self) -> str:
+        return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
 
 
 _TOKENS = Range(-2, CONTEXT_TOKENS_MAX)
@@ -52,23 +69,10 @@ RANGES: dict[str, Range] = {
 
 def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raises RequestError for a known number that is out of its range, or no number at all."""
-    for name, value in body.items():
-        rule = ranges.get(name)
-        if rule is not None and value is not None:
-            _check_range(name, value, rule)
-
-
-def _check_range(name: str, value: object, rule: Range) -> None:
-    if isinstance(value, bool):
-        fits = rule.flag
-    elif isinstance(value, (int, float)):
-        fits = rule.low <= value <= rule.high and (not rule.whole or value == int(value))
-    else:
-        fits = False
-    if fits:
-        return
-    kind = "a whole number" if rule.whole else "a number"
-    raise RequestError(f"{name} must be {kind} from {rule.low:g} to {rule.high:g}")
+    for name in ranges.keys() & body.keys():
+        value = body[name]
+        if value is not None and not ranges[name].fits(value):
+            raise RequestError(f"{name} must be {ranges[name]}")
 
 
 class Wishes:
@@ -89,16 +93,18 @@ class Wishes:
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
-        model, lane_of_alias = self._alias(model, catalog)
-        priority = headers.get("X-Watchbill-Priority", body.pop("priority", None))
-        deadline = headers.get("X-Watchbill-Deadline-Ms")
-        keep_alive = body.pop("keep_alive", body.pop("ttl", None))
-        tier = headers.get("X-Watchbill-Tier")
-        supersede = headers.get("X-Watchbill-Supersede-Key")
-        beside = headers.get("X-Watchbill-With")
+        model, lane_of_alias = self._alias(model, catalog) if ":" in model else (model, None)
+        asked = [*map(headers.get, _HEADERS)]
+        if (
+            key is None and asked == _NOTHING and not _FIELDS & body.keys()
+        ):  # most ask for nothing but a model
+            return Wish(model, self._lane((lane_of_path, lane_of_alias), catalog, key))
+        lane, priority, deadline, tier, supersede, beside = asked
+        of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
+        priority = of_body if priority is None else priority
         return Wish(
             model,
-            self._lane((headers.get("X-Watchbill-Lane"), lane_of_path, lane_of_alias), catalog, key),
+            self._lane((lane, lane_of_path, lane_of_alias), catalog, key),
             None if priority is None else self._number(priority, 1, 5),
             None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX),
             key is not None and key.admin,
@@ -112,8 +118,6 @@ class Wishes:
     @staticmethod
     def _alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
         """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
-        if ":" not in model:
-            return model, None
         base, _, lane = model.rpartition(":")
         if lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
             return base, lane
