@@ -19,6 +19,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
+
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Request
@@ -41,6 +43,9 @@ CUT_LIMIT_MS = 10_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
+_INTERACTIVE = (
+    WorkClass.INTERACTIVE
+)  # asked for at every start, and a look into an enum takes ten times longer
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -68,8 +73,7 @@ AWAY = (Stage.ABSENT, Stage.ASLEEP)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct):
     """A granted request."""
 
     request: Request
@@ -290,8 +294,9 @@ class Station:
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
         slots = self.model.concurrency
-        keep = slots > 1 and work_class > WorkClass.INTERACTIVE
-        return slots - 1 if keep and now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
+        if work_class is _INTERACTIVE or slots <= 1:
+            return slots
+        return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:
         """Whether one of this class would start at once: the model is ready, nobody waits, a slot is free."""
