@@ -71,16 +71,14 @@ def test_each_model_has_exactly_one_state() -> None:
 
 def test_what_happened_is_counted() -> None:
     metrics = Metrics(dict)
-    metrics.observe_wait("chat", 1500)
-    metrics.observe_forecast("chat", -3000)
+    metrics.started("chat", 1500, -3000)
     metrics.observe_first_byte("a", 2000)
     metrics.observe_load("a", 900, cached=True)
     metrics.observe_load("a", 100, cached=False, ok=False)
-    metrics.observe_service("a", 1000)
     metrics.observe_lag(2)
     metrics.count_eviction("a", "idle")
-    metrics.count_request("chat", "ok")
-    metrics.count_request("chat", "lane_full")
+    metrics.ended("chat", "ok", "a", 1000)
+    metrics.ended("chat", "lane_full")
     metrics.count_late_answer()
     found = samples(metrics)
     assert found["watchbill_wait_seconds_sum", "chat"] == 1.5

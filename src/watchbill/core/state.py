@@ -211,7 +211,7 @@ class State:
             told.append("room for all")
         if not self.is_haunted and any(s.ghost is not None for s in self.lines()):
             told.append("haunted")
-        if self._misses_permanent not in (None, any(s.model.permanent for s in self.in_stage(Stage.ABSENT))):
+        if self._misses_permanent not in (None, self._count_missing() > 0):
             told.append("permanent models that are missing")
         wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.stations[name])]
         return told + [f"whether {name} can ever fit" for name in wrong]
@@ -335,15 +335,15 @@ class State:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
         if self.companies:
             return True
-        if not (self.waiting or self.is_haunted or self.misses_permanent()):
+        if self._misses_permanent is None:
+            self._misses_permanent = self._count_missing() > 0
+        if not (self.waiting or self.is_haunted or self._misses_permanent):
             return False
         return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(*AWAY))
 
-    def misses_permanent(self) -> bool:
-        """Whether a permanent model is not there, be it that somebody took it out by hand."""
-        if self._misses_permanent is None:
-            self._misses_permanent = any(s.model.permanent for s in self.in_stage(Stage.ABSENT))
-        return self._misses_permanent
+    def _count_missing(self) -> int:
+        """How many permanent models are not there, be it that somebody took them out by hand."""
+        return sum(s.model.permanent for s in self.in_stage(Stage.ABSENT))
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""

@@ -43,9 +43,7 @@ CUT_LIMIT_MS = 10_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
-_INTERACTIVE = (
-    WorkClass.INTERACTIVE
-)  # asked for at every start, and a look into an enum takes ten times longer
+_INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an enum is slow
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
