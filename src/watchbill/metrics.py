@@ -13,6 +13,7 @@ their starts and ends are only tallied, and sorted into counters and histograms 
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import cast
@@ -92,38 +93,35 @@ class Metrics:
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
-        self._starts: dict[tuple[str, int, int], int] = {}  # lane, wait, error of the forecast -> how often
-        self._ends: dict[
-            tuple[str, str, str, int | None], int
-        ] = {}  # lane, outcome, model, service -> how often
+        #: Lane, wait and error of the forecast; lane, outcome, model and service time -> how often.
+        self._starts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._ends: defaultdict[tuple[str, str, str, int | None], int] = defaultdict(int)
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
         """A request started after waiting so long, `error_ms` after its forecast; negative: before it."""
-        starts, start = self._starts, (lane, waited_ms, error_ms)
-        starts[start] = starts.get(start, 0) + 1
-        if len(starts) >= TALLY_MAX:
+        self._starts[lane, waited_ms, error_ms] += 1
+        if len(self._starts) >= TALLY_MAX:
             self._sort_in()
 
     def ended(self, lane: str, outcome: str, model: str = "", ms: int | None = None) -> None:
         """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered."""
-        ends, end = self._ends, (lane, outcome, model, ms)
-        ends[end] = ends.get(end, 0) + 1
-        if len(ends) >= TALLY_MAX:
+        self._ends[lane, outcome, model, ms] += 1
+        if len(self._ends) >= TALLY_MAX:
             self._sort_in()
 
     def _sort_in(self) -> None:
-        starts, self._starts = self._starts, {}
-        for (lane, waited_ms, error_ms), times in starts.items():
+        for (lane, waited_ms, error_ms), times in self._starts.items():
             self._wait.observe(waited_ms / 1000, lane, times=times)
             self._forecast.observe(error_ms / 1000, lane, times=times)
-        ends, self._ends = self._ends, {}
-        for (lane, outcome, model, ms), times in ends.items():
+        for (lane, outcome, model, ms), times in self._ends.items():
             self._requests.add(times, lane, outcome)
             if ms is not None:
                 self._service.observe(ms / 1000, model, times=times)
                 self._serving_s.add(times * ms / 1000)
                 self._serving_ms += times * ms
+        self._starts.clear()
+        self._ends.clear()
 
     def observe_first_byte(self, model: str, ms: float) -> None:
         """A caller saw the first byte `ms` after it arrived."""

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from watchbill.metrics import STATES, Metrics
+from watchbill.metrics import STATES, TALLY_MAX, Metrics
 
 STATUS: dict[str, object] = {
     "devices": {
@@ -91,6 +91,20 @@ def test_what_happened_is_counted() -> None:
     assert found["watchbill_late_answers_dropped_total",] == 1
     assert found["watchbill_event_loop_lag_seconds_count",] == 1
     assert found["watchbill_thrash_ratio",] == 0.5
+
+
+def test_a_tally_that_is_full_loses_nothing() -> None:
+    metrics = Metrics(dict)
+    for ms in range(2 * TALLY_MAX + 1):
+        metrics.started("chat", ms, 0)
+        metrics.ended("chat", "ok", "a", ms)
+        metrics.ended("chat", "ok", "a", 7)
+    found = samples(metrics)
+    assert found["watchbill_wait_seconds_count", "chat"] == 2 * TALLY_MAX + 1
+    assert found["watchbill_wait_seconds_bucket", "chat", "0.01"] == 11
+    assert found["watchbill_requests_total", "chat", "ok"] == 2 * (2 * TALLY_MAX + 1)
+    assert found["gen_ai_server_request_duration_seconds_count", "a"] == 2 * (2 * TALLY_MAX + 1)
+    assert samples(metrics) == found, "a look changes nothing"
 
 
 def test_a_status_without_parts_leaves_gaps_not_errors() -> None:

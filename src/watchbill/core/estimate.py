@@ -97,5 +97,8 @@ class ArrivalRate:
 
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
-        self._rate = self.at(now) + weight / RATE_WINDOW_MS
+        faded = (
+            self._rate if now == self._at else self.at(now)
+        )  # where it counts, several come in a millisecond
+        self._rate = faded + weight / RATE_WINDOW_MS
         self._at = now

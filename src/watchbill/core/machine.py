@@ -102,8 +102,11 @@ class Machine:
         way in or out has still to wait for its engine.
         """
         state = self.state
-        if state.is_wanting() or (state.wakes and min(state.wakes) < armed):
+        if state.is_wanting():
             return False
+        for wake in state.wakes:
+            if wake < armed:
+                return False
         if not state.moving:
             return True
         if now >= armed - 1 or state.changes != self._seen or state.is_moved_on():

@@ -153,9 +153,7 @@ class Station:
         # -- trouble
         self.failures = 0
         self.failure = known.failure  # the last reason, for people
-        self.hopeless = (
-            known.failure is not None
-        )  # the same load will fail again: its file is missing or corrupt
+        self.hopeless = known.failure is not None  # the same load fails again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = 0  # in a row
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
@@ -308,7 +306,8 @@ class Station:
 
     def batch_factor(self, count: int) -> float:
         """How much slower one answer is when so many are served at once."""
-        return 1 + self.slowdown * (max(1, min(count, self.model.concurrency)) - 1)
+        slots = self.model.concurrency
+        return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
 
     def service_of(self, count: int) -> float:
         """Milliseconds to serve so many requests."""
@@ -322,8 +321,9 @@ class Station:
             self.service.learn(taken_ms)
             return
         if not self.service.is_guess:
-            seen = (taken_ms / self.service.ms - 1) / (min(beside, self.model.concurrency) - 1 or 1)
-            self.slowdown += SLOWDOWN_WEIGHT * (min(1.0, max(0.0, seen)) - self.slowdown)
+            slots = self.model.concurrency
+            seen = (taken_ms / self.service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
+            self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         self.service.learn(taken_ms / self.batch_factor(beside))
 
     @property

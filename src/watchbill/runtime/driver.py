@@ -102,13 +102,16 @@ class Driver:
 
     def feed(self, event: m.Event) -> None:
         """Tells the core something. Events that come while one is being acted on wait for their turn."""
+        self._feed(event, self.now())
+
+    def _feed(self, event: m.Event, now: int) -> None:
         if self._is_feeding:
             self._events.append(event)
             return
         self._is_feeding = True
         try:
             while True:
-                now = self._turned_at = time.monotonic_ns() // 1_000_000
+                self._turned_at = now
                 try:
                     actions = self._core.step(event, now)
                 except Exception:
@@ -118,7 +121,7 @@ class Driver:
                     self.actions[type(action)](action)
                 if not self._events:
                     return
-                event = self._events.popleft()
+                event, now = self._events.popleft(), self.now()
         finally:
             self._is_feeding = False
 
@@ -180,9 +183,10 @@ class Driver:
 
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
-        request = self._request(self._catalog.models.get(wish.model) or self._find(wish.model), wish)
+        now = self.now()
+        request = self._request(self._catalog.models.get(wish.model) or self._find(wish.model), wish, now)
         ticket = self._tickets[request.id] = Ticket(request, self, request.id, request.model)
-        self.feed(m.Arrived(request))
+        self._feed(m.Arrived(request), now)
         if ticket.refusal is not None:
             raise ticket.refusal
         return ticket
@@ -194,7 +198,7 @@ class Driver:
             raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
         return model
 
-    def _request(self, model: Model, wish: Wish) -> m.Request:
+    def _request(self, model: Model, wish: Wish, now: int) -> m.Request:
         lane = self._lanes.get(wish.lane) or self._lanes[None]
         patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
         # Elsewhere nobody goes before who came earlier.
@@ -205,7 +209,7 @@ class Driver:
             model.name,
             lane.name,
             lane.work_class,
-            self.now(),
+            now,
             patience,
             lane.timeout_ms,
             priority if priority > best else best,
@@ -218,14 +222,15 @@ class Driver:
 
     def ended(self, ticket: Ticket, event: m.Event, outcome: str, /, *, served: bool) -> None:
         """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
+        now = self.now()
         if self._tickets.pop(ticket.id, None) is not None:
-            parts, now, started = self._parts, self.now(), ticket.started_at
+            parts, started = self._parts, ticket.started_at
             taken = now - started if served and started is not None else None
             self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken)
             parts.recorder.ended(ticket, outcome, now)
             if taken is not None:
                 parts.memories.served(ticket.model, taken)
-        self.feed(event)
+        self._feed(event, now)
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
@@ -258,8 +263,8 @@ class Driver:
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
         """What would happen if the model were asked for now."""
-        found, wish = self._find(model), Wish(model, companions=companions)
-        return explain(self._core, self._request(found, wish), self.now())
+        found, wish, now = self._find(model), Wish(model, companions=companions), self.now()
+        return explain(self._core, self._request(found, wish, now), now)
 
     def is_ready(self) -> bool:
         """Whether the scheduler turns, not merely whether a socket is open."""
