@@ -13,13 +13,15 @@ from typing import Literal
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "DEFAULT_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog", "Device",
-    "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation",
+    "DEFAULT_LANE", "LATEST_WINS", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog",
+    "Device", "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation",
     "RotationRules", "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
 DEFAULT_LANE = "default"
+#: The policy of a lane in which a newer request takes the place of an older one with the same key.
+LATEST_WINS = "latest-wins"
 
 
 class WorkClass(IntEnum):
@@ -159,6 +161,11 @@ class Lane:
     concurrency: int | None = None  # how many of its requests may run at once, on all models together
     fallback: str | None = None
     capture: str | None = None  # the spool that finished requests go into
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing of its own keeps a request from a model that is free."""
+        return self.concurrency is None and self.queue_max > 0 and self.policy != LATEST_WINS
 
 
 #: Where our own background rotation waits: behind everybody, and never for long.

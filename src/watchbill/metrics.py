@@ -8,10 +8,12 @@ Names follow OpenTelemetry where it has one (`gen_ai.server.*`, dots become unde
 come from the catalog or from closed lists, never from a client: a stranger cannot grow the number of series.
 
 Everything here belongs to the event loop. The recorders are our own for that reason: the library's look their
-labels up and take locks for every value, and every request leaves seven of them.
+labels up and take locks for every value, and every request leaves seven of them. Requests are many and much alike, so
+their starts and ends are only tallied, and sorted into counters and histograms when somebody looks.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import cast
@@ -55,6 +57,8 @@ LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
 FORECAST_S = (-120, -60, -30, -10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 60, 120)
 SERVICE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+#: So many different starts, and ends, are tallied before they are sorted in.
+TALLY_MAX = 512
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -89,25 +93,39 @@ class Metrics:
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
+        #: Lane, wait and error of the forecast; lane, outcome, model and service time -> how often.
+        self._starts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._ends: defaultdict[tuple[str, str, str, int | None], int] = defaultdict(int)
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
-    def observe_wait(self, lane: str, ms: float) -> None:
-        """A request started after waiting `ms`."""
-        self._wait.observe(ms / 1000, lane)
+    def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
+        """A request started after waiting so long, `error_ms` after its forecast; negative: before it."""
+        self._starts[lane, waited_ms, error_ms] += 1
+        if len(self._starts) >= TALLY_MAX:
+            self._sort_in()
 
-    def observe_forecast(self, lane: str, error_ms: float) -> None:
-        """A request started `error_ms` after its forecast; negative: before it."""
-        self._forecast.observe(error_ms / 1000, lane)
+    def ended(self, lane: str, outcome: str, model: str = "", ms: int | None = None) -> None:
+        """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered."""
+        self._ends[lane, outcome, model, ms] += 1
+        if len(self._ends) >= TALLY_MAX:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        for (lane, waited_ms, error_ms), times in self._starts.items():
+            self._wait.observe(waited_ms / 1000, lane, times=times)
+            self._forecast.observe(error_ms / 1000, lane, times=times)
+        for (lane, outcome, model, ms), times in self._ends.items():
+            self._requests.add(times, lane, outcome)
+            if ms is not None:
+                self._service.observe(ms / 1000, model, times=times)
+                self._serving_s.add(times * ms / 1000)
+                self._serving_ms += times * ms
+        self._starts.clear()
+        self._ends.clear()
 
     def observe_first_byte(self, model: str, ms: float) -> None:
         """A caller saw the first byte `ms` after it arrived."""
         self._first.observe(ms / 1000, model)
-
-    def observe_service(self, model: str, ms: float) -> None:
-        """An answer ran for `ms`."""
-        self._service.observe(ms / 1000, model)
-        self._serving_s.add(ms / 1000)
-        self._serving_ms += ms
 
     def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
         """A load ended after `ms`."""
@@ -121,10 +139,6 @@ class Metrics:
         """A model left. `reason` is one word of a closed list (idle, swap, emergency, operator, ...)."""
         self._evictions.add(1, model, reason)
 
-    def count_request(self, lane: str, outcome: str) -> None:
-        """A request ended: `ok`, `cancelled`, or one of the error codes."""
-        self._requests.add(1, lane, outcome)
-
     def count_late_answer(self) -> None:
         """An answer came for an attempt that was over."""
         self._late.add(1)
@@ -135,11 +149,13 @@ class Metrics:
 
     def thrash_ratio(self) -> float:
         """The share of the busy time that went into loading instead of answering."""
+        self._sort_in()
         busy = self._loading_ms + self._serving_ms
         return self._loading_ms / busy if busy else 0.0
 
     def render(self) -> bytes:
         """The page, in the text format of CONTENT_TYPE."""
+        self._sort_in()
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> "_Histogram":
@@ -180,10 +196,10 @@ class _Histogram(Collector):
         if not labels:
             self._begin(())
 
-    def observe(self, value: float, *labels: str) -> None:
+    def observe(self, value: float, *labels: str, times: int = 1) -> None:
         counts = self._counts.get(labels) or self._begin(labels)
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[labels] += value
+        counts[bisect_left(self._bounds, value)] += times
+        self._sums[labels] += value * times
 
     def _begin(self, labels: tuple[str, ...]) -> list[int]:
         self._sums[labels] = 0.0

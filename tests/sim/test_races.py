@@ -5,10 +5,11 @@ again, once for each of these moments and the milliseconds around them, with one
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from watchbill.catalog import Model
+from watchbill.catalog import Lane, Model
 from watchbill.core import messages as m
 from watchbill.simulate.world import Caller, Faults, World
 from watchbill.units import Millis
@@ -202,3 +203,27 @@ def test_an_engine_that_never_becomes_warm_is_given_up(world_of: WorldOf, model:
     assert (hung.outcome, other.outcome) == ("answered", "answered")
     assert world.tally.loads_by_model == {"A": 2, "B": 1}
     assert not world.judge.broken
+
+
+@pytest.mark.parametrize("lane", ["chat", "rotation"])
+def test_a_lane_that_gets_a_limit_while_it_is_used_keeps_to_it(
+    world_of: WorldOf, model: ModelOf, lane: str
+) -> None:
+    """LANE-01: a warm model with a free slot takes no shortcut past the limit of a lane, nor one that was lifted."""
+    lanes = {"chat": Lane("chat"), "rotation": Lane("rotation")}
+    world = world_of(model("A", concurrency=4), lanes=lanes)
+    state = world.core.state
+
+    def running_of(count: int) -> int:
+        for _ in range(count):
+            world.arrive("A", 2_000, lane=lane)
+        running = len(state.stations["A"].running)
+        world.run(world.now + 60_000)
+        return running
+
+    running_of(1)  # and it is warm
+    for limit, at_once in ((None, 3), (1, 1), (None, 3)):
+        changed = lanes | {lane: Lane(lane, concurrency=limit)}
+        world.feed(m.Reconfigured(replace(state.catalog, lanes=changed), {}))
+        assert running_of(3) == at_once
+    assert {c.outcome for c in world.callers.values()} == {"answered"}

@@ -6,7 +6,7 @@ import pytest
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.cli import run as main
-from watchbill.core.messages import Request
+from watchbill.core.messages import Event, Request
 from watchbill.errors import ConfigError
 from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.ticket import Ticket
@@ -16,6 +16,13 @@ from watchbill.simulate.trace import Trace
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
+
+
+class Nobody:
+    """A desk at which nobody sits."""
+
+    def feed(self, event: Event, /) -> None: ...
+    def ended(self, ticket: Ticket, event: Event, outcome: str, /, *, served: bool) -> None: ...
 
 
 def house(capacity_gb: float | None = 8) -> Catalog:
@@ -122,7 +129,7 @@ async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
     recorder.loaded("two", 2_000, {"ram": 6 * GB}, 3_000)
     for number, started in ((1, 3_100), (2, None)):
         request = Request(f"r{number}", "one", "chat", WorkClass.INTERACTIVE, 1_100, 60_000, 60_000)
-        ticket = Ticket(request, lambda _: None)
+        ticket = Ticket(request, Nobody(), request.id, request.model)
         ticket.started_at = started
         recorder.ended(ticket, "ok" if started else "wait_exceeded", 3_600)
     recorder.close()

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from watchbill.metrics import STATES, Metrics
+from watchbill.metrics import STATES, TALLY_MAX, Metrics
 
 STATUS: dict[str, object] = {
     "devices": {
@@ -71,16 +71,14 @@ def test_each_model_has_exactly_one_state() -> None:
 
 def test_what_happened_is_counted() -> None:
     metrics = Metrics(dict)
-    metrics.observe_wait("chat", 1500)
-    metrics.observe_forecast("chat", -3000)
+    metrics.started("chat", 1500, -3000)
     metrics.observe_first_byte("a", 2000)
     metrics.observe_load("a", 900, cached=True)
     metrics.observe_load("a", 100, cached=False, ok=False)
-    metrics.observe_service("a", 1000)
     metrics.observe_lag(2)
     metrics.count_eviction("a", "idle")
-    metrics.count_request("chat", "ok")
-    metrics.count_request("chat", "lane_full")
+    metrics.ended("chat", "ok", "a", 1000)
+    metrics.ended("chat", "lane_full")
     metrics.count_late_answer()
     found = samples(metrics)
     assert found["watchbill_wait_seconds_sum", "chat"] == 1.5
@@ -93,6 +91,20 @@ def test_what_happened_is_counted() -> None:
     assert found["watchbill_late_answers_dropped_total",] == 1
     assert found["watchbill_event_loop_lag_seconds_count",] == 1
     assert found["watchbill_thrash_ratio",] == 0.5
+
+
+def test_a_tally_that_is_full_loses_nothing() -> None:
+    metrics = Metrics(dict)
+    for ms in range(2 * TALLY_MAX + 1):
+        metrics.started("chat", ms, 0)
+        metrics.ended("chat", "ok", "a", ms)
+        metrics.ended("chat", "ok", "a", 7)
+    found = samples(metrics)
+    assert found["watchbill_wait_seconds_count", "chat"] == 2 * TALLY_MAX + 1
+    assert found["watchbill_wait_seconds_bucket", "chat", "0.01"] == 11
+    assert found["watchbill_requests_total", "chat", "ok"] == 2 * (2 * TALLY_MAX + 1)
+    assert found["gen_ai_server_request_duration_seconds_count", "a"] == 2 * (2 * TALLY_MAX + 1)
+    assert samples(metrics) == found, "a look changes nothing"
 
 
 def test_a_status_without_parts_leaves_gaps_not_errors() -> None:

@@ -93,6 +93,22 @@ class Ledger:
             if device.max_resident is not None
         }
 
+    def books_of(self, needs: Mapping[str, int]) -> list[DeviceBook]:
+        """The devices among the resources that somebody needs."""
+        return [self.books[resource] for resource in needs if resource in self.books]
+
+    def can_forecast(self, needs: Mapping[str, int]) -> bool:
+        """Whether these devices are in their ordinary state; under force nothing is foretold."""
+        return all(book.may_load and not book.in_maintenance for book in self.books_of(needs))
+
+    def is_constrained(self, needs: Mapping[str, int]) -> bool:
+        """Whether one of these devices is in bad health."""
+        return any(book.reading and book.reading.constrained for book in self.books_of(needs))
+
+    def in_maintenance(self, needs: Mapping[str, int]) -> bool:
+        """Whether one of these devices is lent to the operator."""
+        return any(book.in_maintenance for book in self.books_of(needs))
+
     def readings(self) -> dict[str, tuple[int, int]]:
         """What the machine last said: device -> capacity and what is available of it."""
         seen = {name: book.reading for name, book in self.books.items()}

@@ -14,6 +14,8 @@ from watchbill.core.tipping import Policy
 
 __all__ = ["Dispatch"]
 
+_ROTATION = WorkClass.ROTATION  # asked for at every end, and a look into an enum takes ten times longer
+
 
 class Dispatch:
     """Everything that runs."""
@@ -99,7 +101,8 @@ class Dispatch:
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
             return True
-        return self._state.running_in(request.lane) < lane.concurrency
+        ran = (r.request.lane for s in self._state.stations.values() for r in s.running.values())
+        return sum(name == request.lane for name in ran) < lane.concurrency
 
     def _next_in_order(self, station: Station) -> Request | None:
         oldest = [s.line.oldest() for s in self._state.lines() if s.line]
@@ -128,7 +131,7 @@ class Dispatch:
             station.bad_answers += 1
         elif running.cut == "run_timeout" and not running.begun:
             station.bad_answers += 1  # it had all its time and gave not one byte
-        if running.request.work_class is not WorkClass.ROTATION:
+        if running.request.work_class is not _ROTATION:
             self._state.release(station, running.request, now)
         else:
             self._state.rest(station)
@@ -157,7 +160,7 @@ class Dispatch:
         running = station.running.pop(request_id, None) if station else None
         if running is None:
             self._state.late_answers += 1
-        else:
+        elif running.request.companions:
             self._state.dismiss(running.request, now)
         return running
 

@@ -18,7 +18,7 @@ def expected_start_ms(
     state: State, station: Station, request: Request, now: int, turns: Sequence[Station]
 ) -> float:
     """Milliseconds until the request starts: until the model is warm, then what stands before it."""
-    if not state.can_forecast(station):
+    if not state.ledger.can_forecast(station.needs):
         return 0.0  # maintenance, foreign use: it waits up to its max_wait, nothing is foretold
     warm = _until_warm(state, station, request, now, turns)
     serving = station.serving

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from watchbill.catalog import WorkClass
+from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.messages import Admit, Arrived, Left, Request
 from watchbill.core.sets import Sets
 from watchbill.core.state import State
@@ -21,11 +21,12 @@ __all__ = ["Lanes"]
 #: A refused caller is asked back after this at the least, and at the most.
 RETRY_AFTER_MIN_MS = 1_000
 RETRY_AFTER_MAX_MS = 3_600_000
-LATEST_WINS = "latest-wins"
 #: Keys of latest-wins lanes are forgotten beyond this many, unless their request is still in the house.
 LATEST_KEYS_MAX = 4_096
 #: Advice to a caller who meets a full lane or a closing daemon.
 CLOSING_RETRY_MS = 5_000
+#: Asked for at every arrival, and a look into an enum takes ten times longer.
+_READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
 
 
 class Lanes:
@@ -46,9 +47,9 @@ class Lanes:
         3. one of them can start it in time by the optimistic forecast: admitted
         4. otherwise refused with the forecast, and a ghost asks for the model's turn
         """
-        request, station = event.request, self._state.stations[event.request.model]
-        is_alone = not self._state.waiting and not request.companions
-        if is_alone and self._can_start_at_once(request, station, now):
+        request = event.request
+        station = self._state.stations[request.model]
+        if self._can_start_at_once(request, station, now):
             self._count_use(request, station, now)
             self._state.out.append(Admit(request.id, station.name, 0))
             self._state.start(station, request, now)
@@ -91,7 +92,7 @@ class Lanes:
 
     def _must_wait_for_health(self, station: Station) -> bool:
         """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
-        return station.stage in AWAY and self._state.is_constrained(station)
+        return station.stage in AWAY and self._state.ledger.is_constrained(station.needs)
 
     def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
         refuse = self._state.refuse
@@ -153,29 +154,33 @@ class Lanes:
         self._state.out.append(Admit(request.id, station.serving.name, round(forecast), request.companions))
 
     def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
-        """Whether no lane and no line has a word in it."""
-        lane = self._state.catalog.find_lane(request.lane)
-        is_plain = lane.concurrency is None and lane.queue_max > 0 and lane.policy != LATEST_WINS
-        if not is_plain or self._state.is_closing or station.is_quarantined(now):
+        """Whether no lane and no line has a word in it: nobody waits anywhere."""
+        state = self._state
+        if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
             return False
-        return station.can_start(request.work_class, now)
+        if station.stage is not _READY or station.is_quarantined(now):
+            return False
+        return len(station.running) < station.slots_for(request.work_class, now)
 
     def _count_use(self, request: Request, station: Station, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""
-        if request.work_class is WorkClass.ROTATION:
+        work_class, state = request.work_class, self._state
+        if work_class is _ROTATION:
             return
-        weight = self._state.catalog.policy.weights[request.work_class]
-        for name in (request.model, *request.companions):
-            self._state.stations[name].rate.learn(weight, now)
-        for used in station.members or (station,):
-            used.last_used = now
-        if request.work_class is WorkClass.INTERACTIVE:
-            station.serving.top_class_at = now
+        weight = state.catalog.policy.weights[work_class]
+        state.stations[request.model].rate.learn(weight, now)
+        for name in request.companions:
+            state.stations[name].rate.learn(weight, now)
+        used = station.members or (station,)
+        for each in used:
+            each.last_used = now
+        if work_class is _INTERACTIVE:
+            used[0].top_class_at = now
 
     def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and station.stage in AWAY and station.ghost is None:
-            station.ghost = Ghost(now + request.max_wait_ms, request.work_class)
+            self._state.haunt(station, Ghost(now + request.max_wait_ms, request.work_class))
             self._state.wakes.append(station.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
@@ -197,9 +202,13 @@ class Lanes:
 
     def lay_ghosts(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""
+        if not self._state.is_haunted:
+            return
+        self._state.is_haunted = False
         for station in (*self._state.managed, *self._state.companies.values()):
             if station.ghost is not None and not station.line and now >= station.ghost_ends:
                 station.ghost = None
+            self._state.is_haunted |= station.ghost is not None
 
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
@@ -213,10 +222,10 @@ class Lanes:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and station.stage in AWAY and self.policy.refuses_late:
             due = due if station.ghost is None else min(due, station.ghost.due)
-            station.ghost = Ghost(due, request.work_class)
+            self._state.haunt(station, Ghost(due, request.work_class))
         waited = now - request.arrived_at
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"
-        code = "maintenance" if self._state.in_maintenance(station) else "wait_exceeded"
+        code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
         self._state.note("expire", f"max_wait of lane {request.lane}", station, request=request.id, ms=waited)

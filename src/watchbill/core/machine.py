@@ -73,7 +73,7 @@ class Machine:
             m.TaskEnded: self._rotation.task_ended,
             m.Reconfigured: self._reconfigure.reconfigured,
             m.Closing: self._closing,
-            m.Tick: self._nothing,
+            m.Tick: self._woke,
         }
 
     def step(self, event: m.Event, now: int) -> list[m.Action]:
@@ -84,12 +84,13 @@ class Machine:
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
         if kind is m.FirstByte:
             return state.out  # a flag was set; nothing can follow from it
-        armed = self._armed = None if kind is m.Tick else self._armed
+        armed = self._armed
         is_failure = isinstance(event, m.Ended) and event.ok is False
         if armed is None or is_failure or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
             return state.out
-        self._dispatch.grant(now)
+        if state.waiting or state.companies:
+            self._dispatch.grant(now)
         if not self._is_over(armed, now):
             self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
         return state.out
@@ -101,8 +102,11 @@ class Machine:
         way in or out has still to wait for its engine.
         """
         state = self.state
-        if state.is_wanting() or (state.wakes and min(state.wakes) < armed):
+        if state.is_wanting():
             return False
+        for wake in state.wakes:
+            if wake < armed:
+                return False
         if not state.moving:
             return True
         if now >= armed - 1 or state.changes != self._seen or state.is_moved_on():
@@ -207,5 +211,6 @@ class Machine:
             if station.stage in STAYING and not station.model.shared:
                 self._do.close(station, "", "Watchbill is shutting down", now)
 
-    def _nothing(self, event: m.Tick, now: int) -> None:
+    def _woke(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""
+        self._armed = None

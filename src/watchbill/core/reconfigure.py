@@ -25,7 +25,8 @@ class Reconfigure:
     def reconfigured(self, event: Reconfigured, now: int) -> None:
         """Takes the new catalog over; models that are in memory and changed follow when they are out of it."""
         state, self.is_settled = self._state, False
-        state.catalog, self._known = event.catalog, event.known
+        self._known = event.known
+        state.declare(event.catalog)
         state.ledger.reconfigure(event.catalog)
         state.remeasured()
         for name, station in list(state.stations.items()):

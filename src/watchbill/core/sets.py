@@ -71,7 +71,7 @@ class Sets:
 
     def _must_wait_for_health(self, company: Company) -> bool:
         """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
-        return company.stage is Stage.ABSENT and self._state.is_constrained(company)
+        return company.stage is Stage.ABSENT and self._state.ledger.is_constrained(company.needs)
 
     def _shortage_text(self, members: _Members) -> str:
         """The sizes, resource by resource, of what is too much; groups are resources of one place."""

@@ -10,12 +10,12 @@ rest. `stale` counts everything anew and names what is no longer true; the judge
 
 from collections.abc import Mapping
 
-from watchbill.catalog import Catalog, Model, WorkClass
-from watchbill.core.budget import DeviceBook, Ledger, needs_of, shortage
+from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
+from watchbill.core.budget import Ledger, needs_of, shortage
 from watchbill.core.company import Companies
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.room import actual_room, own_share, planned_room
-from watchbill.core.station import AWAY, MOVING, STAYING, Running, Stage, Station
+from watchbill.core.station import AWAY, MOVING, STAYING, Ghost, Running, Stage, Station
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -26,18 +26,20 @@ KEEP_ALIVE_MAX_MS = 24 * 3_600_000
 WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
+_ROTATION = WorkClass.ROTATION  # asked for at every start, and a look into an enum takes ten times longer
 
 
 class State:
     """Everything the core knows."""
 
     def __init__(self, catalog: Catalog, known: Mapping[str, Knowledge]) -> None:
-        self.catalog = catalog
+        self.declare(catalog)
         self.ledger = Ledger(catalog)
         self._staged: dict[tuple[Stage, ...], tuple[Station, ...]] = {}
         self._planned: dict[str, int] | None = None
         self._actual: dict[str, int] | None = None
         self._has_room: bool | None = None
+        self._misses_permanent: bool | None = None
         self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
         self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
         self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
@@ -49,6 +51,7 @@ class State:
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
+        self.is_haunted = False  # somebody may have a ghost; without it nobody has
         self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # stations on their way in or out of memory
         self.plans_made = 0
@@ -58,6 +61,12 @@ class State:
         self.wakes: list[float] = []
 
     # ------------------------------------------------------------------ stations
+
+    def declare(self, catalog: Catalog) -> None:
+        """Takes over what the operator declared."""
+        self.catalog = catalog
+        lanes = {ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
+        self.open_lanes = frozenset(name for name, lane in lanes.items() if lane.is_open)
 
     def add(self, model: Model, known: Knowledge) -> Station:
         """Makes a station for a model and keeps the order by name: same input, same decisions."""
@@ -88,7 +97,7 @@ class State:
         """Forgets what was summed up: somebody's stage, size or held memory, a reading or a budget changed."""
         self.changes += 1
         self._staged, self._ever, self._short = {}, {}, {}
-        self._planned = self._actual = self._has_room = None
+        self._planned = self._actual = self._has_room = self._misses_permanent = None
 
     def lines(self) -> list[Station]:
         """Everything with a line: the models, and the companies."""
@@ -131,25 +140,10 @@ class State:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
         if self.is_closing:
             return False
-        for book in self._books(station):  # noqa: SIM110  asked for everybody who waits; a loop takes half the time
+        for book in self.ledger.books_of(station.needs):  # noqa: SIM110  asked for everybody who waits; a loop takes half the time
             if now < book.settled_at or not book.may_load:
                 return False
         return True
-
-    def can_forecast(self, station: Station) -> bool:
-        """Whether its devices are in their ordinary state; under force nothing is foretold."""
-        return all(book.may_load and not book.in_maintenance for book in self._books(station))
-
-    def is_constrained(self, station: Station) -> bool:
-        """Whether one of its devices is in bad health."""
-        return any(book.reading and book.reading.constrained for book in self._books(station))
-
-    def in_maintenance(self, station: Station) -> bool:
-        """Whether one of its devices is lent to the operator."""
-        return any(book.in_maintenance for book in self._books(station))
-
-    def _books(self, station: Station) -> list[DeviceBook]:
-        return [self.ledger.books[device] for device in station.needs if device in self.ledger.books]
 
     def is_leaving_when_idle(self, station: Station) -> bool:
         """RES-07, RES-25: whether its idle time counts. With room for everybody nobody leaves who was not told to."""
@@ -215,6 +209,10 @@ class State:
             told.append("actual free")
         if self._has_room not in (None, self._count_room_for_all()):
             told.append("room for all")
+        if not self.is_haunted and any(s.ghost is not None for s in self.lines()):
+            told.append("haunted")
+        if self._misses_permanent not in (None, self._count_missing() > 0):
+            told.append("permanent models that are missing")
         wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.stations[name])]
         return told + [f"whether {name} can ever fit" for name in wrong]
 
@@ -249,10 +247,6 @@ class State:
     def used(self, device: str, *stages: Stage) -> int:
         """What the models in these stages need of a device."""
         return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
-
-    def running_in(self, lane: str) -> int:
-        """How many requests of a lane run, on whichever model."""
-        return sum(1 for s in self.stations.values() for r in s.running.values() if r.request.lane == lane)
 
     def _reserved(self, device: str, asking: Station | None) -> int:
         """What must stay free on a device for its reserved core model while that is not resident."""
@@ -311,7 +305,7 @@ class State:
         for name in request.companions:
             self.stations[name].users[request_id] = running[request_id]
             self.stations[name].last_used = now
-        if request.work_class is not WorkClass.ROTATION:
+        if request.work_class is not _ROTATION:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
@@ -341,13 +335,25 @@ class State:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
         if self.companies:
             return True
+        if self._misses_permanent is None:
+            self._misses_permanent = self._count_missing() > 0
+        if not (self.waiting or self.is_haunted or self._misses_permanent):
+            return False
         return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(*AWAY))
+
+    def _count_missing(self) -> int:
+        """How many permanent models are not there, be it that somebody took them out by hand."""
+        return sum(s.model.permanent for s in self.in_stage(Stage.ABSENT))
 
     def is_moved_on(self) -> bool:
         """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""
         return any(not s.running and not s.users for s in self.in_stage(Stage.DRAINING)) or any(
             not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
+
+    def haunt(self, station: Station, ghost: Ghost) -> None:
+        """Keeps the place in the order of turns of somebody who is gone."""
+        station.ghost, self.is_haunted = ghost, True
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""

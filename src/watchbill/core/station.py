@@ -19,6 +19,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
+
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Request
@@ -41,6 +43,7 @@ CUT_LIMIT_MS = 10_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
+_INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an enum is slow
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -68,8 +71,7 @@ AWAY = (Stage.ABSENT, Stage.ASLEEP)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct):
     """A granted request."""
 
     request: Request
@@ -151,9 +153,7 @@ class Station:
         # -- trouble
         self.failures = 0
         self.failure = known.failure  # the last reason, for people
-        self.hopeless = (
-            known.failure is not None
-        )  # the same load will fail again: its file is missing or corrupt
+        self.hopeless = known.failure is not None  # the same load fails again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = 0  # in a row
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
@@ -290,8 +290,9 @@ class Station:
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
         slots = self.model.concurrency
-        keep = slots > 1 and work_class > WorkClass.INTERACTIVE
-        return slots - 1 if keep and now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
+        if work_class is _INTERACTIVE or slots <= 1:
+            return slots
+        return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:
         """Whether one of this class would start at once: the model is ready, nobody waits, a slot is free."""
@@ -305,7 +306,8 @@ class Station:
 
     def batch_factor(self, count: int) -> float:
         """How much slower one answer is when so many are served at once."""
-        return 1 + self.slowdown * (max(1, min(count, self.model.concurrency)) - 1)
+        slots = self.model.concurrency
+        return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
 
     def service_of(self, count: int) -> float:
         """Milliseconds to serve so many requests."""
@@ -319,8 +321,9 @@ class Station:
             self.service.learn(taken_ms)
             return
         if not self.service.is_guess:
-            seen = (taken_ms / self.service.ms - 1) / (min(beside, self.model.concurrency) - 1 or 1)
-            self.slowdown += SLOWDOWN_WEIGHT * (min(1.0, max(0.0, seen)) - self.slowdown)
+            slots = self.model.concurrency
+            seen = (taken_ms / self.service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
+            self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         self.service.learn(taken_ms / self.batch_factor(beside))
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import ROTATION_LANE, Catalog, Lane, Model
+from watchbill.catalog import ROTATION_LANE, Catalog, Model
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.station import Stage
@@ -67,7 +67,7 @@ class Driver:
     """One per daemon."""
 
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
-        self._catalog = catalog
+        self._declare(catalog)
         self._parts = parts
         self.metrics = Metrics(self.status)
         self._core = Machine(catalog, parts.memories.recall())
@@ -102,26 +102,28 @@ class Driver:
 
     def feed(self, event: m.Event) -> None:
         """Tells the core something. Events that come while one is being acted on wait for their turn."""
+        self._feed(event, self.now())
+
+    def _feed(self, event: m.Event, now: int) -> None:
         if self._is_feeding:
             self._events.append(event)
             return
         self._is_feeding = True
         try:
-            self._step(event)
-            while self._events:
-                self._step(self._events.popleft())
+            while True:
+                self._turned_at = now
+                try:
+                    actions = self._core.step(event, now)
+                except Exception:
+                    _LOG.exception("the core failed on %r", event)
+                    raise
+                for action in actions:
+                    self.actions[type(action)](action)
+                if not self._events:
+                    return
+                event, now = self._events.popleft(), self.now()
         finally:
             self._is_feeding = False
-
-    def _step(self, event: m.Event) -> None:
-        now = self._turned_at = time.monotonic_ns() // 1_000_000
-        try:
-            actions = self._core.step(event, now)
-        except Exception:
-            _LOG.exception("the core failed on %r", event)
-            raise
-        for action in actions:
-            self.actions[type(action)](action)
 
     async def start(self) -> None:
         """Looks at the machine, then lets the core work."""
@@ -173,15 +175,20 @@ class Driver:
         """What the operator declared, as it is now."""
         return self._catalog
 
+    def _declare(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        first = next(iter(catalog.lanes.values()))
+        #: What a wish may name; whoever names no lane, or none that there is, waits in the first.
+        self._lanes = {None: first, ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
+
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
-        model = self._catalog.models.get(wish.model) or self._find(wish.model)
-        request = self._request(model, self._lane(wish), wish)
-        ticket = Ticket(request, self._ticket_event)
-        self._tickets[request.id] = ticket
-        self.feed(m.Arrived(request))
-        if (refusal := ticket.refusal) is not None:
-            raise refusal
+        now = self.now()
+        request = self._request(self._catalog.models.get(wish.model) or self._find(wish.model), wish, now)
+        ticket = self._tickets[request.id] = Ticket(request, self, request.id, request.model)
+        self._feed(m.Arrived(request), now)
+        if ticket.refusal is not None:
+            raise ticket.refusal
         return ticket
 
     def _find(self, name: str) -> Model:
@@ -191,25 +198,21 @@ class Driver:
             raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
         return model
 
-    def _lane(self, wish: Wish) -> Lane:
-        if wish.lane == ROTATION_LANE.name:
-            return self._catalog.find_lane(ROTATION_LANE.name)
-        lanes = self._catalog.lanes
-        return lanes.get(wish.lane or "") or next(iter(lanes.values()))
-
-    def _request(self, model: Model, lane: Lane, wish: Wish) -> m.Request:
+    def _request(self, model: Model, wish: Wish, now: int) -> m.Request:
+        lane = self._lanes.get(wish.lane) or self._lanes[None]
         patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
         # Elsewhere nobody goes before who came earlier.
         own = wish.priority if lane.policy == "priority" else None
+        priority, best = own or lane.priority or model.priority, wish.best_priority
         return m.Request(
             f"{self._prefix}-{next(self._numbers)}",
             model.name,
             lane.name,
             lane.work_class,
-            self.now(),
+            now,
             patience,
             lane.timeout_ms,
-            max(own or lane.priority or model.priority, wish.best_priority),
+            priority if priority > best else best,
             wish.operator,
             wish.exact,
             wish.supersede_key,
@@ -217,22 +220,17 @@ class Driver:
             wish.companions,
         )
 
-    def _ticket_event(self, event: m.Event) -> None:
-        if isinstance(event, m.Ended):
-            self._count_end(event.id, "engine_failed" if event.ok is False else "ok", served=event.ok is True)
-        elif isinstance(event, m.Left):
-            self._count_end(event.id, "cancelled", served=False)
-        self.feed(event)
-
-    def _count_end(self, request_id: str, outcome: str, *, served: bool) -> None:
-        if (ticket := self._tickets.pop(request_id, None)) is None:
-            return
-        now, started = self.now(), ticket.started_at
-        self.metrics.count_request(ticket.request.lane, outcome)
-        self._parts.recorder.ended(ticket, outcome, now)
-        if served and started is not None:
-            self.metrics.observe_service(ticket.model, now - started)
-            self._parts.memories.served(ticket.model, now - started)
+    def ended(self, ticket: Ticket, event: m.Event, outcome: str, /, *, served: bool) -> None:
+        """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
+        now = self.now()
+        if self._tickets.pop(ticket.id, None) is not None:
+            parts, started = self._parts, ticket.started_at
+            taken = now - started if served and started is not None else None
+            self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken)
+            parts.recorder.ended(ticket, outcome, now)
+            if taken is not None:
+                parts.memories.served(ticket.model, taken)
+        self._feed(event, now)
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
@@ -265,8 +263,8 @@ class Driver:
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
         """What would happen if the model were asked for now."""
-        found, wish = self._find(model), Wish(model, companions=companions)
-        return explain(self._core, self._request(found, self._lane(wish), wish), self.now())
+        found, wish, now = self._find(model), Wish(model, companions=companions), self.now()
+        return explain(self._core, self._request(found, wish, now), now)
 
     def is_ready(self) -> bool:
         """Whether the scheduler turns, not merely whether a socket is open."""
@@ -308,7 +306,7 @@ class Driver:
         self._parts.alerts.reconfigure(catalog.alerts)
         self._lookout.reconfigure(catalog)
         self._protected.reconfigure(catalog)
-        self._catalog = catalog
+        self._declare(catalog)
         self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
         self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
         await self._look()
@@ -326,7 +324,7 @@ class Driver:
         if ticket is None:
             return
         kind = _ERRORS.get(action.code, TheirsError)
-        self.metrics.count_request(ticket.request.lane, action.code)
+        self.metrics.ended(ticket.request.lane, action.code)
         self._parts.recorder.ended(ticket, action.code, self.now())
         self._parts.journal.write(m.Note("refuse", action.message, ticket.request.model, request=action.id))
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
@@ -342,8 +340,7 @@ class Driver:
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
         ticket.started_at = now
-        self.metrics.observe_wait(request.lane, waited)
-        self.metrics.observe_forecast(request.lane, waited - ticket.forecast_ms)
+        self.metrics.started(request.lane, waited, waited - ticket.forecast_ms)
         ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions))
 
     def _load_share(self, model: str, arrived_at: int) -> int:

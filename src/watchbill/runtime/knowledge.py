@@ -100,8 +100,9 @@ class Memories:
 
     def served(self, name: str, ms: int) -> None:
         """An answer ran to its end."""
-        if name in self._facts:
-            self._sizes.record_service(self._facts[name], ms)
+        facts = self._facts.get(name)
+        if facts is not None:
+            self._sizes.record_service(facts, ms)
 
     def save(self) -> None:
         """Brings it to the disk. May block."""

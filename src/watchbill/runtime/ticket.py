@@ -15,7 +15,7 @@ caller who left can never strand an in-flight count.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
     from watchbill.errors import TheirsError
 
-__all__ = ["Start", "Ticket", "Wish"]
+__all__ = ["Desk", "Start", "Ticket", "Wish"]
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -54,44 +54,41 @@ class Start(msgspec.Struct, frozen=True):
     companions: tuple[str, ...] = ()  # who is warm beside it
 
 
-class Ticket:
+class Desk(Protocol):
+    """Where a ticket is told of: the driver."""
+
+    def feed(self, event: Event, /) -> None:
+        """Tells the core something."""
+        ...
+
+    def ended(self, ticket: "Ticket", event: Event, outcome: str, /, *, served: bool) -> None:
+        """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
+        ...
+
+
+class Ticket(msgspec.Struct, eq=False):
     """One request of one caller. Not thread-safe: lives on the driver's event loop."""
 
-    __slots__ = (
-        "_ended", "_feed", "_sent", "_start", "_turn", "cut", "forecast_ms", "model", "on_cut", "refusal", "request",
-        "started_at",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, feed: Callable[[Event], None]) -> None:
-        self.request = request
-        self.model = request.model  # the one that serves, once that is known
-        self.forecast_ms = 0
-        self.started_at: int | None = None  # when the driver granted the turn
-        self.refusal: TheirsError | None = None
-        #: Why the running request must end, once the driver said so; see core.messages.Cut.
-        self.cut: str | None = None
-        #: Called once when `cut` is set: aborts the upstream connection.
-        self.on_cut: Callable[[], None] | None = None
-        self._feed = feed
-        self._start: Start | None = None
-        self._turn: asyncio.Future[Start] | None = None  # made for who has to wait; most do not
-        self._ended = False
-        self._sent = False
-
-    @property
-    def id(self) -> str:
-        """The request's id, the one in every log line and header."""
-        return self.request.id
-
-    @property
-    def turn(self) -> Start | None:
-        """The turn, once it has come; `granted` waits for it."""
-        return self._start
+    request: Request
+    desk: Desk
+    id: str  # the request's, the one in every log line and header
+    model: str  # the one that serves, once that is known
+    forecast_ms: int = 0
+    started_at: int | None = None  # when the driver granted the turn
+    refusal: "TheirsError | None" = None
+    turn: Start | None = None  # once it has come; `granted` waits for it
+    #: Why the running request must end, once the driver said so; see core.messages.Cut.
+    cut: str | None = None
+    #: Called once when `cut` is set: aborts the upstream connection.
+    on_cut: Callable[[], None] | None = None
+    _waiter: "asyncio.Future[Start] | None" = None  # made for who has to wait; most do not
+    _ended: bool = False
+    _sent: bool = False
 
     @property
     def is_waiting(self) -> bool:
         """Whether the turn is still to come."""
-        return self._start is None and self.refusal is None
+        return self.turn is None and self.refusal is None
 
     @property
     def has_sent(self) -> bool:
@@ -110,16 +107,16 @@ class Ticket:
         may wait, and each of them holds what it waits in."""
         if self.refusal is not None:
             raise self.refusal
-        self._turn = asyncio.get_running_loop().create_future()
-        if self._start is not None:
-            self._turn.set_result(self._start)
-        return self._turn
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self.turn is not None:
+            self._waiter.set_result(self.turn)
+        return self._waiter
 
     def first_byte(self) -> None:
         """Says that the answer has begun: from now on it is not made anew for the sake of somebody else."""
         if not self._sent and not self._ended:
             self._sent = True
-            self._feed(FirstByte(self.id))
+            self.desk.feed(FirstByte(self.id))
 
     def give_back(self) -> None:
         """Returns a turn of which the caller has seen nothing, or whose answer will be continued: it waits again."""
@@ -127,37 +124,38 @@ class Ticket:
             self.cut = None
             self._sent = False
             self.on_cut = None
-            self._start = self._turn = None
-            self._feed(Returned(self.id))
+            self.turn = self._waiter = None
+            self.desk.feed(Returned(self.id))
 
     def finish(self, *, ok: bool | None) -> None:
         """Ends a turn: well, not, or (None) without having asked for an answer. Later calls do nothing."""
         if not self._ended:
             self._ended = True
-            self._feed(Ended(self.id, ok))
+            outcome = "engine_failed" if ok is False else "ok"
+            self.desk.ended(self, Ended(self.id, ok), outcome, served=ok is True)
 
     def close(self) -> None:
         """Leaves, wherever the request is. Does nothing when it has already ended."""
         if not self._ended:
             self._ended = True
-            self._feed(Left(self.id))
+            self.desk.ended(self, Left(self.id), "cancelled", served=False)
 
     # ------------------------------------------------------------------ the driver's side
 
     def start(self, start: Start) -> None:
         """The driver grants the turn."""
         self.model = start.model
-        self._start = start
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(start)
+        self.turn = start
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(start)
 
     def refuse(self, error: "TheirsError") -> None:
         """The driver refuses; the core no longer knows this request."""
         self._ended = True
         self.refusal = error
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_exception(error)
-            self._turn.exception()  # a caller that left before looking must not leave a warning behind
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+            self._waiter.exception()  # a caller that left before looking must not leave a warning behind
 
     def cut_off(self, how: str) -> None:
         """The driver wants a running request to end."""
