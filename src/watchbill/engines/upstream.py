@@ -20,6 +20,8 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol
 
+import msgspec
+
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
 from watchbill.engines.far import FarCall, FarSession
 from watchbill.limits import (
@@ -93,7 +95,9 @@ class Upstream:
         deadlines = deadlines or self.deadlines
         endpoint = outgoing.endpoint
         if not endpoint.tls and _is_loopback(endpoint.host):
-            return NearCall(self, outgoing, deadlines, streamed=streamed)
+            address = (endpoint.host, endpoint.port)
+            request = _request(outgoing, close=streamed and address in self._closers)
+            return NearCall(self, address, deadlines, streamed, request)
         if self._far is None:
             self._far = FarSession()
         return FarCall(self._far, outgoing, deadlines)
@@ -127,10 +131,6 @@ class Upstream:
             self._far = None
 
     # ------------------------------------------------------------------ the pool, for NearCall
-
-    def closes_after_stream(self, address: _Address) -> bool:
-        """Whether this engine is known to close a connection after a streamed answer."""
-        return address in self._closers
 
     def note_closer(self, address: _Address) -> None:
         """Remembers that this engine closes a connection after a streamed answer."""
@@ -204,27 +204,19 @@ class Upstream:
             self._sweeper = loop.call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
 
 
-class NearCall:
+class NearCall(msgspec.Struct, eq=False):
     """A request over loopback on a connection of ours."""
 
-    __slots__ = (
-        "_aborted", "_address", "_connection", "_deadlines", "_followed_stream", "_is_kept", "_pool", "_released",
-        "_request", "_streamed",
-    )  # fmt: skip
-
-    def __init__(self, pool: Upstream, outgoing: Outgoing, deadlines: Deadlines, *, streamed: bool) -> None:
-        endpoint = outgoing.endpoint
-        self._pool = pool
-        self._address = (endpoint.host, endpoint.port)
-        self._deadlines = deadlines
-        self._streamed = streamed
-        self._connection: Connection | None = None
-        self._aborted = False
-        self._released = False
-        self._is_kept = False
-        self._followed_stream = False
-        close = streamed and pool.closes_after_stream(self._address)
-        self._request = _request(outgoing, close=close)
+    pool: Upstream
+    address: _Address
+    deadlines: Deadlines
+    streamed: bool
+    request: bytes
+    _connection: Connection | None = None
+    _aborted: bool = False
+    _released: bool = False
+    _is_kept: bool = False
+    _followed_stream: bool = False
 
     @property
     def content_type(self) -> str:
@@ -234,7 +226,7 @@ class NearCall:
     async def head(self) -> int:
         connection = self._connection
         if connection is None:
-            connection = self._pool.take_idle(self._address)
+            connection = self.pool.take_idle(self.address)
             self._is_kept = connection is not None
             connection = self._send(connection or await self._connect())
         while not connection.headers_done:
@@ -256,13 +248,13 @@ class NearCall:
         if not self._is_kept or failure.kind != "closed" or failure.received or self._aborted:
             return False
         if self._followed_stream:
-            self._pool.note_closer(self._address)
+            self.pool.note_closer(self.address)
         self._is_kept = False
         return True
 
     async def _connect(self) -> Connection:
         self._connection = None  # so that a caller who was interrupted here can ask for the head again
-        connection = await self._pool.connect(self._address, self._deadlines.connect_ms)
+        connection = await self.pool.connect(self.address, self.deadlines.connect_ms)
         if self._aborted:
             connection.abort()
             raise UpstreamFailed("aborted", "the request to the engine was cut")
@@ -271,7 +263,7 @@ class NearCall:
     def _send(self, connection: Connection) -> Connection:
         self._connection = connection
         self._followed_stream = connection.streamed
-        connection.begin(self._request, self._deadlines, streamed=self._streamed)
+        connection.begin(self.request, self.deadlines, streamed=self.streamed)
         return connection
 
     def take(self) -> bytes | None:
@@ -327,10 +319,10 @@ class NearCall:
         assert connection is not None
         connection.busy = False
         if connection.keeps_alive and connection.is_usable:
-            self._pool.keep(self._address, connection)
+            self.pool.keep(self.address, connection)
             return
-        if connection.keeps_alive and self._streamed:
-            self._pool.note_closer(self._address)
+        if connection.keeps_alive and self.streamed:
+            self.pool.note_closer(self.address)
         connection.close()
 
 

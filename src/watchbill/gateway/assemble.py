@@ -55,17 +55,16 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
 
 
-class Assembly:
+class Assembly(msgspec.Struct, eq=False):
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self._reader = EventReader()
-        self._held: list[bytes] = []  # events that are not read yet
-        self._top: Fields = {}
-        self._choices: dict[int, Fields] = {}
-        self._messages: dict[int, Fields] = {}  # those of the choices of a chat
-        self._is_done = False
+    chat: bool
+    _reader: EventReader = msgspec.field(default_factory=EventReader)
+    _held: list[bytes] = []  # events that are not read yet
+    _top: Fields = {}
+    _choices: dict[int, Fields] = {}
+    _messages: dict[int, Fields] = {}  # those of the choices of a chat
+    _is_done: bool = False
 
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
@@ -81,7 +80,7 @@ class Assembly:
         if not self._is_done and not self._is_finished():
             raise EngineFailed("the engine's stream ended before its answer did")
         answer = self._top
-        answer["object"] = "chat.completion" if self._chat else "text_completion"
+        answer["object"] = "chat.completion" if self.chat else "text_completion"
         answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
         return answer
 
@@ -95,7 +94,7 @@ class Assembly:
             self._is_done = True
             held.pop()
         try:
-            events = _decode_plain(b"[%b]" % b",".join(held)) if self._chat else []
+            events = _decode_plain(b"[%b]" % b",".join(held)) if self.chat else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) == len(held):  # else they were not plain, or two in one
@@ -134,7 +133,7 @@ class Assembly:
 
     def _begin(self, index: int) -> Fields:
         choice: Fields = {"index": index}
-        if self._chat:
+        if self.chat:
             choice["message"] = self._messages[index] = {"role": "assistant", "content": None}
         else:
             choice["text"] = ""

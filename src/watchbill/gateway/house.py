@@ -111,15 +111,7 @@ class House:
             visit.model = asked.name if asked else ""  # the answer says what this model is doing
             raise
         visit.took(ticket)
-        relay = Relay(
-            self.upstream,
-            ticket,
-            visit,
-            send=send,
-            on_close=self._relays.discard,
-            streamed=streamed,
-            unknown=unknown,
-        )
+        relay = Relay(self.upstream, ticket, visit, send, self._relays.discard, streamed, unknown)
         self._relays.add(relay)
         if visit.key is not None and visit.key.is_bounded:
             relay.meter(self.meters, visit.key)

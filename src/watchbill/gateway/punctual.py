@@ -49,14 +49,15 @@ class PunctualHandler(RequestHandler):
         """Serves one request after the other until the connection ends."""
         make_request, handle, task = self._request_factory, self._request_handler, self._task_handler
         assert make_request is not None and handle is not None and task is not None
+        loop, messages = self._loop, self._messages
         while not self._force_close:
-            if not self._messages:
+            if not messages:
                 try:
-                    self._waiter = self._loop.create_future()
+                    self._waiter = loop.create_future()
                     await self._waiter
                 finally:
                     self._waiter = None
-            message, payload = self._messages[0]
+            message, payload = messages[0]
             if (
                 isinstance(message, _ErrInfo)
                 or message.upgrade
@@ -64,16 +65,16 @@ class PunctualHandler(RequestHandler):
                 or self._buffer_paused
             ):
                 break  # unusual: from here on this connection goes aiohttp's way
-            self._messages.popleft()
+            messages.popleft()
             self._parser.message_consumed()  # pyright: ignore  its C parser has no types
-            request = make_request(message, payload, self, StreamWriter(self, self._loop), task)
+            request = make_request(message, payload, self, StreamWriter(self, loop), task)
             if not await self._answer(request, handle):
                 self.force_close()
                 return
             self._keepalive = True
-            self._next_keepalive_close_time = closes = self._loop.time() + self._keepalive_timeout
+            self._next_keepalive_close_time = closes = loop.time() + self._keepalive_timeout
             if self._keepalive_handle is None:
-                self._keepalive_handle = self._loop.call_at(closes, self._process_keepalive)
+                self._keepalive_handle = loop.call_at(closes, self._process_keepalive)
         await super().start()
 
     async def _answer(self, request: web.BaseRequest, handle: Handle) -> bool:

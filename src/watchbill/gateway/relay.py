@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+
 from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
@@ -56,42 +58,26 @@ class Collector(Protocol):
         ...
 
 
-class Relay:
+class Relay(msgspec.Struct, eq=False):
     """One request's way to its engine. Every step can be interrupted and taken up again."""
 
-    __slots__ = (
-        "_call", "_failed_attempt", "_leave_meter", "_on_close", "_outcome", "_outgoing", "_spend", "_start",
-        "_streamed", "_ticket", "_unknown", "_upstream", "_visit", "resume", "status", "tap",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        ticket: Ticket,
-        visit: Visit,
-        *,
-        send: Callable[[Start], Outgoing],
-        on_close: "Callable[[Relay], None]",
-        streamed: bool,
-        unknown: Callable[[], bool] | None = None,
-    ) -> None:
-        self._upstream = upstream
-        self._ticket = ticket
-        self._visit = visit
-        self._outgoing = send
-        self._on_close = on_close
-        self._streamed = streamed
-        #: Asked when the engine does not have the address: True when `send` now asks otherwise, in the same turn.
-        self._unknown = unknown
-        self._call: Call | None = None
-        self._start: Start | None = None
-        self._failed_attempt: int | None = None
-        self._spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
-        self._leave_meter: Callable[[], None] | None = None
-        self.tap: Tap | None = None  # set for a request that is captured
-        self.resume: Resumption | None = None  # set for one that yields in the middle of its answer
-        self._outcome = "cancelled"
-        self.status = 0
+    upstream: Upstream
+    ticket: Ticket
+    visit: Visit
+    send: Callable[[Start], Outgoing]
+    on_close: "Callable[[Relay], None]"
+    streamed: bool
+    #: Asked when the engine does not have the address: True when `send` now asks otherwise, in the same turn.
+    unknown: Callable[[], bool] | None = None
+    tap: Tap | None = None  # set for a request that is captured
+    resume: Resumption | None = None  # set for one that yields in the middle of its answer
+    status: int = 0
+    _call: Call | None = None
+    _start: Start | None = None
+    _failed_attempt: int | None = None
+    _spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
+    _leave_meter: Callable[[], None] | None = None
+    _outcome: str = "cancelled"
 
     # ------------------------------------------------------------------ what a door does with it
 
@@ -123,13 +109,13 @@ class Relay:
 
     async def turn(self) -> None:
         """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""
-        self._start = await self._ticket.granted()
-        self._visit.started(self._start)
+        self._start = await self.ticket.granted()
+        self.visit.started(self._start)
 
     def meter(self, meters: Meters, key: ApiKey) -> None:
         """Counts this request, and every piece of its answer, for a key that has bounds."""
         self._spend = lambda piece: meters.spend(key, piece)
-        self._leave_meter = meters.enter(key, lambda: self._ticket.is_waiting)
+        self._leave_meter = meters.enter(key, lambda: self.ticket.is_waiting)
 
     def _listen(self, piece: bytes) -> None:
         if self._spend is not None:
@@ -174,7 +160,7 @@ class Relay:
                     at_hand = self._at_hand()
                     piece = await self._piece() if at_hand is None else at_hand
                     if piece and self.resume is None:
-                        self._ticket.first_byte()  # what is half made would be made twice: it runs to its end
+                        self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
                     return b"".join(plain) if collector is None else collector
             except UpstreamFailed as error:
@@ -197,7 +183,7 @@ class Relay:
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
-        self._ticket.first_byte()
+        self.ticket.first_byte()
         self._listen(first)
         piece, tail = first, b""
         while piece:
@@ -221,7 +207,7 @@ class Relay:
             raise EngineFailed(
                 "the engine does not continue the answer that had to make room for another model"
             )
-        self._ticket.first_byte()
+        self.ticket.first_byte()
         self._listen(piece)
         return piece
 
@@ -230,9 +216,9 @@ class Relay:
         if ok is not None:
             self._outcome = "ok" if ok else "engine_failed"
         if self._start is not None:
-            self._ticket.finish(ok=ok)
+            self.ticket.finish(ok=ok)
         else:
-            self._ticket.close()
+            self.ticket.close()
 
     def __enter__(self) -> "Relay":
         return self
@@ -249,24 +235,24 @@ class Relay:
         if self._call is not None:
             self._call.abort()
             self._call = None
-        self._ticket.on_cut = None
-        self._ticket.close()
+        self.ticket.on_cut = None
+        self.ticket.close()
         if self._leave_meter is not None:
             self._leave_meter()
         if self.tap is not None:
             self.tap.end(self._outcome)
             self.tap = None
-        self._on_close(self)
+        self.on_close(self)
 
     def leave(self) -> None:
         """The house closes: a request that still waits is sent away, a running one goes on."""
-        if self._ticket.is_waiting:
-            self._ticket.close()
-            self._ticket.refuse(ShuttingDown())
+        if self.ticket.is_waiting:
+            self.ticket.close()
+            self.ticket.refuse(ShuttingDown())
 
     def cut_off(self) -> None:
         """The house is closed: a running request ends now."""
-        self._ticket.cut_off("shutting_down")
+        self.ticket.cut_off("shutting_down")
 
     # ------------------------------------------------------------------ the steps
 
@@ -276,14 +262,14 @@ class Relay:
             try:
                 call = self._call
                 if call is None:
-                    start = self._ticket.turn or await self._ticket.granted()
+                    start = self.ticket.turn or await self.ticket.granted()
                     if start.attempt == self._failed_attempt:
                         # The engine failed us a moment ago and the scheduler does not know yet: its news come first.
                         await asyncio.sleep(RETRY_PAUSE_MS / 1000)
                     call = self._begin(start)
                 if not self.status:
                     self.status = await call.head()
-                    if self.status in _UNKNOWN_ADDRESS and self._unknown is not None and self._unknown():
+                    if self.status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
                         call.abort()
                         self._call, self.status = None, 0
                         continue
@@ -294,14 +280,14 @@ class Relay:
 
     def _begin(self, start: Start) -> Call:
         self._start = start
-        if self._ticket.cut is not None:
+        if self.ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
-        self._visit.started(start)
-        outgoing = self._outgoing(start)
+        self.visit.started(start)
+        outgoing = self.send(start)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
-        self._call = self._upstream.call(outgoing, streamed=self._streamed)
-        self._ticket.on_cut = self._on_cut
+        self._call = self.upstream.call(outgoing, streamed=self.streamed)
+        self.ticket.on_cut = self._on_cut
         return self._call
 
     def _at_hand(self) -> bytes | None:
@@ -323,7 +309,7 @@ class Relay:
         return resume.rest()
 
     def _on_cut(self) -> None:
-        if self._ticket.cut == "boundary":
+        if self.ticket.cut == "boundary":
             if self.resume is not None:
                 self.resume.wind_up()
             return  # it goes on to a boundary, at the latest the answer's end
@@ -333,7 +319,7 @@ class Relay:
     def _give_back(self, error: UpstreamFailed) -> None:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
-        cut = self._ticket.cut
+        cut = self.ticket.cut
         if cut not in ("requeue", "boundary"):
             is_repeatable = cut == "engine_failed" or (cut is None and error.kind in _REPEATABLE)
             if not is_repeatable or self._failed_attempt is not None:
@@ -347,13 +333,13 @@ class Relay:
             self._call = None
         self._start = None
         self.status = 0
-        self._ticket.give_back()
+        self.ticket.give_back()
 
     def _reason(self, error: UpstreamFailed) -> TheirsError:
-        how = self._ticket.cut
+        how = self.ticket.cut
         return _CUTS[how]() if how in _CUTS else error
 
     def _place(self) -> str:
         if self._start is not None:
             return "working"
-        return f"queued, about {max(1, self._ticket.forecast_ms // 1000)} s"
+        return f"queued, about {max(1, self.ticket.forecast_ms // 1000)} s"

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 from aiohttp import web
 
 from watchbill.catalog import ApiKey
@@ -11,25 +12,20 @@ from watchbill.runtime.ticket import Start, Ticket
 __all__ = ["Visit"]
 
 
-class Visit:
+class Visit(msgspec.Struct, eq=False):
     """What is known about a request so far."""
 
-    __slots__ = (
-        "asked", "began", "capture", "cors", "fallback", "id", "key", "lane", "model", "request", "start",
-    )  # fmt: skip
-
-    def __init__(self, request: web.BaseRequest, id: str, began: float) -> None:
-        self.request = request
-        self.id = id
-        self.began = began
-        self.key: ApiKey | None = None
-        self.cors: dict[str, str] = {}
-        self.lane = ""
-        self.model = ""
-        self.start: Start | None = None
-        self.fallback: str | None = None  # why no model gave the answer
-        self.asked: dict[str, object] | None = None  # the request's body, for capture
-        self.capture: str | None = None  # the spool that its type of work names
+    request: web.BaseRequest
+    id: str
+    began: float
+    key: ApiKey | None = None
+    cors: dict[str, str] = {}
+    lane: str = ""
+    model: str = ""
+    start: Start | None = None
+    fallback: str | None = None  # why no model gave the answer
+    asked: dict[str, object] | None = None  # the request's body, for capture
+    capture: str | None = None  # the spool that its type of work names
 
     def let_in(self, admitted: Pass) -> None:
         """The guard let the request pass."""

@@ -36,9 +36,9 @@ class Range(NamedTuple):
         """Whether a value may be passed on."""
         if isinstance(value, bool):
             return self.flag
-        if not isinstance(value, (int, float)):
+        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
             return False
-        return self.low <= value <= self.high and (not self.whole or value == int(value))
+        return not self.whole or value == int(value)
 
     def __str__(self) -> str:
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
