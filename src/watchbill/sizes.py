@@ -6,6 +6,7 @@ change one, and Watchbill measures anew instead of trusting a figure that is no 
 
     memory    95th percentile of the last loads' peaks, per device: what the ledger reserves
     load      median of the last nine, with the file in the page cache and without it apart: they differ tenfold
+    wake      median of the last nine, for models that sleep, and what they occupied asleep
     service   median per request
 
 The file `learned.json` is replaced as a whole (written aside, synced, renamed). A file that cannot be understood is
@@ -89,6 +90,10 @@ class Learned:
     service_ms: Millis | None
     loads: int
     requests: int
+    wake_ms: Millis | None = None
+    asleep: Mapping[str, int] = field(
+        default_factory=dict[str, int]
+    )  # device -> what it was last seen to occupy asleep
 
 
 class _Entry(msgspec.Struct, omit_defaults=True):
@@ -100,6 +105,8 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     cached: list[int] = msgspec.field(default_factory=list[int])
     cold: list[int] = msgspec.field(default_factory=list[int])
     service: list[int] = msgspec.field(default_factory=list[int])
+    wakes: list[int] = msgspec.field(default_factory=list[int])
+    asleep: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     loads: int = 0
     requests: int = 0
 
@@ -140,6 +147,8 @@ class Sizes:
             service_ms=_median(entry.service),
             loads=entry.loads,
             requests=entry.requests,
+            wake_ms=_median(entry.wakes[-SIZES_LOADS_USED:]),
+            asleep=entry.asleep,
         )
 
     def record_load(self, facts: Facts, ms: int, memory: Mapping[str, int], *, cached: bool) -> None:
@@ -159,6 +168,14 @@ class Sizes:
         for device, size in memory.items():
             seen = entry.memory.setdefault(device, [])
             seen[-1:] = [max(size, *seen[-1:])] if seen else [size]
+
+    def record_wake(self, facts: Facts, ms: int) -> None:
+        """A model woke up."""
+        _keep(self._entry(facts).wakes, ms)
+
+    def record_asleep(self, facts: Facts, memory: Mapping[str, int]) -> None:
+        """A look at a sleeping model: the last one counts, nothing in it grows."""
+        self._entry(facts).asleep = dict(memory)
 
     def record_service(self, facts: Facts, ms: int) -> None:
         """A request that ran to its end."""

@@ -38,6 +38,10 @@ def test_llama_cpp_sleeps_by_itself_and_is_woken_for_the_next_request(
     kinds = [event["event"] for event in place.events() if event["model"] == "dozer"]
     assert kinds[:7] == ["plan", "load", "loaded", "asleep", "plan", "wake", "awake"], kinds
     daemon.stop()
+    again = place.up()
+    known = again.model("dozer")
+    assert (known["wake_ms"], known["asleep"] < warm - 40 * 10**6) == (awake["wake_ms"], True)
+    again.stop()
 
 
 def test_a_model_that_can_be_told_sleeps_in_place_of_leaving(place: Place) -> None:

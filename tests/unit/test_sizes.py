@@ -81,6 +81,19 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
+def test_how_a_model_sleeps_survives_a_restart(tmp_path: Path) -> None:
+    """RES-11: a model that wakes in no time is not reckoned with a load's time after every restart."""
+    sizes = sizes_in(tmp_path)
+    for ms in (300, 100, 120):
+        sizes.record_wake(FACTS, ms)
+    sizes.record_asleep(FACTS, {"ram": 7_000})
+    sizes.record_asleep(FACTS, {"ram": 6_000})
+    sizes.save()
+    learned = sizes_in(tmp_path).recall(FACTS)
+    assert learned is not None
+    assert (learned.wake_ms, learned.asleep) == (120, {"ram": 6_000})
+
+
 def test_saving_without_news_touches_no_disk(tmp_path: Path) -> None:
     sizes = sizes_in(tmp_path)
     sizes.save()

@@ -28,6 +28,8 @@ class Knowledge(Struct, frozen=True):
     load_ms: float | None = None
     service_ms: float | None = None
     failure: str | None = None  # why it cannot be loaded at all: a missing or corrupt file
+    wake_ms: float | None = None
+    asleep: Mapping[str, int] = {}  # what it occupies asleep
 
 
 # ------------------------------------------------------------------ what waits

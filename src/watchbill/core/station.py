@@ -116,9 +116,7 @@ class Station:
         self.running: dict[str, Running] = {}
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_called = self.is_under_way = (
-            False  # a member of a company under way, which no swap takes; the company
-        )
+        self.is_called = self.is_under_way = False  # it, or its company, is on its way in: no swap takes it
         self.companies: list[Station] = []  # the companies that are ready and whose next it would serve
         self.ghost: Ghost | None = None
         self.footprint = known.footprint
@@ -128,7 +126,7 @@ class Station:
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
         self.naps = False  # it sleeps, is going to, or is planned to wake: its process stays
         self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
-        self.asleep_size: dict[str, int] = {}  # what it was last seen to occupy asleep
+        self.asleep_size = dict(known.asleep)  # what it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
         self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
@@ -159,10 +157,13 @@ class Station:
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
         # -- counts for people
         self.loads = self.evictions = self.wakings = 0
-        if known.load_ms is not None:
-            self.load.learn(known.load_ms)
-        if known.service_ms is not None:
-            self.service.learn(known.service_ms)
+        for kind, ms in (
+            (self.load, known.load_ms),
+            (self.wake, known.wake_ms),
+            (self.service, known.service_ms),
+        ):
+            if ms is not None:
+                kind.learn(ms)
 
     # ------------------------------------------------------------------ alone, or in company
 

@@ -155,9 +155,12 @@ class Driver:
         self.feed(m.Closing())
 
     def _observed(self, event: m.Observed) -> None:
+        memories = self._parts.memories
         for name, reading in event.models.items():
-            if name in self._room.warm:
-                self._parts.memories.measured(name, reading.memory)
+            if reading.asleep:
+                memories.slept(name, reading.memory)
+            elif name in self._room.warm:
+                memories.measured(name, reading.memory)
         self.feed(event)
 
     async def _look(self) -> None:
@@ -362,8 +365,9 @@ class Driver:
         _LOG.info("action=%s model=%s why=%s", action.event, action.model or "-", action.reason)
         if action.event == "loaded" and action.model and action.ms is not None:
             self._learn_load(action.model, action.ms)
-        elif action.event == "awake" and action.model:
-            self._last_loads[action.model] = (self.now(), action.ms or 0)
+        elif action.event == "awake" and action.model and action.ms is not None:
+            self._last_loads[action.model] = (self.now(), action.ms)
+            self._parts.memories.woke(action.model, action.ms)
         elif action.event == "load_failed" and action.model:
             self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
         elif action.event == "evict" and action.model:

@@ -55,8 +55,10 @@ class Memories:
         learned = self._sizes.recall(self._facts[model.name])
         predicted, failure = self._predict(model)
         footprint = _footprint(model, learned, predicted)
-        load_ms = (learned.load_cached_ms or learned.load_cold_ms) if learned else None
-        return Knowledge(footprint, load_ms, learned.service_ms if learned else None, failure)
+        if learned is None:
+            return Knowledge(footprint, failure=failure)
+        load_ms = learned.load_cached_ms or learned.load_cold_ms
+        return Knowledge(footprint, load_ms, learned.service_ms, failure, learned.wake_ms, learned.asleep)
 
     def _predict(self, model: Model) -> tuple[Prediction | None, str | None]:
         if self._catalog.engines[model.engine].driver != "llamacpp" or model.source is None:
@@ -97,6 +99,16 @@ class Memories:
         """A warm model was measured again."""
         if name in self._facts and memory:
             self._sizes.record_memory(self._facts[name], memory)
+
+    def woke(self, name: str, ms: int) -> None:
+        """A sleeping model is warm again."""
+        if name in self._facts:
+            self._sizes.record_wake(self._facts[name], ms)
+
+    def slept(self, name: str, memory: Mapping[str, int]) -> None:
+        """A sleeping model was measured."""
+        if name in self._facts and memory:
+            self._sizes.record_asleep(self._facts[name], memory)
 
     def served(self, name: str, ms: int) -> None:
         """An answer ran to its end."""
