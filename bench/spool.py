@@ -496,6 +496,7 @@ def measure_ratios(board: Board, home: Path, seconds: float) -> None:
 
 def measure_absolutes(board: Board, home: Path, waiting: int) -> None:
     board.target("drain, events per second", max(drain_rate(home, 20_000) for _ in range(3)), 25_000)
+    os.sync()  # or what the others left to be written is measured
     waits = wake_up_ms(home)
     board.figure("wake-up p50", waits[len(waits) // 2], "ms")
     board.target("wake-up p99, ms", waits[int(len(waits) * 0.99)], 1.0, at_least=False)
