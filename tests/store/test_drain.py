@@ -88,6 +88,23 @@ def test_invalid_events_go_to_poison_and_never_block(path: Path, corpus: Path) -
         ]  # fmt: skip
 
 
+def test_what_is_no_event_at_all_is_counted_with_the_poisoned(path: Path, corpus: Path) -> None:
+    """SPOOL-06: unreadable files, bad lines of a bundle and worn out leases: the count is what lies in poison."""
+    with Spool(path) as spool:
+        queue = spool.layout.folder(State.QUEUE)
+        (queue / "junk.jsonl").write_bytes(b"\xff\x00")
+        (queue / "empty.jsonl").touch()
+        (queue / "link.jsonl").symlink_to("/dev/null")
+        (queue / "x.bundle.jsonl").write_text(json.dumps(event("a")) + "\nno\n")
+        spool.enqueue({"id": "no kind"})
+        worn_out = spool.layout.folder(State.IN_FLIGHT) / "gone~2.jsonl"
+        worn_out.write_text(json.dumps(event("b")))
+        report = Drain(spool, Corpus(corpus)).run_once()
+        assert (report.appended, report.poisoned) == (1, 6)
+        assert stats(spool).poison == 6
+        assert Drain(spool, Corpus(corpus)).run_once().poisoned == 0
+
+
 def test_a_json_schema_file_judges_events(path: Path, corpus: Path, tmp_path: Path) -> None:
     """SPOOL-04, SPOOL-06: with the path of what is wrong in the reason; a bad schema file is a config error."""
     pytest.importorskip("jsonschema_rs", reason="needs the extra watchbill[schema]")

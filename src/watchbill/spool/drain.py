@@ -83,6 +83,7 @@ class Drain:
         self._batch = batch
         self._ordered = ordered
         self._order_fd = -1
+        self._given_up = spool.given_up
         self._stop = threading.Event()
         self._active_at_s = time.monotonic()
         self.report = DrainReport()
@@ -126,7 +127,7 @@ class Drain:
 
     def step(self) -> int:
         """Drain one batch and return how many files it had. Raises SpoolFull or SpoolBroken of the spool."""
-        items = self.spool.lease_many(self._batch, bytes_max=DRAIN_BATCH_BYTES_MAX, retries_alone=True)
+        items = self._lease()
         if not items:
             return 0
         self._active_at_s = time.monotonic()
@@ -140,6 +141,14 @@ class Drain:
         if self._progress is not None:
             self._progress(self.report)
         return len(items)
+
+    def _lease(self) -> list[Item]:
+        """Lease a batch; what went to poison instead of into it is counted, too."""
+        try:
+            return self.spool.lease_many(self._batch, bytes_max=DRAIN_BATCH_BYTES_MAX, retries_alone=True)
+        finally:
+            self.report.poisoned += self.spool.given_up - self._given_up
+            self._given_up = self.spool.given_up
 
     def _accept(self, item: Item) -> bool:
         """Verify and validate one file; settle it and return False if it must not be appended."""

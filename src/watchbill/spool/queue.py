@@ -95,6 +95,7 @@ class Spool:
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
         self._recovered_at_s: float | None = None
+        self.given_up = 0  # went to poison before anybody here saw them: unreadable, or their workers died
         self._parts = _Parts(Layout.open(self.path))
         self._finalizer = weakref.finalize(self, self._parts.close_all)
 
@@ -138,9 +139,7 @@ class Spool:
         if not lines:
             return []
         if bundle and (len(lines) > BUNDLE_LINES_MAX or sum(map(len, lines)) + len(lines) > BUNDLE_BYTES_MAX):
-            raise EventRefused(
-                f"a bundle holds {BUNDLE_LINES_MAX} lines and {BUNDLE_BYTES_MAX} bytes at most"
-            )
+            raise EventRefused(f"a bundle has {BUNDLE_LINES_MAX} lines, {BUNDLE_BYTES_MAX} bytes at most")
         return self._producer().commit(lines, bundle=bundle)
 
     def checkpoint(self) -> None:
@@ -258,6 +257,7 @@ class Spool:
         except OSError as error:
             raise disk_fault(error, "recover the spool") from error
         self._recovered_at_s = time.monotonic()
+        self.given_up += result.poisoned
         consumer = self._parts.consumer
         if consumer is not None:
             consumer.wake()
@@ -280,11 +280,8 @@ class Spool:
     # Life
 
     def close(self) -> None:
-        """Cut the log and give back the worker's folder, for good.
-
-        What is still leased stays in flight, for recovery by another. What cannot be made durable now stays
-        in the log, for replay.
-        """
+        """Cut the log and give back the worker's folder, for good. What is still leased is left to recovery, and
+        what cannot be made durable now to replay."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -371,6 +368,7 @@ class Spool:
             if item is not None:
                 for bad in item.bad:
                     self.split_out(item, bad)
+                self.given_up += len(item.bad)
             return item
         except (SpoolFull, SpoolBroken):
             consumer.give_back(lease)
@@ -381,11 +379,12 @@ class Spool:
             return read_item(lease, consumer.path, consumer.fd, self._event_bytes_max)
         except EventRefused as error:
             consumer.poison(lease, {"reason": str(error), "error": "unreadable"})
+            self.given_up += 1
         except FileNotFoundError:
             consumer.forget(lease)  # taken away by hand between lease and read
         except OSError as error:
             # The disk cannot read this file now; the event is not to blame until its last attempt.
-            self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
+            self.given_up += self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
         return None
 
     def split_out(self, item: Item, bad: BadLine) -> None:
