@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from watchbill.spool import Spool, SpoolBroken, SpoolFull
-from watchbill.spool.inspect import stats
+from watchbill.spool import Spool, SpoolBroken, SpoolFull, SpoolLayout
+from watchbill.spool.inspect import State, entries, poison_named, show, stats
 
 EVENT = {"kind": "note", "body": "x" * 4000}
 
@@ -188,3 +188,30 @@ def test_the_logs_name_is_synced_before_anything_is_acknowledged(
     assert ("fsync", str(path / "queue-wal")) in synced[:first]
     assert ("fsync", str(path)) in synced[:first]
     assert ("fsync", str(path.parent)) in synced[:first]
+
+
+def test_moving_by_hand_says_what_the_disk_refuses(tmp_path: Path) -> None:
+    """SPOOL-06: a reason that cannot be written is our error, and the event stays where it was."""
+    with Spool(tmp_path / "spool") as spool:
+        name = spool.enqueue({"id": 1})
+        (spool.layout.folder(State.POISON) / f"{name}.reason.json").mkdir()
+        with pytest.raises(SpoolBroken, match="write the reason"):
+            poison_named(spool, name, "no")
+        assert stats(spool).queue == 1
+
+
+def test_an_event_that_may_not_be_read_is_not_shown(tmp_path: Path) -> None:
+    """SPOOL-06: another user's file is said to be unreadable, as a link or a FIFO is."""
+    with Spool(tmp_path / "spool") as spool:
+        spool.enqueue({"id": 1})
+        (entry,) = entries(spool)
+        entry.path.chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(SpoolLayout, match=r"cannot be shown: Permission denied"):
+                show(spool, entry)
+        finally:
+            if is_root:
+                os.seteuid(0)

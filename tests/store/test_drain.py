@@ -20,6 +20,7 @@ from watchbill.spool import (
     JsonSchema,
     PoisonEvent,
     Spool,
+    SpoolBroken,
     drain_all,
     reader,
 )
@@ -122,6 +123,31 @@ def test_a_json_schema_file_judges_events(path: Path, corpus: Path, tmp_path: Pa
     schema.write_text("{")
     with pytest.raises(ConfigError):
         JsonSchema(schema)
+
+
+def test_an_event_too_deep_for_the_validator_is_poisoned(path: Path, corpus: Path, tmp_path: Path) -> None:
+    """SPOOL-06: what the spool accepts and the schema's engine cannot follow never ends the drain."""
+    pytest.importorskip("jsonschema_rs", reason="needs the extra watchbill[schema]")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"required": ["n"]}')
+    deep: list[object] = []
+    for _ in range(254):
+        deep = [deep]
+    with Spool(path) as spool:
+        spool.enqueue({"deep": deep})
+        spool.enqueue({"n": 1})
+        report = Drain(spool, Corpus(corpus), schema=JsonSchema(schema)).run_once()
+        assert (report.appended, report.poisoned) == (1, 1)
+
+
+def test_an_order_that_cannot_be_kept_is_the_disks_fault(path: Path, corpus: Path) -> None:
+    """SPOOL-04: `ordered` without its lock drains nothing and says so; a running drain tries again."""
+    with Spool(path) as spool:
+        (path / ".ordered.lock").mkdir()
+        spool.enqueue(event(1))
+        with pytest.raises(SpoolBroken, match="keeps the order"):
+            Drain(spool, Corpus(corpus), ordered=True).run_once()
+        assert stats(spool).queue == 1
 
 
 def test_events_without_an_id_are_known_by_their_bytes(path: Path, corpus: Path) -> None:

@@ -190,3 +190,9 @@ def test_a_foreign_name_keeps_one_stem_through_all_attempts(name: str, attempt: 
     assert is_event(leased)
     assert "/" not in leased
     assert leased.isprintable()
+
+
+def test_text_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
+    """SPOOL-06: a lone surrogate in an event given as text is the event's fault, said in our words."""
+    with Spool(tmp_path) as spool, pytest.raises(EventRefused, match="lone surrogate"):
+        spool.enqueue('{"id": "\ud800"}')

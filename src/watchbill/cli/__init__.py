@@ -1,7 +1,7 @@
 """The command line. Sub-commands are imported lazily, so that `watchbill status` starts in a blink.
 
-This module owns the way in and the way out: every error that Watchbill raises on purpose becomes one line on
-standard error and an exit code that scripts can rely on.
+This module owns the way in and the way out: every error that Watchbill raises on purpose, and every refusal of the
+operating system, becomes one line on standard error and an exit code that scripts can rely on.
 
     0 done   1 failed   2 wrong use or config   3 no daemon   130 stopped with Ctrl-C
 """
@@ -21,6 +21,7 @@ DONE, FAILED, WRONG_USE, NO_DAEMON, STOPPED = 0, 1, 2, 3, 130
 
 def main() -> None:
     """Runs the `watchbill` command and leaves with its exit code."""
+    _stand_in_for_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -41,10 +42,15 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:  # the reader (`head`, a pager) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
     except WatchbillError as error:
         return _complain(str(error), _exit_code(error))
+    except OSError as error:
+        if error.filename is None:
+            _drop_output()  # it may be the output that cannot be written, and Python tries once more at its end
+        what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
+        return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code
 
 
@@ -56,6 +62,17 @@ def _dispatch(arguments: Sequence[str]) -> int:
     from watchbill.cli.app import run_app
 
     return run_app(arguments)
+
+
+def _stand_in_for_closed_streams() -> None:
+    """A script may close what it does not need (`>&-`): Python then has no such stream at all."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open to the end
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(error: WatchbillError) -> int:

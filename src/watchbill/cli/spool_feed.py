@@ -4,6 +4,7 @@ A file is read twice: nothing of it is stored when one of its lines is no event.
 `producer | watchbill spool enqueue` loses nothing when the producer stays; it ends at the first line that is no event.
 """
 
+import contextlib
 import os
 import stat
 import sys
@@ -33,27 +34,34 @@ def feed(spool: Spool, source: str, *, bundle: bool, stored: Callable[[list[str]
 
     Raises TheirsError with the place of the first line that is no event, or what the spool raises.
     """
+    where = "standard input" if source == STANDARD_INPUT else source
     descriptor = sys.stdin.fileno() if source == STANDARD_INPUT else _open(source)
     try:
         again = stat.S_ISREG(os.fstat(descriptor).st_mode)
         start = os.lseek(descriptor, 0, os.SEEK_CUR) if again else 0
         if bundle:
-            lines = [line for batch in _batches(descriptor) for line in batch]
-            _check(lines, source, "nothing was stored")
-            stored(spool.enqueue_many([line.text for line in lines], bundle=True))
+            lines = [line for batch in _batches(descriptor, where) for line in batch]
+            _check(lines, where, "nothing was stored")
+            _tell(stored, spool.enqueue_many([line.text for line in lines], bundle=True))
             return
         if again:
-            for batch in _batches(descriptor):
-                _check(batch, source, "nothing was stored")
+            for batch in _batches(descriptor, where):
+                _check(batch, where, "nothing was stored")
             os.lseek(descriptor, start, os.SEEK_SET)
-        for batch in _batches(descriptor):
+        for batch in _batches(descriptor, where):
             good = batch if again else _good_ones(batch)
             if good:
-                stored(spool.enqueue_many([line.text for line in good]))
-            _check(batch[len(good) :], source, "what came before it is stored, it and the rest are not")
+                _tell(stored, spool.enqueue_many([line.text for line in good]))
+            _check(batch[len(good) :], where, "what came before it is stored, it and the rest are not")
     finally:
         if source != STANDARD_INPUT:
             os.close(descriptor)
+
+
+def _tell(stored: Callable[[list[str]], None], names: list[str]) -> None:
+    """Somebody who has seen enough names (`| head`) does not want fewer events to be stored."""
+    with contextlib.suppress(BrokenPipeError):
+        stored(names)
 
 
 def _open(source: str) -> int:
@@ -64,10 +72,10 @@ def _open(source: str) -> int:
         raise TheirsError(f"cannot read {source}: {(reason or str(error)).lower()}") from error
 
 
-def _batches(descriptor: int) -> Iterator[list[_Line]]:
+def _batches(descriptor: int, where: str) -> Iterator[list[_Line]]:
     """The lines in groups, as they arrive; empty ones are left out."""
     rest, number, batch, size = b"", 0, list[_Line](), 0
-    while chunk := _read(descriptor):
+    while chunk := _read(descriptor, where):
         *lines, rest = (rest + chunk).split(b"\n")
         for text in lines:
             number += 1
@@ -87,11 +95,11 @@ def _batches(descriptor: int) -> Iterator[list[_Line]]:
         yield [_Line(number + 1, rest)]
 
 
-def _read(descriptor: int) -> bytes:
+def _read(descriptor: int, where: str) -> bytes:
     try:
         return os.read(descriptor, _READ_BYTES)
     except OSError as error:  # a folder, a disk that fails
-        raise TheirsError(f"cannot read the events: {(error.strerror or str(error)).lower()}") from error
+        raise TheirsError(f"cannot read {where}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _good_ones(batch: list[_Line]) -> list[_Line]:
@@ -102,11 +110,10 @@ def _good_ones(batch: list[_Line]) -> list[_Line]:
     return batch
 
 
-def _check(batch: list[_Line], source: str, outcome: str) -> None:
+def _check(batch: list[_Line], where: str, outcome: str) -> None:
     for line in batch:
         complaint = _complaint(line)
         if complaint is not None:
-            where = "standard input" if source == STANDARD_INPUT else source
             raise TheirsError(f"{where}:{line.number}: {complaint}; {outcome} (one JSON object on each line)")
 
 

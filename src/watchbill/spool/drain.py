@@ -19,7 +19,7 @@ from typing import Protocol
 
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, event_id
-from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
+from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.item import BadLine, Item
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
 from watchbill.spool.queue import Spool
@@ -259,7 +259,10 @@ class Drain:
         if not self._ordered or self._order_fd >= 0:
             return True
         path: Path = self.spool.layout.root / ".ordered.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise disk_fault(error, "open the lock that keeps the order") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

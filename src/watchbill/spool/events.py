@@ -41,7 +41,7 @@ def encode(event: Mapping[str, Any] | bytes | str, bytes_max: int = EVENT_BYTES_
     """Return the event's line without newline. Text and bytes are checked and kept exactly as they are."""
     if not isinstance(event, dict):
         if isinstance(event, (bytes, str)):
-            return _checked(event.encode() if isinstance(event, str) else event, bytes_max)
+            return _checked(_utf8(event) if isinstance(event, str) else event, bytes_max)
         if not isinstance(cast(object, event), Mapping):
             raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")
         event = dict(event)
@@ -96,6 +96,13 @@ def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> str:
 def id_digest(identifier: str) -> bytes:
     """Return 16 bytes that stand for an id: short enough to remember a million, too long to collide."""
     return hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise EventRefused("the event holds a lone surrogate, which is not text") from error
 
 
 def _checked(line: bytes, bytes_max: int) -> bytes:

@@ -4,6 +4,7 @@ Everything here reads the four folders as they are; nothing needs a daemon. Coun
 counts as many as its name says. What moves while it is counted may be seen once more or once less.
 """
 
+import contextlib
 import heapq
 import json
 import os
@@ -132,20 +133,23 @@ def find(spool: Spool, name: str, *states: State) -> Entry:
 def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:
     """Return an event's entry and its bytes. Raises SpoolLayout where it is no readable file."""
     entry = what if isinstance(what, Entry) else find(spool, what)
-    folder = os.open(entry.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return entry, read_regular(entry.name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
-    except (NotAFile, FileNotFoundError) as error:
-        raise SpoolLayout(f"{entry.path} cannot be shown: {error}") from error
-    finally:
-        os.close(folder)
+        folder = os.open(entry.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return entry, read_regular(entry.name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
+        finally:
+            os.close(folder)
+    except (NotAFile, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpoolLayout(f"{entry.path} cannot be shown: {reason}") from error
 
 
 def requeue(spool: Spool, what: str | Entry) -> str:
     """Put a poisoned (or finished) event back with all its attempts, and return its new name."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.POISON, State.DONE)
     new = _move(spool.layout, entry, State.QUEUE, with_attempt(entry.name, 0))
-    entry.path.with_name(entry.name + ".reason.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the event is back; a reason that stays says what once was
+        entry.path.with_name(entry.name + ".reason.json").unlink()
     return new
 
 
@@ -162,7 +166,12 @@ def poison_named(spool: Spool, what: str | Entry, reason: str, *, force: bool = 
     if entry.state is State.IN_FLIGHT:
         _refuse_living(spool.layout, entry, force)
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
-    path.write_bytes(reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"}))
+    try:
+        path.write_bytes(
+            reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"})
+        )
+    except OSError as error:
+        raise disk_fault(error, f"write the reason of {entry.name}") from error
     return _move(spool.layout, entry, State.POISON, entry.name)
 
 

@@ -56,11 +56,15 @@ class JsonSchema:
         try:
             self._validator: Any = jsonschema_rs.validator_for(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no usable JSON Schema: {error}") from error
+            said = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+            raise ConfigError(f"{path} is no usable JSON Schema: {said}") from error
 
     def refuse(self, event: Mapping[str, Any]) -> str | None:
-        if self._validator.is_valid(event):
-            return None
-        first: Any = next(iter(self._validator.iter_errors(event)))
+        try:
+            if self._validator.is_valid(event):
+                return None
+            first: Any = next(iter(self._validator.iter_errors(event)))
+        except ValueError as error:  # nested too deep for the validator
+            return f"event: {error}"[:_REASON_CHARS_MAX]
         where = "/".join(str(step) for step in first.instance_path)
         return f"{where or 'event'}: {first.message}"[:_REASON_CHARS_MAX]

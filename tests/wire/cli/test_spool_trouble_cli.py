@@ -1,0 +1,80 @@
+"""`watchbill spool` and `watchbill corpus` where the surroundings are not as they should be."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from watchbill.spool import Spool
+
+
+def event(number: int, **more: object) -> str:
+    return json.dumps({"id": str(number), "kind": "note", "ts": number, **more})
+
+
+def in_shell(alone, redirection: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command with its streams redirected as a shell does it."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "watchbill.cli", *arguments],
+        env=alone.environment, cwd=alone.home, capture_output=True, text=True, timeout=30, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_who_reads_only_the_first_names_still_stores_every_event(alone, tmp_path):
+    """SPOOL-02: `enqueue FILE | head -1` ends with 0, so all of FILE is stored."""
+    (tmp_path / "many.jsonl").write_text("".join(event(number) + "\n" for number in range(3000)))
+    storing = alone.start("spool", "enqueue", "many.jsonl", "--spool", "s")
+    assert storing.stdout.readline().endswith(b"~0.jsonl\n")
+    storing.stdout.close()
+    assert (storing.wait(30), storing.stderr.read()) == (0, b"")
+    storing.stderr.close()
+    assert json.loads(alone("spool", "stats", "--spool", "s", "--json").stdout)["queue"] == 3000
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(alone, tmp_path, closed):
+    """pitfalls: exit code 0, no traceback, where a script closed what it does not need."""
+    (tmp_path / "one.jsonl").write_text(event(1) + "\n")
+    done = in_shell(alone, closed, "spool", "enqueue", "one.jsonl", "--spool", "s")
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in (["spool", "stats", "--spool", "s", "--quiet"], ["corpus", "tail", "one.jsonl"]):
+        done = in_shell(alone, closed, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["spool", "list", "--spool", "s"], ["corpus", "read", "one.jsonl"]])
+def test_output_that_cannot_be_written_is_one_line_and_failure(alone, tmp_path, command):
+    """pitfalls: exit code 1, no traceback."""
+    (tmp_path / "one.jsonl").write_text(event(1) + "\n")
+    alone("spool", "enqueue", "one.jsonl", "--spool", "s")
+    done = in_shell(alone, "> /dev/full", *command)
+    assert done.returncode == 1
+    assert done.stderr == "watchbill: cannot read or write: no space left on device\n"
+
+
+def test_a_folder_that_the_system_refuses_is_one_line(alone):
+    """pitfalls: exit code 1, what and which; no traceback."""
+    done = alone("spool", "list", "--spool", "./" + "x" * 300)
+    assert done.returncode == 1
+    assert done.stderr.endswith("/queue: file name too long\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_source_that_is_a_folder_is_named(alone, tmp_path):
+    """SPOOL-02: what cannot be read is said by its name."""
+    (tmp_path / "folder").mkdir()
+    done = alone("spool", "enqueue", "folder", "--spool", "s")
+    assert (done.returncode, done.stderr) == (1, "watchbill: cannot read folder: is a directory\n")
+
+
+def test_a_broken_schema_is_told_in_one_line(alone, tmp_path):
+    """SPOOL-04: exit code 2, and nothing is drained."""
+    pytest.importorskip("jsonschema_rs", reason="needs the extra watchbill[schema]")
+    with Spool(tmp_path / "s") as spool:
+        spool.enqueue(event(1))
+    (tmp_path / "bad.json").write_text('{"type": "nonsense"}')
+    done = alone("spool", "drain", "--spool", "s", "--corpus", "c", "--once", "--schema", "bad.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert '"nonsense"' in done.stderr
