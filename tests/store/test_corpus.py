@@ -1,5 +1,6 @@
 """The corpus: appended once, byte for byte, durable on return; damage is found, kept and mended."""
 
+import fcntl
 import json
 import os
 import random
@@ -51,6 +52,18 @@ def test_id_files_of_another_corpus_are_not_believed(path: Path) -> None:
     corpus = Corpus(path)
     assert corpus.append(pairs("a")).appended == 1
     corpus.close()
+
+
+def test_ids_of_a_corpus_that_was_taken_away_never_come_back(path: Path) -> None:
+    """SPOOL-07: not even when the new corpus has grown beyond the old one: what it does not hold is appended."""
+    with Corpus(path) as old:
+        old.append(pairs("a", "b", "c"))
+    path.unlink()
+    with Corpus(path) as new:
+        new.append(pairs("d", "e", "f", "g"))
+    with Corpus(path) as restarted:
+        assert restarted.append(pairs("a", "b", "c", "d")).appended == 3
+    assert [line.id for line in reader.read(path)] == ["d", "e", "f", "g", "a", "b", "c"]
 
 
 def test_a_torn_tail_is_cut_and_kept(path: Path, tmp_path: Path) -> None:
@@ -160,6 +173,52 @@ def test_check_names_every_bad_line_and_repair_keeps_it(path: Path, tmp_path: Pa
     assert reader.count(path) == 2
     assert reader.tail(path, 1) == [b'{"id": "b"}']
     assert reader.tail(path, 0) == []
+
+
+def test_an_event_that_only_lacks_its_newline_is_read_and_never_taken_out(path: Path) -> None:
+    """R8: readers and repair judge the last line as the appender does."""
+    path.parent.mkdir()
+    path.write_bytes(b'{"id": "a"}\nrubbish\n{"id": "b"}')
+    assert [line.id for line in reader.read(path)] == ["a", "b"]
+    report = reader.repair(path)
+    assert (report.bad, report.torn_tail) == (1, False)
+    assert path.read_bytes() == b'{"id": "a"}\n{"id": "b"}\n'
+
+
+def test_repair_replaces_nothing_but_a_file(path: Path, tmp_path: Path) -> None:
+    """R8: a link stays a link, a pipe a pipe; what a link points to stays as it is."""
+    path.parent.mkdir()
+    path.write_bytes(b"rubbish\n")
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    for each in (link, pipe):
+        with pytest.raises(ValueError, match="only a regular file"):
+            reader.repair(each)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert path.read_bytes() == b"rubbish\n"
+
+
+def test_a_repair_locks_the_file_that_has_the_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8: while it waited another repair may have put a new file in place, to which a drain appends by now."""
+    path.parent.mkdir()
+    path.write_bytes(b"rubbish\n")
+    newer = path.with_name("newer")
+    newer.write_bytes(b'rubbish\n{"id": "a"}\n')
+    wanted, locked, lock = newer.stat().st_ino, list[int](), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        if newer.exists():
+            newer.rename(path)
+        if how & fcntl.LOCK_EX:
+            locked.append(os.fstat(fd).st_ino)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    reader.repair(path)
+    assert locked[-1] == wanted
+    assert path.read_bytes() == b'{"id": "a"}\n'
 
 
 def test_an_appender_follows_a_repair(path: Path) -> None:

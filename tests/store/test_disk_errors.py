@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from watchbill.cli import run
 from watchbill.spool import Spool, SpoolBroken, SpoolFull, SpoolLayout
 from watchbill.spool.inspect import State, entries, poison_named, show, stats
 
@@ -215,3 +216,22 @@ def test_an_event_that_may_not_be_read_is_not_shown(tmp_path: Path) -> None:
         finally:
             if is_root:
                 os.seteuid(0)
+
+
+def test_a_drain_says_what_waits_for_room(
+    small_disk: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SPOOL-01: events that only a log holds are not passed over in silence, and come when there is room."""
+    disk = small_disk("size=4m,nr_inodes=60")
+    with Spool(disk / "s") as spool:
+        spool.enqueue_many([{"id": number, "kind": "note", "ts": 1} for number in range(100)])
+    command = ["spool", "drain", "--once", "--spool", str(disk / "s"), "--corpus", str(tmp_path / "c.jsonl")]
+    assert run(command) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("appended 0,")
+    assert "100 more are safe in a dead writer's log" in said.err
+    subprocess.run(["mount", "-o", "remount,nr_inodes=1000", os.fspath(disk)], check=True)
+    assert run(command) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("appended 100,")
+    assert "log" not in said.err

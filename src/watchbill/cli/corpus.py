@@ -65,10 +65,11 @@ class How:
         if "/" not in text and not path.exists():
             rules = in_config(text, self.config, self.root)
             if rules is not None:
-                files = sorted(set(rules.corpora.values()))
+                root = find_root(self.root).path
+                files = sorted({str(root / file) for file in rules.corpora.values()})
                 if len(files) > 1:
                     raise TheirsError(f"the spool {text} has several corpora; name one of {', '.join(files)}")
-                return _Found(find_root(self.root).path / files[0], self.id_key or rules.id_key)
+                return _Found(Path(files[0]), self.id_key or rules.id_key)
         return _Found(path, self.id_key or "id")
 
 

@@ -86,7 +86,10 @@ def draw_event(entry: Entry, content: bytes, terminal: Terminal) -> list[str]:
     }
     if entry.state is State.POISON:
         known["reason"] = _why(entry)
-    lines = [f"{terminal.mark(key.ljust(8), 'bold')}{plain(value)}" for key, value in known.items()]
+    lines = [
+        f"{terminal.mark(key.ljust(8), 'bold')}{' '.join(plain(value).splitlines())}"
+        for key, value in known.items()
+    ]
     lines.append("")
     for event in events_of(content):
         text = event if isinstance(event, str) else json.dumps(event, indent=2, ensure_ascii=False)

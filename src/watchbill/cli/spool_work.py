@@ -17,6 +17,7 @@ from watchbill.limits import DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
 from watchbill.spool import gc as collect
 from watchbill.spool import stats
+from watchbill.spool.replay import unreplayed
 from watchbill.units import parse_millis
 
 __all__ = ["drain", "gc"]
@@ -134,6 +135,7 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
             idle_s=idle_s,
             waiting=waiting.queue + waiting.in_flight if waiting else 0,
         )
+        hidden = unreplayed(drains[0].spool.layout)
     finally:
         for each in drains:
             each.spool.close()
@@ -142,6 +144,8 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
     else:
         told = f"appended {report.appended}, already there {report.duplicates}, poisoned {report.poisoned}"
         terminal.show(told + (f", put back {report.released}" if report.released else ""))
+    if hidden:
+        terminal.note(f"{hidden} more are safe in a dead writer's log and wait for room to be shown")
     return foreground.exit_code
 
 

@@ -25,6 +25,8 @@ _ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": 
 
 #: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
 _UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+#: In a table a newline would begin a row that is none.
+_BREAKS = {ord(letter): "�" for letter in "\n\t\u2028\u2029"}
 
 
 class Column(NamedTuple):
@@ -122,7 +124,7 @@ class Terminal:
     def wrapped(self, text: str, indent: int) -> list[str]:
         """The text in lines that start at column `indent` and end at the terminal's edge."""
         if self.width is None:
-            return [" " * indent + text]
+            return [" " * indent + " ".join(text.split())]
         room, lines, line = max(self.width - indent, 20), [""], 0
         for word in text.split():
             if lines[line] and len(lines[line]) + 1 + len(word) > room:
@@ -133,7 +135,8 @@ class Terminal:
         return [" " * indent + self.shortened(each, room) for each in lines]
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-        """A table's lines, head first. Cells are plain text; colour a line afterwards."""
+        """A table's lines, head first. Cells are plain text of one line; colour a line afterwards."""
+        rows = [[cell.translate(_BREAKS) for cell in row] for row in rows]
         widths = [
             max(len(column.title), *(len(row[place]) for row in rows), 0)
             for place, column in enumerate(columns)

@@ -62,7 +62,7 @@ class Corpus:
     def append(self, events: Sequence[tuple[str, bytes]]) -> Appended:
         """Append (id, line) pairs durably, each id once. Raises SpoolFull or SpoolBroken: then none is there."""
         try:
-            with self._locked():
+            with self.locked():
                 end = self._look()
                 fresh = self._fresh(events)
                 data = b"".join(line + b"\n" for _, line in fresh)
@@ -93,8 +93,10 @@ class Corpus:
         return list(batch.items())
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[None]:
-        """Hold the lock of the file that has the name now: a repair may have replaced it."""
+    def locked(self) -> Generator[None]:
+        """Hold the lock of the file that has the name now: a repair may have replaced it.
+
+        Raises OSError, and SpoolBroken where another holds it too long."""
         deadline = time.monotonic() + _LOCK_WAIT_S
         while True:
             if self._fd < 0:

@@ -144,7 +144,7 @@ def hooks_folder(repository: Path) -> Path:
     elif not git.exists() and (repository / "HEAD").is_file() and (repository / "objects").is_dir():
         git = repository  # a bare repository
     if not (git / "HEAD").is_file():
-        raise ConfigError(f"{repository} is not a git repository")
+        raise ConfigError(f"{repository.absolute()} is not a git repository; name its top folder")
     common = git / "commondir"
     if common.is_file():
         git = git / common.read_text(encoding="utf-8").strip()

@@ -3,8 +3,8 @@
 Remembers a 16-byte digest per id, the last million of them. Day files beside the corpus
 (`corpus.jsonl.ids/2026-11-15.txt`, one `offset digest` a line) carry the memory over a restart. They are
 written after the corpus was synced, never before, so they never claim an id that a power cut took away.
-A corpus that became shorter than they say is a different corpus: then they are not believed, because a
-duplicate is allowed and a loss is not.
+A corpus that became shorter than they say is a different corpus: then they are dropped, because a duplicate is
+allowed and a loss is not, and that corpus may grow beyond what they say.
 """
 
 import datetime
@@ -37,7 +37,7 @@ class Ids:
         for path in self._files()[-IDS_DAYS:]:
             known_to = max(known_to, self._load_file(path))
         if known_to > corpus_bytes:
-            self._known.clear()
+            self.forget()
             return 0
         return known_to
 
@@ -58,7 +58,7 @@ class Ids:
             old.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Drop the day files: the corpus was changed by hand."""
+        """Drop the day files: the corpus was changed by hand. Raises OSError."""
         self._known.clear()
         for path in self._files():
             path.unlink(missing_ok=True)

@@ -4,9 +4,9 @@ Reads lines as they stand, in one pass, whatever their number. Never writes, exc
 new file beside the old one and swaps them under the appender's lock; every byte it leaves out is kept.
 """
 
-import fcntl
 import json
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from watchbill.spool.atomic import fsync_folder, make_folder
+from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, disk_fault
 from watchbill.spool.ids import Ids
@@ -140,19 +141,21 @@ def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iter
 def repair(path: Path, *, id_key: str = "id", quarantine: Path | None = None, unique: bool = False) -> Report:
     """Take bad lines (and, with `unique`, repeated ids) out of a corpus; they are kept in the quarantine file.
 
-    Returns what was found. A clean corpus is not touched. Raises SpoolFull or SpoolBroken: then it is as it was.
+    Returns what was found. A clean corpus is not touched. Raises SpoolFull or SpoolBroken: then it is as it was;
+    ValueError for a link or a pipe, which a new file must not replace.
     """
+    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):  # a folder says it itself
+        raise ValueError("only a regular file can be repaired; name the file itself, not a link to it")
     report = check(path, id_key=id_key)
     if report.is_clean and not (unique and report.duplicates):
         return report
     folder = quarantine or path.with_name(path.name + ".torn")
     try:
-        with open(path, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with Corpus(path) as corpus, corpus.locked():
             _rewrite(path, folder, id_key, unique)
+            Ids(path).forget()  # offsets have changed
     except OSError as error:
         raise disk_fault(error, f"repair {path}") from error
-    Ids(path).forget()  # offsets have changed
     return report
 
 
@@ -230,7 +233,10 @@ def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:
                 offset += _skip_line(file)
                 yield BadRecord(start, f"longer than {BUNDLE_BYTES_MAX} bytes", raw[:1024], offset - start)
             else:
-                yield BadRecord(start, _TORN, raw, len(raw))
+                found = _judge(
+                    raw, start, id_key
+                )  # a whole event only lacks its newline; the next append adds it
+                yield found if isinstance(found, CorpusLine) else BadRecord(start, _TORN, raw, len(raw))
 
 
 def _judge(line: bytes, offset: int, id_key: str) -> CorpusLine | BadRecord:

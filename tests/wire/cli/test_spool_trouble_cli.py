@@ -1,6 +1,7 @@
 """`watchbill spool` and `watchbill corpus` where the surroundings are not as they should be."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -78,3 +79,40 @@ def test_a_broken_schema_is_told_in_one_line(alone, tmp_path):
     done = alone("spool", "drain", "--spool", "s", "--corpus", "c", "--once", "--schema", "bad.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert '"nonsense"' in done.stderr
+
+
+def test_a_name_with_a_newline_makes_no_row_of_its_own(alone, tmp_path):
+    """R49: neither a file's name nor the reason of its poison can forge a line of the table."""
+    with Spool(tmp_path / "s") as spool:
+        spool.enqueue(event(1))
+        with spool.dequeue() as item:
+            spool.poison(item, "bad\nfake~1.jsonl  done")
+    (tmp_path / "s/queue/a\nfake~0.jsonl").write_text(event(2))
+    shown = alone("spool", "list", "--spool", "s").stdout.splitlines()
+    assert len(shown) == 4  # head, two files, one reason
+    assert not any(line.startswith("fake") for line in shown)
+    for name in ("a", item.name):
+        told = alone("spool", "show", name, "--spool", "s").stdout.splitlines()
+        assert not any(line.startswith("fake") for line in told)
+
+
+def test_several_corpora_are_named_as_they_can_be_given(alone, tmp_path):
+    """SPOOL-04: one of the names in the refusal, given instead, is found from any folder."""
+    root = tmp_path / "root"
+    (tmp_path / "c.toml").write_text(
+        '[models.m]\nengine = "scripted"\n[spool.s]\ncorpus = { a = "a.jsonl", b = "b.jsonl" }\n'
+    )
+    refused = alone("corpus", "count", "s", "--config", "c.toml")
+    assert refused.returncode == 1
+    assert f"name one of {root / 'a.jsonl'}, {root / 'b.jsonl'}" in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_only_a_file_is_repaired(alone, tmp_path, kind):
+    """R8: one line, exit code 1, and nothing is replaced; a pipe is not waited for."""
+    (tmp_path / "c.jsonl").write_text("rubbish\n")
+    (tmp_path / "link").symlink_to("c.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    done = alone("corpus", "repair", kind)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "only a regular file can be repaired" in done.stderr
