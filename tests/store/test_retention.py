@@ -5,7 +5,9 @@ import json
 import os
 from pathlib import Path
 
-from watchbill.spool import Spool, gc, reader
+import pytest
+
+from watchbill.spool import Spool, gc, reader, retention
 from watchbill.spool.inspect import stats
 
 DAY_S = 86_400
@@ -76,3 +78,32 @@ def test_an_event_that_a_log_still_holds_is_not_removed(tmp_path: Path) -> None:
             assert gc(spool).removed == 0
             writer.checkpoint()
             assert gc(spool).removed == 1
+
+
+def test_a_busy_day_becomes_bundles_that_can_be_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-06, SPOOL-12: none has more lines or bytes than a bundle may have; what is no file stays."""
+    monkeypatch.setattr(retention, "BUNDLE_LINES_MAX", 4)
+    monkeypatch.setattr(retention, "BUNDLE_BYTES_MAX", 100)
+    with Spool(tmp_path, durability="none") as spool:
+        finish(spool, *(str(number) for number in range(10)), "x" * 60, "y" * 60)
+        day = age(tmp_path, 1)
+        os.mkfifo(tmp_path / "queue-done" / day / "pipe.jsonl")
+        assert gc(spool).compacted == 12
+        files = sorted((tmp_path / "queue-done").glob("*.bundle.jsonl"))
+        assert all(file.stat().st_size <= 100 and file.read_bytes().count(b"\n") <= 4 for file in files)
+        assert len(files) == 4
+        assert (tmp_path / "queue-done" / day / "pipe.jsonl").is_fifo()
+
+
+def test_an_archive_never_replaces_what_it_holds(tmp_path: Path) -> None:
+    """SPOOL-12: two spools share an archive, and a day comes in two parts: every event is there afterwards."""
+    archive = tmp_path / "archive"
+    for name, part in (("one", "a"), ("one", "b"), ("two", "c")):
+        with Spool(tmp_path / name, durability="none") as spool:
+            finish(spool, part)
+            age(tmp_path / name, 9)
+            assert gc(spool, archive=archive).archived == 1
+    kept = [json.loads(file.read_text())["id"] for file in archive.iterdir()]
+    assert sorted(kept) == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""What becomes of finished events: a day's files become one file, and old days go.
+"""What becomes of finished events: a day's files become one file, or a few, and old days go.
 
 Only whole UTC days before today are touched. A file whose event some log still holds stays: a replay after a
 power cut would otherwise not find it and deliver it again. Poison is never touched; that is for people.
@@ -6,17 +6,20 @@ power cut would otherwise not find it and deliver it again. Poison is never touc
 
 import contextlib
 import datetime
+import filecmp
 import os
 import re
 import shutil
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.spool.atomic import NotAFile, fsync_folder, make_folder, read_regular, write_all
 from watchbill.spool.faults import disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
-from watchbill.spool.limits import BUNDLE_BYTES_MAX, KEEP_DONE_S
+from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, KEEP_DONE_S
 from watchbill.spool.names import is_event, lines_of, stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
 from watchbill.spool.queue import Spool
@@ -88,19 +91,41 @@ def _collect_folder(
         removed = sum(map(lines_of, names))
         _unlink(layout, folder, names)
         result.removed += removed
-    elif names:
-        bundle = _compact(folder, names)
-        result.compacted += lines_of(bundle.name)
-        _unlink(layout, folder, names)
-        if over:
-            _put_away(bundle, archive, result)
+    else:
+        for group in _groups(folder, names):
+            bundle = _compact(folder, group)
+            result.compacted += lines_of(bundle.name)
+            _unlink(layout, folder, group)
+            if over:
+                _put_away(bundle, archive, result)
     for path in [*(folder / name for name in os.listdir(folder)), folder]:
         with contextlib.suppress(OSError):  # a batch's folder goes when it is empty, and so does the day's
             path.rmdir()
 
 
+def _groups(folder: Path, names: list[str]) -> Iterator[list[str]]:
+    """Yield a day's files in groups that fit into one bundle: it may be requeued. What is no such file stays."""
+    group: list[str] = []
+    size = lines = 0
+    for name in names:
+        try:
+            status = (folder / name).lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_size > BUNDLE_BYTES_MAX:
+            continue
+        more, size_more = lines_of(name), status.st_size + 1
+        if group and (size + size_more > BUNDLE_BYTES_MAX or lines + more > BUNDLE_LINES_MAX):
+            yield group
+            group, size, lines = [], 0, 0
+        group.append(name)
+        size, lines = size + size_more, lines + more
+    if group:
+        yield group
+
+
 def _compact(folder: Path, names: list[str]) -> Path:
-    """Write a day's events into one file, durably, and return it. The single files are still there then."""
+    """Write these events into one file, durably, and return it. The single files are still there then."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
@@ -118,19 +143,19 @@ def _compact(folder: Path, names: list[str]) -> Path:
     finally:
         os.close(target)
         os.close(source)
-    bundle = _free(folder, lines)
+    bundle = _free(folder.with_name(f"{folder.name}.n{lines}.bundle.jsonl"))
     temporary.rename(bundle)
     fsync_folder(folder.parent)
     return bundle
 
 
-def _free(folder: Path, lines: int) -> Path:
-    """Return a name that no earlier collection of the same day has used."""
-    path = folder.with_name(f"{folder.name}.n{lines}.bundle.jsonl")
-    number = 1
-    while path.exists():
+def _free(wanted: Path) -> Path:
+    """Return a name that no earlier collection of the same day, and no other spool, has used."""
+    day, dot, rest = wanted.name.partition(".")
+    path, number = wanted, 1
+    while os.path.lexists(path):
         number += 1
-        path = folder.with_name(f"{folder.name}.{number}.n{lines}.bundle.jsonl")
+        path = wanted.with_name(f"{day}.{number}{dot}{rest}")
     return path
 
 
@@ -147,14 +172,19 @@ def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
         result.removed += lines_of(path.name)
         return
     make_folder(archive)
-    temporary = archive / f".{path.name}"
+    temporary = archive / f".{path.name}.{os.urandom(4).hex()}"
     shutil.copyfile(path, temporary, follow_symlinks=False)
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    temporary.rename(archive / path.name)
+    target = archive / path.name
+    if not (
+        target.is_file() and filecmp.cmp(path, target, shallow=False)
+    ):  # else killed after this, last time
+        target = _free(target)
+    temporary.rename(target)
     fsync_folder(archive)
     path.unlink()
     result.archived += lines_of(path.name)
