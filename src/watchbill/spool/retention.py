@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.spool.atomic import NotAFile, fsync_folder, make_folder, read_regular, write_all
+from watchbill.spool.atomic import (
+    NotAFile,
+    fsync_folder,
+    make_folder,
+    read_regular,
+    rename_noreplace,
+    write_all,
+)
 from watchbill.spool.faults import disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, KEEP_DONE_S
@@ -166,6 +173,23 @@ def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
         (layout.signatures / f"{stem}{SIGNATURE_SUFFIX}").unlink(missing_ok=True)
 
 
+def _place(temporary: Path, wanted: Path) -> None:
+    """Give an archived file its name, durably. Another spool may do the same with its own at this moment."""
+    folder = os.open(wanted.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while True:
+            if wanted.is_file() and filecmp.cmp(temporary, wanted, shallow=False):
+                temporary.unlink()  # the same content: we were killed between this and the removal
+                break
+            with contextlib.suppress(FileExistsError):
+                name = _free(wanted).name
+                rename_noreplace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+                break
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
     if archive is None:
         path.unlink(missing_ok=True)
@@ -179,12 +203,6 @@ def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    target = archive / path.name
-    if not (
-        target.is_file() and filecmp.cmp(path, target, shallow=False)
-    ):  # else killed after this, last time
-        target = _free(target)
-    temporary.rename(target)
-    fsync_folder(archive)
+    _place(temporary, archive / path.name)
     path.unlink()
     result.archived += lines_of(path.name)
