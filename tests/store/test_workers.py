@@ -1,7 +1,9 @@
 """Many workers, dead workers, stopped workers: one owner each, nothing skipped, nobody robbed."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -11,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from watchbill.spool import Spool
+from watchbill.spool import Spool, SpoolBroken
 from watchbill.spool.inspect import State, entries, stats
+from watchbill.spool.queue import Durability
 
 Say = Callable[[object], None]
 CLAIMS = int(os.environ.get("WATCHBILL_CLAIMS", "3000"))
@@ -195,10 +198,30 @@ def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> No
         assert again.event["id"] == 2
 
 
+@pytest.mark.parametrize("durability", ["wal", "event", "none"])
+def test_a_spool_that_was_removed_is_made_anew(tmp_path: Path, durability: Durability) -> None:
+    """SPOOL-02, SPOOL-03: its workers do not go on where nobody looks: old and new ones meet in the new folders."""
+    path = tmp_path / "spool"
+    with Spool(path, durability=durability) as old:
+        old.enqueue({"id": "before"})
+        with old.dequeue() as item:
+            assert item is not None
+        shutil.rmtree(path)
+        with contextlib.suppress(SpoolBroken):
+            old.enqueue({"id": "goes with the folders, or is refused"})
+        with Spool(path, durability=durability) as new:
+            old.enqueue({"id": "after"})
+            with new.dequeue() as item:
+                assert item is not None
+                assert item.event == {"id": "after"}
+            new.enqueue({"id": "from the new one"})
+            with old.dequeue() as item:
+                assert item is not None
+                assert item.event == {"id": "from the new one"}
+
+
 def test_a_writer_whose_temporary_folder_was_removed_loses_nothing(tmp_path: Path) -> None:
     """SPOOL-02: what was acknowledged meanwhile is shown from the log; the next enqueue works."""
-    import shutil
-
     with Spool(tmp_path) as spool:
         spool.enqueue({"id": 1})
         for folder in (tmp_path / "queue" / ".tmp").iterdir():

@@ -68,6 +68,15 @@ class Layout:
         """Signatures stand here, beside the events; they stay put while an event moves."""
         return self.root / "queue-signatures"
 
+    def renew(self) -> None:
+        """Make the folders anew if somebody has removed them under us; otherwise we would work where nobody looks.
+
+        The old descriptors stay open: another thread may be using them, and their numbers must not be reused.
+        """
+        if os.fstat(self.queue_fd).st_nlink == 0:
+            new = Layout.open(self.root)
+            self.root_fd, self.queue_fd = new.root_fd, new.queue_fd
+
     def close(self) -> None:
         os.close(self.queue_fd)
         os.close(self.root_fd)

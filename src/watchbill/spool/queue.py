@@ -265,8 +265,7 @@ class Spool:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something may have arrived, at most `timeout_s`. May be wrong: look for yourself."""
-        deaf = self._parts.watch is None
-        watch = self._watch()
+        deaf, watch = self._parts.watch is None, self._watch()
         consumer = self._consumer()
         # What came into a folder before we listened to it made no sound: look first, then wait.
         arrived = watch.follow(consumer.folders) or deaf or watch.wait(timeout_s)
@@ -303,6 +302,7 @@ class Spool:
                 with contextlib.suppress(OSError):
                     replay_dead(parts.layout)  # what the broken one acknowledged is in its log
             if parts.producer is None:
+                self.layout.renew()
                 try:
                     parts.producer = Producer(self.layout, self.durability, self._sign)
                 except OSError as error:
@@ -321,6 +321,7 @@ class Spool:
                 parts.consumer.abandon()  # somebody removed our folder
                 parts.consumer = None
             if parts.consumer is None:
+                self.layout.renew()
                 try:
                     parts.consumer = Consumer(self.layout)
                 except OSError as error:
