@@ -13,7 +13,7 @@ from watchbill.cli.spool_choice import AsJson, Which
 from watchbill.cli.spool_views import WORDS
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import TheirsError
-from watchbill.spool import Entry, Spool, SpoolLayout, State, entries
+from watchbill.spool import Entry, Spool, SpoolBroken, SpoolFull, SpoolLayout, State, entries
 from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
@@ -126,7 +126,7 @@ def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *
     for entry in found:
         try:
             moved.append(act(entry))
-        except SpoolLayout as error:
+        except (SpoolLayout, SpoolFull, SpoolBroken) as error:
             failed.append(str(error))
     if json:
         terminal.show(jsonlib.dumps({"moved": moved, "failed": failed}))

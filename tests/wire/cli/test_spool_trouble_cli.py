@@ -116,3 +116,14 @@ def test_only_a_file_is_repaired(alone, tmp_path, kind):
     done = alone("corpus", "repair", kind)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "only a regular file can be repaired" in done.stderr
+
+
+def test_an_event_that_cannot_be_moved_does_not_keep_the_others(alone, tmp_path):
+    """SPOOL-06: what was moved is named, what was not is told, and the exit code is 1."""
+    with Spool(tmp_path / "s") as spool:
+        stuck, free = spool.enqueue(event(1)), spool.enqueue(event(2))
+    (tmp_path / "s/queue-poison" / f"{stuck}.reason.json").mkdir()
+    done = alone("spool", "poison", stuck, free, "--spool", "s")
+    assert (done.returncode, done.stdout) == (1, f"{free}\n")
+    assert done.stderr.startswith(f"watchbill: cannot write the reason of {stuck}")
+    assert done.stderr.count("\n") == 1
