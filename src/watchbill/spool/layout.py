@@ -71,6 +71,7 @@ class Layout:
     def renew(self) -> None:
         """Make the folders anew if somebody has removed them under us; otherwise we would work where nobody looks.
 
+        Raises OSError, and what `open` raises.
         The old descriptors stay open: another thread may be using them, and their numbers must not be reused.
         """
         if os.fstat(self.queue_fd).st_nlink == 0:

@@ -302,8 +302,8 @@ class Spool:
                 with contextlib.suppress(OSError):
                     replay_dead(parts.layout)  # what the broken one acknowledged is in its log
             if parts.producer is None:
-                self.layout.renew()
                 try:
+                    self.layout.renew()
                     parts.producer = Producer(self.layout, self.durability, self._sign)
                 except OSError as error:
                     raise disk_fault(error, "open the spool for writing") from error
@@ -321,8 +321,8 @@ class Spool:
                 parts.consumer.abandon()  # somebody removed our folder
                 parts.consumer = None
             if parts.consumer is None:
-                self.layout.renew()
                 try:
+                    self.layout.renew()
                     parts.consumer = Consumer(self.layout)
                 except OSError as error:
                     raise disk_fault(error, "open the spool for reading") from error
