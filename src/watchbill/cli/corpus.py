@@ -191,7 +191,8 @@ def tail(
     """Print the last events, and those to come."""
     path, _ = how.find(file)
     with _readable(path):
-        end = path.stat().st_size  # what comes from here on is followed: nothing falls between the two
+        # What comes from here on is followed: nothing falls between the two, and no line is broken by it.
+        end = reader.whole_lines_end(path) if follow else path.stat().st_size
         for line in reader.tail(path, lines, end=end):
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()

@@ -26,10 +26,11 @@ from watchbill.cli.spool_work import drain, gc
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
 from watchbill.root import find_root
-from watchbill.spool import Entry, SpoolLayout, State, oldest
+from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State, oldest
 
 __all__ = ["app"]
 
+FAILED = 1
 _DEFAULTS = Which()
 _STATES = {word: state for state, word in WORDS.items()}
 
@@ -158,14 +159,14 @@ def show(
 
 
 @app.command
-def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> None:
+def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
     """Count the events of a spool by state.
 
     Without --spool every spool of the config is counted.
     """
     from watchbill.spool import stats as count
 
-    terminal = which.terminal
+    terminal, failed = which.terminal, list[str]()
     if which.spool is not None:
         chosen = which.choose()
         with chosen.look() as spool:
@@ -175,14 +176,20 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> None:
     else:
         counts = {}
         for name, rules in _all(which).items():
-            with closing(Chosen(rules, find_root(which.root).path).make()) as spool:
-                counts[name] = count(spool)
+            try:
+                with closing(Chosen(rules, find_root(which.root).path).make()) as spool:
+                    counts[name] = count(spool)
+            except (SpoolLayout, SpoolFull, SpoolBroken) as error:  # the others are counted all the same
+                failed.append(f"watchbill: {name}: {plain(str(error))}")
     if json and which.spool is not None:
         terminal.show(jsonlib.dumps(next(iter(counts.values())).as_dict()))
     elif json:
         terminal.show(jsonlib.dumps({"spools": {name: each.as_dict() for name, each in counts.items()}}))
-    else:
+    elif counts:
         terminal.show(*draw_stats(counts, terminal))
+    for each in failed:
+        print(each, file=sys.stderr, flush=True)
+    return FAILED if failed else 0
 
 
 def _all(which: Which) -> dict[str, SpoolRules]:

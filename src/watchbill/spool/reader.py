@@ -21,7 +21,9 @@ from watchbill.spool.faults import EventRefused, disk_fault
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
 
-__all__ = ["BadRecord", "CorpusLine", "Report", "check", "count", "follow", "read", "repair", "tail"]
+__all__ = [
+    "BadRecord", "CorpusLine", "Report", "check", "count", "follow", "read", "repair", "tail", "whole_lines_end",
+]  # fmt: skip
 
 #: Bad lines that a report names one by one; it counts all.
 _NAMED_MAX = 1_000
@@ -98,6 +100,20 @@ def check(path: Path, *, id_key: str = "id") -> Report:
 
 def count(path: Path, *, id_key: str = "id", unique: bool = True) -> int:
     return sum(1 for _ in read(path, id_key=id_key, unique=unique))
+
+
+def whole_lines_end(path: Path) -> int:
+    """Return the offset after the last whole line: what follows it may be a write under way."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 64 * 1024)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def tail(path: Path, lines: int = 10, *, end: int | None = None) -> list[bytes]:

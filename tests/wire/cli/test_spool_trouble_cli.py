@@ -127,3 +127,32 @@ def test_an_event_that_cannot_be_moved_does_not_keep_the_others(alone, tmp_path)
     assert (done.returncode, done.stdout) == (1, f"{free}\n")
     assert done.stderr.startswith(f"watchbill: cannot write the reason of {stuck}")
     assert done.stderr.count("\n") == 1
+
+
+def test_one_spool_that_cannot_be_opened_does_not_hide_the_others(alone, tmp_path):
+    """SPOOL-01: the counts of the rest, one line about that one, exit code 1."""
+    (tmp_path / "file").touch()
+    (tmp_path / "c.toml").write_text(
+        '[models.m]\nengine = "scripted"\n'
+        f'[spool.bad]\npath = "{tmp_path}/file/s"\n[spool.good]\npath = "{tmp_path}/good"\n'
+    )
+    done = alone("spool", "stats", "--config", "c.toml", "--json")
+    assert done.returncode == 1
+    assert list(json.loads(done.stdout)["spools"]) == ["good"]
+    assert done.stderr.startswith("watchbill: bad: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_line_that_is_being_written_is_followed_whole(alone, tmp_path):
+    """SPOOL-04: `tail -f` that starts in the middle of a write prints that line once, and in one piece."""
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text(event(1) + "\n" + event(2)[:10])
+    following = alone.start("corpus", "tail", "-f", "c.jsonl")
+    try:
+        assert following.stdout.readline().decode() == event(1) + "\n"
+        with open(corpus, "a") as file:
+            file.write(event(2)[10:] + "\n")
+        assert following.stdout.readline().decode() == event(2) + "\n"
+    finally:
+        following.kill()
+        following.communicate()
