@@ -228,6 +228,30 @@ async def test_http_that_could_mean_two_things_is_refused(request_bytes: bytes) 
         assert (await opened.ask("/health")).status == 200
 
 
+NO_HTTP = {
+    "a key in a broken header": b"GET /health HTTP/1.1\r\n"
+    + HOST
+    + b"Authorization : Bearer sk-secret\r\n\r\n",
+    "a prompt in a broken chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nsk-secret\r\n",
+    "a key in an address": b"GET http://[sk-secret HTTP/1.1\r\n" + HOST + b"\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50) + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_bytes", NO_HTTP.values(), ids=NO_HTTP)
+async def test_what_is_no_http_is_an_error_like_any_other(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R43: in the shape of every error; one line in the log, with no trace of our insides or of what was sent."""
+    async with house() as opened:
+        with caplog.at_level("INFO"):
+            answer = await opened.send(request_bytes)
+        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert answer.headers["server"] == "watchbill"
+        assert "secret" not in caplog.text and "secret" not in str(answer.json)
+        assert "Traceback" not in caplog.text
+
+
 async def test_line_breaks_in_names_are_not_reflected() -> None:
     """R43: encoded line breaks stay inside JSON."""
     async with house() as opened:

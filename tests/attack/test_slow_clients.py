@@ -148,3 +148,21 @@ async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await opened.until_idle()
         await eventually(lambda: not opened.connections)
+
+
+async def test_a_reader_that_is_slow_but_reads_gets_its_whole_answer() -> None:
+    """R40: only who reads nothing is cut; a large answer over a slow line takes its time."""
+    big = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
+    async with house(stream_of(big, content_type="application/json")) as opened:
+        reader, writer = await opened.connect()
+        writer.write(
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(CHAT), CHAT)
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        got = 0
+        for _ in range(15):  # three times as long as who reads nothing may be
+            got += len(await reader.readexactly(1_000_000))
+            await asyncio.sleep(0.1)
+        got += len(await reader.readexactly(len(big) - got))
+        assert got == len(big)

@@ -1,11 +1,14 @@
 """Whole answers by the shortest way are answers like any others."""
 
+import asyncio
 import json
 
 import pytest
+from aiohttp import web
 
 from support.house import house, raw
 from watchbill.gateway.direct import DirectResponse
+from watchbill.gateway.punctual import PunctualServer
 
 CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -50,6 +53,24 @@ async def test_old_clients_are_answered_in_their_own_version() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.0 200")
         assert b"hello there" in await reader.read()
         writer.close()
+
+
+async def test_a_connection_whose_answer_was_given_up_is_closed() -> None:
+    """P3: what an answer waited for was cancelled, and not by its client: it is not left waiting for ever."""
+
+    async def give_up(_request: web.BaseRequest) -> web.StreamResponse:
+        raise asyncio.CancelledError
+
+    loop = asyncio.get_running_loop()
+    server = PunctualServer(give_up, handler_cancellation=True)
+    listening = await loop.create_server(server, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+    writer.write(request())
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    listening.close()
+    await server.shutdown(1)
 
 
 async def test_a_client_that_waits_for_a_go_ahead_gets_it() -> None:

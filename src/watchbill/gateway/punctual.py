@@ -8,16 +8,21 @@ them changes its meaning.
 """
 
 import asyncio
+import logging
 
 from aiohttp import web
 from aiohttp.http import StreamWriter
+from aiohttp.http_exceptions import InvalidURLError
 from aiohttp.web_protocol import RequestHandler, _ErrInfo  # pyright: ignore[reportPrivateUsage]
 
+from watchbill.errors import RequestError
+from watchbill.gateway.answers import as_response
 from watchbill.gateway.direct import DirectResponse, Handle
 from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, READER_STALL_MS
 
 __all__ = ["PunctualHandler", "PunctualServer", "stop_lingering"]
 
+_log = logging.getLogger("watchbill.gateway")
 _LATE_BODY = (
     b'{"error":{"message":"the headers did not arrive in time","type":"invalid_request_error",'
     b'"param":null,"code":"receipt_timeout","source":"watchbill"}}'
@@ -31,11 +36,12 @@ _LATE = (
 class PunctualHandler(RequestHandler):
     """One connection of a client."""
 
-    __slots__ = ("_blocked_since", "_head_since")
+    __slots__ = ("_blocked_since", "_head_since", "_unread")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._head_since: float | None = self._loop.time()
         self._blocked_since: float | None = None
+        self._unread = 0  # what a blocked client had not taken at the last look
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -92,6 +98,11 @@ class PunctualHandler(RequestHandler):
             await answer.write_eof()
         except ConnectionError:  # it broke while the answer was being sent
             return False
+        except (
+            asyncio.CancelledError
+        ):  # of this task, or of something it waited for: nobody would answer any more
+            self.force_close()
+            raise
         except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
             self.log_exception("Unhandled exception")
             return False
@@ -108,7 +119,7 @@ class PunctualHandler(RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._blocked_since = self._loop.time()
+        self._blocked_since, self._unread = self._loop.time(), 0
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -119,6 +130,11 @@ class PunctualHandler(RequestHandler):
         transport = self.transport
         if transport is None:
             return
+        if self._blocked_since is not None:
+            unread = transport.get_write_buffer_size()
+            if unread < self._unread:  # slow, but it reads
+                self._blocked_since = now
+            self._unread = unread
         if self._blocked_since is not None and now - self._blocked_since > stall_s:
             transport.abort()
         elif self._current_request is not None or self._waiter is None:
@@ -126,6 +142,27 @@ class PunctualHandler(RequestHandler):
         elif self._head_since is not None and now - self._head_since > header_s:
             transport.write(_LATE)
             self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP: an error like any other, and one line in the log."""
+        if status != 400 or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        # What follows the colon is a piece of the request, and may be a key or a prompt.
+        said = (
+            "its address cannot be read"
+            if isinstance(exc, InvalidURLError)
+            else (message or "").split(":")[0]
+        )
+        _log.info("from %s came no request: %s", request.remote, said)
+        answer = as_response(RequestError(f"this is no HTTP request: {said}"), {"Server": "watchbill"})
+        answer.force_close()
+        return answer
 
     def stop_lingering(self) -> None:
         """Does not wait for the rest of a body that was refused."""
