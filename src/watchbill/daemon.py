@@ -24,7 +24,7 @@ from typing import Protocol, cast
 from watchbill import config
 from watchbill.catalog import Catalog, Server, SpoolRules
 from watchbill.engines.registry import make_engine
-from watchbill.errors import ConfigError, WatchbillError
+from watchbill.errors import DISK_FULL, ConfigError, WatchbillError
 from watchbill.gateway.app import make_app
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
@@ -93,6 +93,17 @@ def run(options: Options, screen: Screen) -> int:
     """Runs the daemon until it is told to stop. Raises WatchbillError when it cannot start."""
     root = Root(options.root)
     root.create()
+    try:
+        return _run(root, options, screen)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise ConfigError(
+            f"cannot write in {root.path}: {error.strerror}; free some space, or name another root with --root"
+        ) from error
+
+
+def _run(root: Root, options: Options, screen: Screen) -> int:
     with RootLock(root.lock_file) as lock:
         root.settle_version()
         for reaped in reap(root.path):

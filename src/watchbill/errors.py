@@ -35,16 +35,20 @@ A class's docstring is its default message. A message says what happened, to whi
 `code` is a closed list: scripts match it.
 """
 
+import errno
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
+    "DISK_FULL", "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
     "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "TooLarge",
     "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
+
+#: What the system says when there is no room for a file, or for more of it.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class WatchbillError(Exception):

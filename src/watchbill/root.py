@@ -213,10 +213,13 @@ def _parse_record(text: bytes) -> DaemonRecord | None:
 def _replace(path: Path, text: str) -> None:
     """Writes a small file whole or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(descriptor, text.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    draft.replace(path)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

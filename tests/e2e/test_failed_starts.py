@@ -1,6 +1,7 @@
 """Starts that cannot succeed, wholly or in part: one clear line, the right exit code, and nothing left behind."""
 
 import json
+import resource
 import socket
 from pathlib import Path
 
@@ -105,6 +106,24 @@ def test_a_root_that_cannot_be_used_is_left_alone(place: Place, state: str) -> N
         said = failed.stderr
     assert str(place.root) in said and "--root" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--detach",)], ids=["foreground", "detached"])
+def test_a_full_disk_is_said_in_one_line(place: Place, more: tuple[str, ...]) -> None:
+    """P7: exit 2 and the root's name, although not even the log can be written; with room it starts as ever."""
+    place.config.write_text(scripted("well"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (0, hard)
+    )  # inherited: no byte goes to any file, as on a full disk
+    try:
+        failed = place.run("up", "--port", "0", *more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (failed.returncode, failed.stdout) == (2, ""), failed
+    assert failed.stderr.count("\n") == 1 and str(place.root) in failed.stderr, failed.stderr
+    assert list(place.root.rglob(".*")) == [] and place.leftovers() == []
+    assert place.up().stop() == 0
 
 
 def test_a_second_daemon_is_sent_away(place: Place) -> None:

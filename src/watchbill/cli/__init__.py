@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from watchbill.cli.quick import lead_with_command, run_quickly, understand
 from watchbill.errors import IllegalTransition, NotReachable, OursError, WatchbillError
@@ -42,13 +43,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:  # the reader (`head`, a pager) has seen enough
-        _drop_output()
+        _drop(sys.stdout)
         return DONE
     except WatchbillError as error:
         return _complain(str(error), _exit_code(error))
     except OSError as error:
         if error.filename is None:
-            _drop_output()  # it may be the output that cannot be written, and Python tries once more at its end
+            _drop(sys.stdout)  # it may be the output that cannot be written, and Python tries once more at its end
         what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
         return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code
@@ -71,8 +72,8 @@ def _stand_in_for_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open to the end
 
 
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _exit_code(error: WatchbillError) -> int:
@@ -86,5 +87,8 @@ def _exit_code(error: WatchbillError) -> int:
 def _complain(text: str, code: int) -> int:
     from watchbill.cli.terminal import plain
 
-    print(f"watchbill: {plain(text)}", file=sys.stderr, flush=True)
+    try:
+        print(f"watchbill: {plain(text)}", file=sys.stderr, flush=True)
+    except OSError:  # a full disk, or nobody listens any more: the exit code must do
+        _drop(sys.stderr)
     return code

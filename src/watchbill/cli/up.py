@@ -240,4 +240,5 @@ def _said_since(log: Path, offset: int) -> str:
     """What a daemon that gave up said: its last words are the reason."""
     with log.open("rb") as file:
         file.seek(offset)
-        return plain(file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace").strip())
+        said = plain(file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace").strip())
+    return said or f"watchbill: the daemon gave up without a word in {log}; is the disk full?"

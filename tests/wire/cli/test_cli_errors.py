@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -131,6 +132,18 @@ def test_a_reader_who_has_seen_enough_is_no_error(watchbill, daemon):
     shown.stdout.close()
     assert (shown.wait(20), shown.stderr.read()) == (0, b"")
     shown.stderr.close()
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["models"], ["config", "reference"]])
+def test_an_output_that_takes_no_more_is_an_error_in_one_line(watchbill, command):
+    """pitfalls: exit code 1; half a listing in a file must not look like a whole one."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "watchbill.cli", *command],
+            env=watchbill.environment, cwd=watchbill.home, stdout=full, stderr=subprocess.PIPE, timeout=30, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+    assert b"No space left" in done.stderr
 
 
 def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
