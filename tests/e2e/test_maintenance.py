@@ -114,3 +114,28 @@ def test_a_claim_that_nobody_holds_ends_by_hand_or_by_its_time(place: Place) -> 
     refused = daemon.ask("/wb/v1/maintenance", {"device": "gpu:7"})
     assert refused[0] == 400
     assert b"there is no device" in refused[2]
+
+
+@pytest.mark.timeout(90)
+def test_a_command_that_is_not_there_costs_nobody_his_memory(place: Place) -> None:
+    """RES-14: it is said before a model leaves for it."""
+    place.config.write_text(CONFIG)
+    daemon = place.up()
+    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    for command in ("no-such-command", "./watchbill.toml", "/tmp"):
+        failed = place.run("maintenance", "start", "--", command)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert command in failed.stderr and failed.stderr.count("\n") == 1
+    assert daemon.model("rock")["evictions"] == 0 and place.events("maintenance") == []
+
+
+@pytest.mark.timeout(90)
+def test_the_commands_exit_code_counts_even_when_the_claim_is_over_before(place: Place) -> None:
+    """RES-14: whether the operator ended the claim or the daemon meanwhile."""
+    place.config.write_text(CONFIG)
+    place.up()
+    watchbill = f"{sys.executable} -m watchbill.cli"
+    for ending in ("maintenance end", "down"):
+        done = place.run("maintenance", "start", "--", "sh", "-c", f"{watchbill} {ending}; exit 7")
+        assert done.returncode == 7, done
+        assert "ram was not given back" in done.stderr

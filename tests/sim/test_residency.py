@@ -18,6 +18,7 @@ from watchbill.catalog import (
 )
 from watchbill.core import messages as m
 from watchbill.core.station import Stage
+from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
@@ -196,6 +197,8 @@ def test_maintenance_empties_the_device_and_permanents_return(world_of: WorldOf,
     assert world.replies == [m.Reply(1, True, "gpu:0 is empty and yours")]
     assert world.available("gpu:0") == 24 * GB
     waiting = world.arrive("A", 300, lane="chat")
+    said = explain(world.core, waiting.request, int(world.now))
+    assert said["verdict"] == "waits" and "until gpu:0 is back from maintenance" in str(said["reason"])
     world.run(50_000)
     assert (waiting.outcome, world.tally.loads) == ("maintenance", 2)
     world.feed(m.MaintenanceAsked(2, "gpu:0", False, "done"))

@@ -1,6 +1,7 @@
 """`maintenance`: all memory of a device is lent to the operator, and comes back afterwards."""
 
 import os
+import shutil
 import threading
 from typing import Annotated
 from urllib.parse import urlencode, urlsplit
@@ -87,6 +88,8 @@ def end(*, device: _Device = "ram", json: Json = False, common: Common = _DEFAUL
 
 
 def _with_command(session: Session, asked: dict[str, object], command: tuple[str, ...]) -> int:
+    if shutil.which(command[0]) is None:  # before anything leaves memory for it
+        raise ConfigError(f"{command[0]} cannot be run: there is no such program")
     device, ended = str(asked["device"]), threading.Event()
     is_here = (urlsplit(session.client.url).hostname or "") in _LOOPBACK
     content = _claim(session, asked | ({"pid": os.getpid()} if is_here else {}))
@@ -100,8 +103,16 @@ def _with_command(session: Session, asked: dict[str, object], command: tuple[str
         raise ConfigError(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     finally:
         ended.set()
-        given = session.client.delete(f"{_PATH}?{urlencode({'device': device})}")
-        session.terminal.note(_said(given))
+        _give_back(session, device)
+
+
+def _give_back(session: Session, device: str) -> None:
+    """After the command, whose exit code counts: a claim that is already over is only mentioned."""
+    try:
+        said = _said(session.client.delete(f"{_PATH}?{urlencode({'device': device})}"))
+    except WatchbillError as error:
+        said = f"{device} was not given back: {plain(error)}"
+    session.terminal.note(said)
 
 
 def _renewing(session: Session, device: str, command: tuple[str, ...], ended: threading.Event) -> int:

@@ -227,5 +227,6 @@ class Lanes:
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"
         code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
+        why += ": its memory is lent for maintenance" if code == "maintenance" else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
         self._state.note("expire", f"max_wait of lane {request.lane}", station, request=request.id, ms=waited)

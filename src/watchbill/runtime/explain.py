@@ -12,7 +12,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
-from watchbill.runtime.views import policy_doubt, state_of, wakes_text
+from watchbill.runtime.views import hindrance, policy_doubt, state_of, wakes_text
 
 __all__ = ["duplicate", "explain"]
 
@@ -33,8 +33,9 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
     serving = admitted.model if admitted else request.model
     beside = admitted.companions if admitted else request.companions
+    names = (serving, *beside)
     # The same step may decide about others, whose time has come: only what is done for this request counts.
-    target = company_name((serving, *beside)) if beside else serving
+    target = company_name(names) if beside else serving
     plan = next((a for a in actions if isinstance(a, Note) and _is_plan_for(a, serving, target)), None)
     leaving = sorted(
         s.name
@@ -49,7 +50,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "model": request.model,
         "state": stage,
         "verdict": _verdict(granted, refused, plan, leaving),
-        "reason": asleep + _reason(granted, refused, plan, _together(core, (serving, *beside), now)),
+        "reason": asleep + _reason(granted, refused, plan, _together(core, names, now), _held(core, names)),
         "companions": {name: state_of(core.state.stations[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
@@ -104,13 +105,23 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
     return "waits"
 
 
-def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str) -> str:
+def _held(core: Machine, names: tuple[str, ...]) -> str | None:
+    """What keeps one of them from being loaded, whoever asks."""
+    stations = (core.state.stations[name] for name in names)
+    return next(
+        (why for s in stations if s.stage is Stage.ABSENT and (why := hindrance(core.state, s))), None
+    )
+
+
+def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str, held: str | None) -> str:
     if refused is not None:
         return refused.message
     if granted:
         return "it is warm and has a free slot"
     if plan is not None:
         return plan.reason
+    if held is not None:
+        return f"it waits {held}"
     return {
         "ready": "it is warm and all its slots are taken",
         "loading": "it is being loaded",

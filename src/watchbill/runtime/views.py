@@ -14,7 +14,15 @@ from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
-__all__ = ["policy_doubt", "request_view", "requests_view", "state_of", "status_view", "wakes_text"]
+__all__ = [
+    "hindrance",
+    "policy_doubt",
+    "request_view",
+    "requests_view",
+    "state_of",
+    "status_view",
+    "wakes_text",
+]
 
 _STATES = {
     Stage.ABSENT: "absent",
@@ -192,12 +200,12 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
         case Stage.DRAINING | Stage.STOPPING:
             return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
         case Stage.ASLEEP:
-            hindrance = _hindrance(state, station)
-            return f"{wakes_text(station)}; it waits {hindrance or 'for its memory'}"
+            held = hindrance(state, station)
+            return f"{wakes_text(station)}; it waits {held or 'for its memory'}"
         case Stage.ABSENT:
             why = f"; its last load failed: {station.failure}" if station.failure else ""
-            hindrance = _hindrance(state, station)
-            return f"{station.name} is not in memory and waits {hindrance or 'for its turn'}{why}"
+            held = hindrance(state, station)
+            return f"{station.name} is not in memory and waits {held or 'for its turn'}{why}"
 
 
 def wakes_text(station: Station) -> str:
@@ -213,12 +221,12 @@ def _missing_reason(state: State, company: Station) -> str:
 
 
 def _held_up(state: State, company: Station) -> str:
-    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := _hindrance(state, s))]
+    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := hindrance(state, s))]
     failures = [f"{s.name} failed last: {s.failure}" for s in company.members if s.failure]
     return "".join(f"; waits {each}" for each in why[:1]) + "".join(f"; {each}" for each in failures)
 
 
-def _hindrance(state: State, station: Station) -> str | None:
+def hindrance(state: State, station: Station) -> str | None:
     """What keeps every model from being loaded there, if anything does."""
     for name, book in state.ledger.books.items():
         if not station.needs.get(name):
