@@ -47,7 +47,7 @@ def find_url(chosen: str | None, root: Root, environment: Mapping[str, str] = os
 
 def quoted(name: str) -> str:
     """A name as one segment of a path; model names may hold slashes."""
-    return quote(name, safe="")
+    return quote(name, safe="", errors="replace")
 
 
 class Client:
@@ -134,7 +134,8 @@ class Client:
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
-            content = json.dumps(body).encode()
+            # A terminal or a pipe may say bytes that are no text; what is legible of them is asked.
+            content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
         connection.request(method, self._prefix + path, content, headers)
         return connection.getresponse()
 

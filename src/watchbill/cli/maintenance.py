@@ -4,12 +4,12 @@ import os
 import shutil
 import threading
 from typing import Annotated
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from cyclopts import App, Parameter
 
 from watchbill.cli.bounds import CLI_LOAD_TIMEOUT_S
-from watchbill.cli.client import parse
+from watchbill.cli.client import parse, quoted
 from watchbill.cli.options import Common, Json
 from watchbill.cli.progress import while_watching
 from watchbill.cli.session import Session
@@ -80,7 +80,7 @@ def end(*, device: _Device = "ram", json: Json = False, common: Common = _DEFAUL
     Permanent models return, and who waits is served.
     """
     session = common.session()
-    content = session.client.delete(f"{_PATH}?{urlencode({'device': device})}")
+    content = session.client.delete(f"{_PATH}?device={quoted(device)}")
     if json:
         session.terminal.show_json(content)
     else:
@@ -109,7 +109,7 @@ def _with_command(session: Session, asked: dict[str, object], command: tuple[str
 def _give_back(session: Session, device: str) -> None:
     """After the command, whose exit code counts: a claim that is already over is only mentioned."""
     try:
-        said = _said(session.client.delete(f"{_PATH}?{urlencode({'device': device})}"))
+        said = _said(session.client.delete(f"{_PATH}?device={quoted(device)}"))
     except WatchbillError as error:
         said = f"{device} was not given back: {plain(error)}"
     session.terminal.note(said)

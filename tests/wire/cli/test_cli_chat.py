@@ -1,6 +1,7 @@
 """Conversations: streamed, stoppable, remembered, never silently short."""
 
 import json
+import subprocess
 import threading
 
 ASK = ("POST", "/v1/chat/completions")
@@ -61,6 +62,15 @@ def test_the_question_may_come_through_a_pipe(watchbill, daemon):
     empty = watchbill("chat", stdin="")
     assert empty.returncode == 1
     assert "nothing to ask" in empty.stderr
+
+
+def test_bytes_that_are_no_text_are_asked_as_far_as_they_are(watchbill, daemon):
+    """docs/cli: `git diff | watchbill chat` over a file in another encoding."""
+    daemon.answers[ASK] = saying("fine")
+    asking = watchbill.start_with(subprocess.PIPE, "chat", "-m", "any")
+    out, err = asking.communicate(b"caf\xe9 d'\xc3\xa9t\xc3\xa9", timeout=20)
+    assert (asking.returncode, out, err) == (0, b"fine\n", b"")
+    assert daemon.heard[-1].json["messages"][0]["content"] == "caf? d'\xe9t\xe9"
 
 
 def test_an_error_within_the_stream_is_an_error(watchbill, daemon):

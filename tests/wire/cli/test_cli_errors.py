@@ -1,6 +1,7 @@
 """What the command line says and how it ends when something is wrong."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -52,6 +53,15 @@ def test_wrong_use_is_one_line_that_names_the_mistake(alone, command, told):
     assert told in done.stderr
     assert "--help" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["load"], ["evict"], ["explain"], ["cancel"], ["logs"], ["maintenance", "end", "--device"]]
+)
+def test_a_name_that_is_no_text_is_an_unknown_name(watchbill, command):
+    """pitfalls: one line and exit code 1 or 2, whatever bytes a shell hands over."""
+    done = watchbill(*command, os.fsdecode(b"caf\xe9"))
+    assert done.returncode in (1, 2) and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://here", "127.0.0.1:8470", "http://", "http://h:many"])
