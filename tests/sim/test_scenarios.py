@@ -177,3 +177,25 @@ def test_a_file_that_is_no_scenario_is_named(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"wrong\.toml"):
         Scenario.read(file)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "told"),
+    [
+        ('lane = "chat"', 'lane = "chta"', "there is no lane 'chta'; known are chat, backlog"),
+        ('models = ["A"]', 'models = ["Z"]', "there is no model 'Z'; known are A, B, C"),
+        ('kind = "loop"', 'kind = "lop"', "there is no kind of traffic 'lop'"),
+        ('every = "2s"', 'every = "0s"', "every must be more than 0s"),
+        ("concurrency = 4", "concurrency = 0", "models.A.concurrency must be at least 1"),
+        ('think = ["0s", "10ms"]', "think = []", "a list or table is empty"),
+        ('title = "', "deep = " + "[" * 2000 + "\n" + 'title = "', "nested too deeply"),
+    ],
+)
+def test_a_scenario_that_cannot_be_played_is_refused_with_the_reason(
+    was: str, becomes: str, told: str
+) -> None:
+    """docs/scheduling: a mistake in a scenario is told with its file before anything is played."""
+    text = (SCENARIOS / "flood.toml").read_text()
+    assert was in text
+    with pytest.raises(ConfigError, match=r"^flood\.toml: not a scenario: .*" + re.escape(told)):
+        Scenario.parse(text.replace(was, becomes), "flood", "flood.toml")

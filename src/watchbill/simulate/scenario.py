@@ -150,6 +150,10 @@ class Scenario:
             raise ConfigError(f"{origin}: not a scenario: {error.args[0]!r} is missing or unknown") from error
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"{origin}: not a scenario: {error}") from error
+        except (IndexError, StopIteration) as error:
+            raise ConfigError(f"{origin}: not a scenario: a list or table is empty") from error
+        except RecursionError as error:
+            raise ConfigError(f"{origin}: not a scenario: it is nested too deeply") from error
 
     def world(
         self,
@@ -215,7 +219,7 @@ def _scenario(name: str, table: _Table) -> Scenario:
         Catalog(devices, engines, models, lanes),
         truth,
         {n: float(parse_millis(t["service"])) for n, t in table["models"].items()},
-        [_traffic(t) for t in table["traffic"]],
+        [_sensible(_traffic(t), models, lanes) for t in table["traffic"]],
         _precise(table.get("look", f"{LOOK_EVERY_MS}ms")),
         table.get("streams", False),
         Faults(**table.get("faults", {})),
@@ -235,6 +239,8 @@ def _model(name: str, table: _Table, devices: Mapping[str, Device]) -> Model:
     memory: dict[str, str] | str = table["memory"]
     per_device = memory if isinstance(memory, dict) else {next(iter(devices)): memory}
     sizes = {device: parse_bytes(size) for device, size in per_device.items()}
+    if table.get("concurrency", 1) < 1:
+        raise ValueError(f"models.{name}.concurrency must be at least 1")
     return Model(
         name,
         "scripted",
@@ -277,6 +283,20 @@ def _traffic(table: _Table) -> Traffic:
         think_ms=(_precise(think[0]), _precise(think[1])),
         companions=tuple(table.get("with", ())),
     )
+
+
+def _sensible(traffic: Traffic, models: Mapping[str, Model], lanes: Mapping[str, Lane]) -> Traffic:
+    """The traffic, unless it cannot be played: a name that is not there, or time that would stand still."""
+    for kind, name, known in (
+        ("kind of traffic", traffic.kind, ("poisson", "times", "loop")),
+        ("lane", traffic.lane, lanes),
+        *(("model", name, models) for name in (*traffic.models, *traffic.companions)),
+    ):
+        if name not in known:
+            raise ValueError(f"traffic: there is no {kind} {name!r}; known are {', '.join(known)}")
+    if traffic.kind != "loop" and traffic.count is None and traffic.every_ms <= 0:
+        raise ValueError(f"traffic: every must be more than 0s where kind is {traffic.kind!r}")
+    return traffic
 
 
 def _precise(text: str) -> float:
