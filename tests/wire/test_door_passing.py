@@ -212,3 +212,15 @@ async def test_lanes_by_path_reach_these_addresses() -> None:
         answer = await opened.ask("/lane/batch/v1/responses", {"model": "a", "input": "hi"})
         assert answer.headers["x-watchbill-lane"] == "batch"
         assert opened.peer.asked[0].path == "/v1/responses"
+
+
+async def test_an_error_at_a_lanes_address_is_in_the_words_of_its_door() -> None:
+    """LANE-02: a client that was given a base address with a lane understands errors as without it."""
+    unknown = {"model": "nope", "messages": [], "max_tokens": 1}
+    async with house(catalog=CATALOG) as opened:
+        for path in ("/api/chat", "/v1/messages", "/v1/chat/completions", "/api/nothing"):
+            plain, with_lane = (
+                await opened.ask(path, unknown),
+                await opened.ask(f"/lane/batch{path}", unknown),
+            )
+            assert (with_lane.status, with_lane.body) == (plain.status, plain.body)

@@ -4,6 +4,7 @@
     /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
     anything else     OpenAI      {"error": {"message", "type", "param", "code"}}
 
+with or without a lane's name before it (/lane/NAME/api/...).
 So a key that is refused before any door opens is refused in words that the client understands.
 """
 
@@ -43,6 +44,8 @@ def refusal(
     path: str, error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
 ) -> web.Response:
     """A whole answer that says what went wrong."""
+    if path.startswith("/lane/"):
+        path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or path.startswith("/api/"):
         return _ollama(error, headers)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):

@@ -41,7 +41,12 @@ class Range(NamedTuple):
         return not self.whole or value == int(value)
 
     def __str__(self) -> str:
-        return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
+        return f"a {'whole ' if self.whole else ''}number from {_plain(self.low)} to {_plain(self.high)}"
+
+
+def _plain(number: float) -> str:
+    """16777216, not 1.67772e+07."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 _TOKENS = Range(-2, CONTEXT_TOKENS_MAX)
