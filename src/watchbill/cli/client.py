@@ -61,13 +61,17 @@ class Client:
             self._port = parts.port
         except ValueError as error:
             raise ConfigError(f"{url!r} is not an address: {error}") from error
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not _is_plain(url) or " " in url:
             raise ConfigError(f"{url!r} is not an address; write for example {DEFAULT_URL}")
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._tls = parts.scheme == "https"
         self._prefix = parts.path.rstrip("/")
-        self._key = key
+        self._key = key and key.strip()  # a file's last line break comes along easily
+        if self._key and not _is_plain(self._key):
+            raise ConfigError(
+                "$WATCHBILL_API_KEY cannot be a key: it has a character that is not of printable ASCII"
+            )
 
     def get(self, path: str) -> bytes:
         """The body at `path`, unchanged."""
@@ -180,10 +184,15 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
     return content
 
 
+def _is_plain(text: str) -> bool:
+    """Whether it can go into the head of a request as it is."""
+    return text.isascii() and text.isprintable()
+
+
 def _refusal(answer: http.client.HTTPResponse, content: bytes) -> TheirsError:
     message, code = _error_in(content)
     if answer.status == 401:
-        message = f"{message or 'a key is needed'}; put the key into $WATCHBILL_API_KEY"
+        message = f"{message.rstrip('.') or 'a key is needed'}; put the key into $WATCHBILL_API_KEY"
     return DaemonRefused(
         message or f"the daemon answered {answer.status} {answer.reason}",
         answered=answer.status,

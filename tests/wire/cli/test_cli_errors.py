@@ -64,7 +64,9 @@ def test_a_name_that_is_no_text_is_an_unknown_name(watchbill, command):
     assert done.returncode in (1, 2) and done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize("url", ["ftp://here", "127.0.0.1:8470", "http://", "http://h:many"])
+@pytest.mark.parametrize(
+    "url", ["http://h/\xfc", "http://h/a b", "ftp://here", "127.0.0.1:8470", "http://", "http://h:many"]
+)
 def test_an_address_that_is_none_is_wrong_use(alone, url):
     done = alone("status", "--url", url)
     assert done.returncode == 2
@@ -116,6 +118,31 @@ def test_a_missing_key_is_explained_and_a_present_one_is_sent(watchbill, daemon)
     watchbill.settings["WATCHBILL_API_KEY"] = "s3cret"
     watchbill("models", "--json")
     assert daemon.heard[-1].headers["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize("key", ["line\nbreak", "\u20ac"])
+def test_a_key_that_cannot_be_one_is_wrong_use_and_is_not_shown(watchbill, key):
+    """P8: no second header, and a secret stays one."""
+    watchbill.settings["WATCHBILL_API_KEY"] = key
+    done = watchbill("status")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "WATCHBILL_API_KEY" in done.stderr and key not in done.stderr
+
+
+def test_the_line_break_at_the_end_of_a_key_is_not_part_of_it(watchbill, daemon):
+    watchbill.settings["WATCHBILL_API_KEY"] = "secret\r\n"
+    assert watchbill("status").returncode == 0
+    assert daemon.heard[-1].headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error(watchbill, closed):
+    """pitfalls: a supervisor may start us with none."""
+    command = f"exec {sys.executable} -m watchbill.cli status {closed}"
+    program = f"import subprocess, sys; sys.exit(subprocess.run(['sh', '-c', {command!r}]).returncode)"
+    started = watchbill.start_python(program)
+    _, err = started.communicate(timeout=30)
+    assert (started.returncode, err) == (0, b"")
 
 
 def test_a_command_that_is_stopped_with_ctrl_c_ends_with_130(watchbill, daemon):
