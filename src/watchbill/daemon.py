@@ -24,7 +24,7 @@ from typing import Protocol, cast
 from watchbill import config
 from watchbill.catalog import Catalog, Server, SpoolRules
 from watchbill.engines.registry import make_engine
-from watchbill.errors import DISK_FULL, ConfigError, WatchbillError
+from watchbill.errors import ConfigError, WatchbillError
 from watchbill.gateway.app import make_app
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
@@ -35,7 +35,7 @@ from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, reap
 from watchbill.pull import SMOLLM2_FILE, pull
-from watchbill.root import Root
+from watchbill.root import DISK_FULL, Root
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.deliver import Deliverer

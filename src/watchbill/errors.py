@@ -35,20 +35,16 @@ A class's docstring is its default message. A message says what happened, to whi
 `code` is a closed list: scripts match it.
 """
 
-import errno
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "DISK_FULL", "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
+    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
     "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "TooLarge",
     "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
-
-#: What the system says when there is no room for a file, or for more of it.
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class WatchbillError(Exception):
@@ -218,7 +214,7 @@ class InMaintenance(TheirsError):
 
 
 class Preempted(TheirsError):
-    """The answer was cut because memory was needed at once."""
+    """The answer was cut: its memory was needed at once, or the operator ended it."""
 
     code = "preempted"
     status = 503

@@ -23,7 +23,7 @@ from watchbill import __version__
 from watchbill.errors import ConfigError
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 
-__all__ = ["LAYOUT_VERSION", "DaemonRecord", "Root", "boot_id", "find_root", "start_time"]
+__all__ = ["DISK_FULL", "LAYOUT_VERSION", "DaemonRecord", "Root", "boot_id", "find_root", "start_time"]
 
 #: The layout this Watchbill reads and writes. Raise it with a step in MIGRATIONS.
 LAYOUT_VERSION = 1
@@ -32,6 +32,8 @@ LAYOUT_VERSION = 1
 MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
 
 #: What an operator can mend; anything else is a surprise and stays a traceback.
+#: What the system says when there is no room for a file, or for more of it.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OPERATORS_ERRNO = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
      errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}

@@ -62,6 +62,20 @@ def test_a_permanent_model_loads_at_start_and_stays(world_of: WorldOf, model: Mo
     assert world.replies[-1] == m.Reply(2, True, "P is out of memory")
 
 
+def test_an_eviction_lets_answers_end_and_a_forced_one_cuts_them(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-12: the operator's evict drains; with force what runs ends with `preempted`, also while it drains already."""
+    world = world_of(model("A"))
+    answer = world.arrive("A", 60_000, lane="chat")
+    world.run(10_000)
+    world.feed(m.EvictAsked(1, "A"))
+    world.run(20_000)
+    assert (answer.state, world.replies) == ("running", [])
+    world.feed(m.EvictAsked(2, "A", force=True))
+    world.run(22_000)
+    assert (answer.state, answer.outcome) == ("ended", "preempted")
+    assert world.replies == [m.Reply(number, True, "A is out of memory") for number in (1, 2)]
+
+
 def test_nothing_loads_without_room_above_the_reserve(world_of: WorldOf, model: ModelOf) -> None:
     """RES-04: available memory >= size + reserve, as the machine reports it, whatever the books say."""
     device = Device("ram", capacity=Bytes(15 * GB), reserve=Bytes(2 * GB))

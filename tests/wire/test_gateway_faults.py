@@ -161,10 +161,23 @@ async def test_a_stream_that_the_operator_cancels_says_so() -> None:
         await reader.readuntil(b"data: ")
         request = opened.driver.requests()[0]["id"]
         assert (await opened.ask(f"/wb/v1/requests/{request}", method="DELETE")).status == 200
-        assert b'"code":"preempted"' in await reader.readuntil(b"0\r\n\r\n")
+        ended = await reader.readuntil(b"0\r\n\r\n")
+        assert b'"code":"preempted"' in ended and b"operator" in ended
         await opened.until_idle()
         assert opened.peer.left == 1
         assert (await opened.ask(f"/wb/v1/requests/{request}", method="DELETE")).status == 404
+
+
+async def test_a_forced_eviction_cuts_a_stream_with_an_error_event() -> None:
+    """RES-12: docs/cli: `evict --force` cuts running requests."""
+    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+        reader, writer = await opened.connect()
+        writer.write(post(STREAM))
+        await reader.readuntil(b"data: ")
+        async with asyncio.timeout(10):
+            assert (await opened.ask("/wb/v1/models/a/evict", {"force": True})).status == 200
+        assert b'"code":"preempted"' in await reader.readuntil(b"0\r\n\r\n")
+        await opened.until_idle()
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])

@@ -40,6 +40,9 @@ class Operator:
             station.is_benched = True
             self._commands.setdefault(station.name, []).append(event.command)
             self._do.close(station, "", "the operator asked for it", now)
+            if event.force and station.stage is Stage.DRAINING:
+                for running in (*station.running.values(), *station.users.values()):
+                    self._state.cut(running, "preempted" if running.begun else "requeue", now)
 
     def maintenance_asked(self, event: MaintenanceAsked, now: int) -> None:
         """RES-14: lends all memory of a device; the reply comes when everything has left it."""
