@@ -97,3 +97,5 @@ async def test_a_set_is_explained() -> None:
             {B: "absent"},
             "fits",
         )
+        wrong = await opened.ask("/wb/v1/explain?model=a&with=see,sea")
+        assert (wrong.status, wrong.code) == (400, "invalid_request") and "1 of the names" in str(wrong.json)

@@ -81,7 +81,9 @@ class NativeDoor:
         if not model:
             raise RequestError("say which: /wb/v1/explain?model=NAME")
         name, driver = self._check_model(model), self._gateway.driver
-        beside, _ = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
+        beside, unknown = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
+        if unknown:  # a request would go without them; who asks beforehand wants to know
+            raise RequestError(f"{unknown} of the names in with= mean no model and no set of the config")
         return json_response(driver.explain(name, beside), visit.headers(_JSON))
 
     async def load(self, visit: Visit) -> web.Response:
