@@ -372,7 +372,10 @@ class _Reloading:
 
     async def reload(self) -> list[str]:
         """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""
-        loaded = await asyncio.to_thread(config.read, self._options.config, root=self._options.root)
+        # The file of the start, not whichever is found now: without it that would be the embedded default.
+        loaded = await asyncio.to_thread(config.read, self._file, root=self._options.root)
+        if not loaded.catalog.models:  # an editor that has not written yet, rather than a wish
+            raise ConfigError(problems=[loaded.problem(("models",), "there is no model")])
         catalog = _with_address(loaded.catalog, self._options)
         before = _failures(self._driver)
         changes = await self._driver.reload(catalog)

@@ -121,6 +121,23 @@ def reload(place: Place, daemon: Daemon, config: str, how: str, *, refused: bool
         assert "watchbill.toml:" in daemon.stderr and "modles" in daemon.stderr
 
 
+def test_a_config_that_was_emptied_or_is_gone_changes_nothing(place: Place) -> None:
+    """pitfalls: validated whole, then applied or refused: `> watchbill.toml` by mistake does not end every model."""
+    place.config.write_text(OTHER)
+    daemon = place.up()
+    assert daemon.chat("other")[0] == 200
+    loaded = daemon.model("other")["pid"]
+    for text in ("", "# nothing yet\n", None):
+        if text is None:
+            place.config.unlink()
+        else:
+            place.config.write_text(text)
+        refused = place.run("config", "reload")
+        assert refused.returncode == 1 and "watchbill.toml" in refused.stderr, refused
+        assert daemon.model("other")["pid"] == loaded
+    assert daemon.stop() == 0
+
+
 def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
     """P6: Ctrl-C at any moment of the start from the first file on, before there is an event loop, too: exit 130."""
     place.config.write_text(scripted("rock", 'load = "3s"', "permanent = true"))
