@@ -180,7 +180,7 @@ def test_an_output_that_takes_no_more_is_an_error_in_one_line(watchbill, command
             env=watchbill.environment, cwd=watchbill.home, stdout=full, stderr=subprocess.PIPE, timeout=30, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
-    assert b"No space left" in done.stderr
+    assert b"no space left" in done.stderr
 
 
 def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
