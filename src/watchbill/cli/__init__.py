@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error), _exit_code(error))
     except OSError as error:
         if error.filename is None:
-            _drop(sys.stdout)  # it may be the output that cannot be written, and Python tries once more at its end
+            _drop(sys.stdout)  # it may be the output that fails, and Python tries once more at its end
         what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
         return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code
