@@ -55,6 +55,30 @@ async def test_old_clients_are_answered_in_their_own_version() -> None:
         writer.close()
 
 
+async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
+    """Many clients send the two apart; the connection goes on as with any other."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, body = request().partition(b"\r\n\r\n")
+        for _ in range(3):
+            writer.write(head + b"\r\n\r\n")
+            await asyncio.sleep(0.02)
+            writer.write(body)
+            assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_an_answer_that_comes_before_the_end_of_a_body_is_seen() -> None:
+    """A client that still sends is read over for a while, and may ask again afterwards."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n" + b"x" * 20)
+        assert (await raw(reader)).status == 404
+        writer.write(b"y" * 20 + request())
+        assert (await raw(reader)).status == 200
+        writer.close()
+
+
 async def test_a_connection_whose_answer_was_given_up_is_closed() -> None:
     """P3: what an answer waited for was cancelled, and not by its client: it is not left waiting for ever."""
 

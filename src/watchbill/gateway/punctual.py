@@ -9,8 +9,9 @@ them changes its meaning.
 
 import asyncio
 import logging
+from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import InvalidURLError
 from aiohttp.web_protocol import RequestHandler, _ErrInfo  # pyright: ignore[reportPrivateUsage]
@@ -64,12 +65,7 @@ class PunctualHandler(RequestHandler):
                 finally:
                     self._waiter = None
             message, payload = messages[0]
-            if (
-                isinstance(message, _ErrInfo)
-                or message.upgrade
-                or not payload.is_eof()
-                or self._buffer_paused
-            ):
+            if isinstance(message, _ErrInfo) or message.upgrade or self._buffer_paused:
                 break  # unusual: from here on this connection goes aiohttp's way
             messages.popleft()
             self._parser.message_consumed()  # pyright: ignore  its C parser has no types
@@ -96,11 +92,11 @@ class PunctualHandler(RequestHandler):
             if self._blocked_since is not None or not answer.prepared:
                 await answer.prepare(request)  # which waits for a slow reader, too
             await answer.write_eof()
+            if not request.content.is_eof():
+                await self._linger(request.content)
         except ConnectionError:  # it broke while the answer was being sent
             return False
-        except (
-            asyncio.CancelledError
-        ):  # of this task, or of something it waited for: nobody would answer any more
+        except asyncio.CancelledError:  # of this task or of what it waited for: nobody would answer any more
             self.force_close()
             raise
         except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
@@ -110,7 +106,14 @@ class PunctualHandler(RequestHandler):
             self._current_request, self._request_in_progress = None, False
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)
-        return bool(answer.keep_alive) and not self._close
+        return bool(answer.keep_alive) and not self._close and request.content.is_eof()
+
+    async def _linger(self, rest: StreamReader) -> None:
+        """Reads over what is left of a body for a while: a client that still sends would not see its answer."""
+        with suppress(TimeoutError, web.RequestPayloadError):
+            async with asyncio.timeout(self._lingering_time):
+                while not rest.is_eof():
+                    await rest.readany()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         # Called twice for every body; without a pause before it would only run the parser over nothing.
