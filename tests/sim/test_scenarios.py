@@ -186,6 +186,7 @@ def test_a_file_that_is_no_scenario_is_named(tmp_path, text):
         ('models = ["A"]', 'models = ["Z"]', "there is no model 'Z'; known are A, B, C"),
         ('kind = "loop"', 'kind = "lop"', "there is no kind of traffic 'lop'"),
         ('every = "2s"', 'every = "0s"', "every must be more than 0s"),
+        ('service = { mean = "0.5s", spread = 0.5 }', 'service = "0s"', "service must be more than 0s"),
         ("concurrency = 4", "concurrency = 0", "models.A.concurrency must be at least 1"),
         ('think = ["0s", "10ms"]', "think = []", "a list or table is empty"),
         ('title = "', "deep = " + "[" * 2000 + "\n" + 'title = "', "nested too deeply"),

@@ -306,7 +306,8 @@ def _precise(text: str) -> float:
 def _duration(table: str | _Table) -> Callable[[random.Random], float]:
     """How long an answer takes: fixed, `base` plus an exponential, `mean` give or take `spread`, or log-normal."""
     if isinstance(table, str):
-        fixed = _precise(table)
+        if (fixed := _precise(table)) <= 0:
+            raise ValueError("traffic: service must be more than 0s")  # time would stand still
         return lambda draw: fixed
     if "exp" in table:
         base, exp = _precise(table["base"]), _precise(table["exp"])
