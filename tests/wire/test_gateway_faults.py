@@ -333,6 +333,7 @@ async def test_a_refusal_of_a_whole_answer_has_retry_after_and_loading() -> None
         patience = {"X-Watchbill-Deadline-Ms": "1500"}
         answer = await opened.ask("/v1/chat/completions", CHAT, headers=patience)
         assert (answer.status, answer.code) == (503, "wait_exceeded")
+        assert "the deadline of its caller" in answer.json["error"]["message"]
         assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert answer.json["loading"]["state"] == "loading"
         assert set(answer.json["loading"]) == {"state", "progress", "eta_seconds"}

@@ -184,8 +184,8 @@ class Lanes:
             self._state.wakes.append(station.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
-            f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, the max_wait of lane "
-            f"{request.lane}: the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.serving.name}"
+            f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
+            f"the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.serving.name}"
         )
         self._state.refuse(request.id, "wait_exceeded", text, retry)
 
@@ -225,8 +225,15 @@ class Lanes:
             self._state.haunt(station, Ghost(due, request.work_class))
         waited = now - request.arrived_at
         why = f" ({station.failure})" if station.failure else ""
-        text = f"{station.name} could not start this within {waited / 1000:.1f} s, the max_wait of lane {request.lane}"
+        text = f"{station.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
         code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
         why += ": its memory is lent for maintenance" if code == "maintenance" else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
-        self._state.note("expire", f"max_wait of lane {request.lane}", station, request=request.id, ms=waited)
+        self._state.note("expire", self._bound(request), station, request=request.id, ms=waited)
+
+    def _bound(self, request: Request) -> str:
+        """Whose patience it was."""
+        lane = self._state.catalog.find_lane(request.lane)
+        if request.max_wait_ms < lane.max_wait_ms:
+            return "the deadline of its caller"
+        return f"the max_wait of lane {lane.name}"
