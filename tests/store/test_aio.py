@@ -84,3 +84,14 @@ async def test_wait_wakes_on_arrival_and_on_cancel(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+async def test_a_closed_spool_says_so_as_the_other_one_does(tmp_path: Path) -> None:
+    """SPOOL-03: sync and async are one interface."""
+    spool = AsyncSpool(tmp_path / "spool")
+    await spool.enqueue({"id": 1})
+    await spool.close()
+    await spool.close()
+    for act in (spool.enqueue({"id": 2}), spool.lease(), spool.wait(0.1)):
+        with pytest.raises(ValueError, match="is closed"):
+            await act

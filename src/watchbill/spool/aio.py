@@ -46,6 +46,7 @@ class AsyncSpool:
         self._waits = ThreadPoolExecutor(1, thread_name_prefix="watchbill-wait")
         self._waiting: list[_Waiting] = []
         self._committer: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def enqueue(self, event: AnyEvent) -> str:
         """Store one event; when this returns it survives a power cut. Cancelling does not take it back."""
@@ -119,13 +120,16 @@ class AsyncSpool:
             raise
 
     async def close(self) -> None:
-        """Finish what was begun, then close."""
+        """Finish what was begun, then close. Later calls raise ValueError; a second `close` does nothing."""
+        if self._is_closed:
+            return
         while self._committer is not None:
             await asyncio.wait([self._committer])
         self.spool.wake()
         for executor in (self._waits, self._consumes):
             await self._call(self._commits, executor.shutdown)
         await self._call(self._commits, self.spool.close)
+        self._is_closed = True
         self._commits.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -165,6 +169,7 @@ class AsyncSpool:
         """Settle a lease even if the caller is cancelled meanwhile."""
         await asyncio.shield(self._call(self._consumes, act))
 
-    @staticmethod
-    async def _call(executor: ThreadPoolExecutor, act: Callable[[], T]) -> T:
+    async def _call(self, executor: ThreadPoolExecutor, act: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise ValueError(f"the spool {self.spool.path} is closed")
         return await asyncio.get_running_loop().run_in_executor(executor, act)
