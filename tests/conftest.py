@@ -1,5 +1,6 @@
 """What all tests share: the long forms behind `--torture`, and sums at the end: seconds per folder, steps simulated."""
 
+import signal
 from collections import defaultdict
 
 import pytest
@@ -11,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torture: a long form, run by `make torture` only")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts its background jobs, and everything that the tests start would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -36,7 +36,7 @@ STUCK_ROUND_MS = 1000
 
 #: Python ignores the first two, and the guard handles the others: the engine begins with none of that.
 RESTORED_SIGNALS = (
-    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM
+    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM
 )  # fmt: skip
 #: A log that cannot be kept for one of these reasons is cut all the same.
 NO_COPY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EACCES, errno.EROFS, errno.EIO})
