@@ -45,6 +45,12 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader (`head`, a pager) has seen enough
         _drop(sys.stdout)
         return DONE
+    except SystemExit as leaving:
+        if isinstance(
+            leaving.__context__, BrokenPipeError
+        ):  # so the library that shows the help says the same
+            return DONE
+        raise
     except WatchbillError as error:
         return _complain(str(error), _exit_code(error))
     except OSError as error:

@@ -220,3 +220,13 @@ def test_the_completion_script_is_what_the_shell_accepts(alone, tmp_path):
     assert "evict" in script.stdout
     (tmp_path / "script").write_text(script.stdout)
     subprocess.run(["bash", "-n", str(tmp_path / "script")], check=True)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["spool", "--help"], ["--version"]])
+def test_a_reader_that_has_seen_enough_of_the_help_is_no_failure(command):
+    """pitfalls: `| head -1` ends with 0, also under `pipefail`."""
+    reading, writing = os.pipe()
+    os.close(reading)  # it left before the first word
+    done = subprocess.run([sys.executable, "-m", "watchbill.cli", *command], stdout=writing, check=False)
+    os.close(writing)
+    assert done.returncode == 0
