@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -41,6 +42,22 @@ async def test_headers_that_never_end_are_not_waited_for() -> None:
     async with house() as opened:
         answer = await drip(opened, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500, 0.02)
         assert answer.startswith(b"HTTP/1.1 408") and answer.endswith(b"}}")
+
+
+async def test_a_late_client_that_still_sends_sees_why_it_is_sent_away() -> None:
+    """R39: a connection that is closed under what still arrives would be reset, and the answer lost with it."""
+    loop = asyncio.get_running_loop()
+    async with house() as opened:
+        with socket.create_connection(("127.0.0.1", opened.serving.port)) as client:
+            client.setblocking(False)
+            client.send(b"GET /health HTTP/1.1\r\nX: ")
+            async with asyncio.timeout(5):
+                assert (await loop.sock_recv(client, 9)) == b"HTTP/1.1 "
+                for _ in range(3):
+                    client.send(b"a")
+                    await asyncio.sleep(0.02)
+                assert (await loop.sock_recv(client, 4096)).startswith(b"408")
+                assert (await loop.sock_recv(client, 4096)) == b""
 
 
 async def test_a_connection_without_a_word_is_closed() -> None:

@@ -144,7 +144,10 @@ class PunctualHandler(RequestHandler):
             self._head_since = None
         elif self._head_since is not None and now - self._head_since > header_s:
             transport.write(_LATE)
-            self.force_close()
+            # Closed both ways while the client still sends, the connection would be reset, and the answer lost.
+            transport.write_eof()
+            self.close()
+            self._loop.call_later(self._lingering_time, transport.close)
 
     def handle_error(
         self,
