@@ -289,9 +289,17 @@ class Catalog:
         """The lane of this name. Our own rotation has one that need not be declared."""
         return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lanes[name])
 
+    def lane_for(self, name: str | None) -> Lane:
+        """The lane that a wish enters which names this one; without a name, or with an unknown one, the first."""
+        if name == ROTATION_LANE.name:
+            return self.find_lane(ROTATION_LANE.name)
+        return self.lanes.get(name or "") or next(iter(self.lanes.values()))
+
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""
-        for asked in (name, name.removesuffix(":latest"), f"{name}:latest"):
+        if (model := self.models.get(name)) is not None:  # nearly always, and for every request
+            return model
+        for asked in (name.removesuffix(":latest"), f"{name}:latest"):
             if (found := self.models.get(asked)) is not None:
                 return found
         return next((model for model in self.models.values() if name in model.aliases), None)

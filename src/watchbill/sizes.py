@@ -91,9 +91,8 @@ class Learned:
     loads: int
     requests: int
     wake_ms: Millis | None = None
-    asleep: Mapping[str, int] = field(
-        default_factory=dict[str, int]
-    )  # device -> what it was last seen to occupy asleep
+    #: device -> what it was last seen to occupy asleep
+    asleep: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class _Entry(msgspec.Struct, omit_defaults=True):

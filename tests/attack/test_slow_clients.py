@@ -13,6 +13,12 @@ from watchbill.gateway.punctual import PunctualServer
 from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX
 
 CHAT = json.dumps({"model": "a", "messages": []}).encode()
+EMBEDDINGS = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(CHAT),
+    CHAT,
+)
+#: A whole answer that no buffer holds.
+BIG = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +160,9 @@ async def test_a_reader_that_stops_is_cut_and_the_engine_freed() -> None:
 
 async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
     """R40: an answer that is ready waits for nobody for ever."""
-    big = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
-    async with house(stream_of(big, content_type="application/json")) as opened:
+    async with house(stream_of(BIG, content_type="application/json")) as opened:
         reader, writer = await opened.connect()
-        writer.write(
-            b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(CHAT), CHAT)
-        )
+        writer.write(EMBEDDINGS)
         await reader.readexactly(1000)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await opened.until_idle()
@@ -169,17 +171,13 @@ async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
 
 async def test_a_reader_that_is_slow_but_reads_gets_its_whole_answer() -> None:
     """R40: only who reads nothing is cut; a large answer over a slow line takes its time."""
-    big = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
-    async with house(stream_of(big, content_type="application/json")) as opened:
+    async with house(stream_of(BIG, content_type="application/json")) as opened:
         reader, writer = await opened.connect()
-        writer.write(
-            b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(CHAT), CHAT)
-        )
+        writer.write(EMBEDDINGS)
         await reader.readuntil(b"\r\n\r\n")
         got = 0
         for _ in range(15):  # three times as long as who reads nothing may be
             got += len(await reader.readexactly(1_000_000))
             await asyncio.sleep(0.1)
-        got += len(await reader.readexactly(len(big) - got))
-        assert got == len(big)
+        got += len(await reader.readexactly(len(BIG) - got))
+        assert got == len(BIG)

@@ -128,7 +128,6 @@ def fresh(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def daemon_url(tmp_path: Path, fresh: dict[str, str]) -> Iterator[str]:
     """A daemon with one scripted model."""
-    pytest.importorskip("watchbill.daemon", reason="the daemon is not built yet")
     config = tmp_path / "daemon.toml"
     config.write_text(DAEMON)
     argv = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", "--config", str(config)]

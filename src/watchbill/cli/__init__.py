@@ -46,9 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         _drop(sys.stdout)
         return DONE
     except SystemExit as leaving:
-        if isinstance(
-            leaving.__context__, BrokenPipeError
-        ):  # so the library that shows the help says the same
+        # So the library that shows the help says the same.
+        if isinstance(leaving.__context__, BrokenPipeError):
             return DONE
         raise
     except WatchbillError as error:

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from watchbill.cli import FAILED
 from watchbill.cli.options import QUIET, ROOT
 from watchbill.cli.spool_choice import AsJson, Config, in_config
 from watchbill.cli.terminal import Column, Terminal, plain
@@ -25,7 +26,6 @@ from watchbill.spool.events import Event
 
 __all__ = ["app"]
 
-FAILED = 1
 #: Bad lines that are named one by one to a person; --json names more.
 _NAMED = 20
 

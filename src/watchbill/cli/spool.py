@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from watchbill.catalog import SpoolRules
+from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
 from watchbill.cli.bounds import CLI_SPOOL_ROWS
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
@@ -30,7 +31,6 @@ from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State, o
 
 __all__ = ["app"]
 
-FAILED = 1
 _DEFAULTS = Which()
 _STATES = {word: state for state, word in WORDS.items()}
 

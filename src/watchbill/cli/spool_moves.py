@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
 from watchbill.cli.spool_choice import AsJson, Which
 from watchbill.cli.spool_views import WORDS
@@ -18,7 +19,6 @@ from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
 
-FAILED = 1
 _DEFAULTS = Which()
 
 _Names = Annotated[

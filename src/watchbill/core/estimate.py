@@ -97,8 +97,7 @@ class ArrivalRate:
 
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
-        faded = (
-            self._rate if now == self._at else self.at(now)
-        )  # where it counts, several come in a millisecond
+        # Where it counts, several come in a millisecond.
+        faded = self._rate if now == self._at else self.at(now)
         self._rate = faded + weight / RATE_WINDOW_MS
         self._at = now

@@ -70,8 +70,7 @@ class Abilities:
         """The wish, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
 
         An image is never handed down to a smaller model of the family, which may be blind."""
-        catalog = self._driver.catalog
-        model = catalog.models.get(wish.model) or catalog.find_model(wish.model)
+        model = self._driver.catalog.find_model(wish.model)
         if model is None:
             return wish  # the scheduler says so
         known = self._known.get(model.name)

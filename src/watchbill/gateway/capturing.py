@@ -42,7 +42,7 @@ class Capturing:
 def _spool_of(catalog: Catalog, visit: Visit, wish: Wish) -> str | None:
     """The first that says `capture`: the key, the type of work, the model, the lane."""
     model = catalog.find_model(wish.model)
-    lane = catalog.lanes.get(wish.lane or "") or next(iter(catalog.lanes.values()))
+    lane = catalog.lane_for(wish.lane)
     wishes = (visit.key and visit.key.capture, visit.capture, model and model.capture, lane.capture)
     return next((spool for spool in wishes if spool), None)
 

@@ -19,7 +19,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
 from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.body import encode
-from watchbill.gateway.fallback import Fallback, fallback_for, lane_of
+from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
@@ -137,10 +137,11 @@ class Exchange:
         """The lane's answer to a failure; raises the failure when it has none."""
         catalog = self._gateway.driver.catalog
         model = catalog.find_model(wish.model)
-        fallback = fallback_for(error, lane_of(catalog, wish), model.name if model else wish.model)
+        lane = catalog.lane_for(wish.lane)
+        fallback = fallback_for(error, lane, model.name if model else wish.model)
         if fallback is None:
             raise error
-        visit.lane = visit.lane or lane_of(catalog, wish).name
+        visit.lane = visit.lane or lane.name
         visit.fallback = fallback.error
         return fallback
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from watchbill.catalog import Catalog, Lane
+from watchbill.catalog import Lane
 from watchbill.errors import RunTimeout, Stale, TheirsError, WaitExceeded
 from watchbill.gateway.answers import status_of
-from watchbill.runtime.ticket import Wish
 
-__all__ = ["Fallback", "completion", "completion_events", "error_name", "fallback_for", "lane_of"]
+__all__ = ["Fallback", "completion", "completion_events", "error_name", "fallback_for"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,11 +31,6 @@ class Fallback:
     def note(self) -> dict[str, object]:
         """What is said about it in an answer of another protocol."""
         return {"fallback": True, "error": self.error}
-
-
-def lane_of(catalog: Catalog, wish: Wish) -> Lane:
-    """The lane that a wish enters: its own, or the first, which is the default one."""
-    return catalog.lanes.get(wish.lane or "") or next(iter(catalog.lanes.values()))
 
 
 def error_name(error: TheirsError) -> str:

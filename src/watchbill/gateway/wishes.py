@@ -20,8 +20,6 @@ __all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
 _HEADERS = tuple(
     f"X-Watchbill-{name}" for name in ("Lane", "Priority", "Deadline-Ms", "Tier", "Supersede-Key", "With")
 )
-_NOTHING = [None] * len(_HEADERS)
-_FIELDS = frozenset({"priority", "keep_alive", "ttl"})
 
 
 class Range(NamedTuple):
@@ -99,12 +97,7 @@ class Wishes:
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
         model, lane_of_alias = self._alias(model, catalog) if ":" in model else (model, None)
-        asked = [*map(headers.get, _HEADERS)]
-        if (
-            key is None and asked == _NOTHING and not _FIELDS & body.keys()
-        ):  # most ask for nothing but a model
-            return Wish(model, self._lane((lane_of_path, lane_of_alias), catalog, key))
-        lane, priority, deadline, tier, supersede, beside = asked
+        lane, priority, deadline, tier, supersede, beside = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         priority = of_body if priority is None else priority
         return Wish(

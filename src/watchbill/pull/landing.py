@@ -9,7 +9,6 @@ The record is written before the rename: after a crash between the two the part 
 without a record could not be told from a stranger's.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -24,6 +23,7 @@ import msgspec
 from watchbill import limits
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text, inside
+from watchbill.root import DISK_FULL
 
 __all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted"]
 
@@ -193,7 +193,7 @@ class Part:
             while rest:  # a disk that fills up takes a piece first and refuses the next one
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in DISK_FULL:
                 raise
             raise PullFailed(f"no room for {self.wanted.name} in {self._path.parent.parent}") from error
 

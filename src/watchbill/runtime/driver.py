@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import ROTATION_LANE, Catalog, Model
+from watchbill.catalog import Catalog, Model
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.station import Stage
@@ -67,7 +67,7 @@ class Driver:
     """One per daemon."""
 
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
-        self._declare(catalog)
+        self._catalog = catalog
         self._parts = parts
         self.metrics = Metrics(self.status)
         self._core = Machine(catalog, parts.memories.recall())
@@ -178,16 +178,10 @@ class Driver:
         """What the operator declared, as it is now."""
         return self._catalog
 
-    def _declare(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        first = next(iter(catalog.lanes.values()))
-        #: What a wish may name; whoever names no lane, or none that there is, waits in the first.
-        self._lanes = {None: first, ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
-
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
         now = self.now()
-        request = self._request(self._catalog.models.get(wish.model) or self._find(wish.model), wish, now)
+        request = self._request(self._find(wish.model), wish, now)
         ticket = self._tickets[request.id] = Ticket(request, self, request.id, request.model)
         self._feed(m.Arrived(request), now)
         if ticket.refusal is not None:
@@ -202,7 +196,7 @@ class Driver:
         return model
 
     def _request(self, model: Model, wish: Wish, now: int) -> m.Request:
-        lane = self._lanes.get(wish.lane) or self._lanes[None]
+        lane = self._catalog.lane_for(wish.lane)
         patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
         # Elsewhere nobody goes before who came earlier.
         own = wish.priority if lane.policy == "priority" else None
@@ -309,7 +303,7 @@ class Driver:
         self._parts.alerts.reconfigure(catalog.alerts)
         self._lookout.reconfigure(catalog)
         self._protected.reconfigure(catalog)
-        self._declare(catalog)
+        self._catalog = catalog
         self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
         self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
         await self._look()

@@ -7,7 +7,6 @@ stays; after a failed sync the new bytes are taken back and the descriptor is ne
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -26,7 +25,7 @@ from watchbill.spool.atomic import (
     write_file_durable,
 )
 from watchbill.spool.events import decode, event_id, id_digest
-from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
+from watchbill.spool.faults import NO_ROOM, EventRefused, SpoolBroken, disk_fault
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import IDS_TAIL_BYTES_MAX
 
@@ -219,5 +218,5 @@ class Corpus:
             self._ids.write(digests, end)
         except OSError as error:
             # The corpus holds the events; without a day file a restart reads its tail instead.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in NO_ROOM:
                 raise

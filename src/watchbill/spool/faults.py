@@ -18,6 +18,7 @@ import errno
 from watchbill.errors import OursError, TheirsError, WatchbillError
 
 __all__ = [
+    "NO_ROOM",
     "EventRefused",
     "LeaseLost",
     "PoisonEvent",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 #: The disk, its inodes, a quota or a file size limit (EFBIG) leave no room.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class SpoolLayout(OursError):
@@ -71,6 +72,6 @@ def disk_fault(error: OSError, doing: str) -> SpoolFull | SpoolBroken:
     """Turn an operating system error into ours, saying what could not be done and where."""
     where = f" ({error.filename!s})" if error.filename else ""
     text = f"cannot {doing}{where}: {error.strerror or error}"
-    if error.errno in _NO_ROOM:
+    if error.errno in NO_ROOM:
         return SpoolFull(f"{text}; nothing was stored, free some space and try again")
     return SpoolBroken(f"{text}; nothing was acknowledged")

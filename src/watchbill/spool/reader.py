@@ -251,7 +251,7 @@ def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:
             else:
                 found = _judge(
                     raw, start, id_key
-                )  # a whole event only lacks its newline; the next append adds it
+                )  # a whole event only lacks its newline: the next append adds it
                 yield found if isinstance(found, CorpusLine) else BadRecord(start, _TORN, raw, len(raw))
 
 

@@ -258,7 +258,7 @@ def test_a_folder_and_a_name_are_told_apart(alone, tmp_path):
 
 def test_unsigned_events_are_poisoned_where_signatures_are_asked_for(alone, tmp_path):
     """SPOOL-11: signed and verified; the signature stands beside the event, never inside it."""
-    pytest.importorskip("cryptography")
+    pytest.importorskip("cryptography", reason="needs the extra watchbill[sign]")
     made = alone("spool", "key", "me.pem")
     assert made.returncode == 0
     assert (tmp_path / "me.pem").stat().st_mode & 0o077 == 0

@@ -67,7 +67,7 @@ def test_a_commit_becomes_an_event_of_its_kind(alone, repository, tmp_path):
 
 def test_events_of_commits_are_signed_where_a_key_is_named(alone, repository, tmp_path):
     """SPOOL-11: events can be signed and verified."""
-    pytest.importorskip("cryptography")
+    pytest.importorskip("cryptography", reason="needs the extra watchbill[sign]")
     assert alone("spool", "key", "me.pem").returncode == 0
     bad = alone("spool", "hook", "install", "repo", "--spool", "./s", "--sign", "nix.pem")
     assert (bad.returncode, "no usable private key" in bad.stderr) == (2, True)
