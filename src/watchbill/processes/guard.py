@@ -138,8 +138,14 @@ class Guard:
         if self.stage < KILLING:
             self.stage = KILLING
             self.deadline = time.monotonic() + self.bounds.kill_ms / 1000
-        for pid in descendants():
-            send(pid, signal.SIGKILL)
+        killed: set[int] = set()
+        while found := set(descendants()) - killed:
+            for pid in found:
+                send(pid, signal.SIGKILL)
+            killed |= found
+            # Who forks without end would be ahead of us after a pause: there is none until nobody new is found.
+            if time.monotonic() >= self.deadline:
+                return
 
     def advance(self) -> None:
         """Goes on to the next step of the ladder when the time of the present one is over."""
