@@ -18,7 +18,7 @@ from watchbill.units import parse_millis
 __all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
 
 _HEADERS = tuple(
-    f"X-Watchbill-{name}" for name in ("Lane", "Priority", "Deadline-Ms", "Tier", "Supersede-Key", "With")
+    f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
 )
 
 
