@@ -245,9 +245,7 @@ async def test_an_idle_connection_is_kept_and_then_closed(monkeypatch: pytest.Mo
 def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
     """R43: a second header could be forged with it."""
     with pytest.raises(ValueError, match="line break"):
-        Response(b"", {"X-Watchbill-Model": value}).pieces(
-            Request(Nobody(), "GET", "/", "1.1", {}, keeps_alive=True)
-        )
+        Response(b"", {"X-Watchbill-Model": value}).pieces(Request(Nobody(), "GET", "/", "1.1", {}, True))
 
 
 class Nobody(Line):

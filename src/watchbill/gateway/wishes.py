@@ -6,7 +6,8 @@ value degrades to the default and is counted; a number out of range is refused.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
@@ -22,7 +23,7 @@ _HEADERS = tuple(
 )
 
 
-class Range(NamedTuple):
+class Range(msgspec.Struct, frozen=True):
     """The numbers that are passed on to an engine."""
 
     low: float

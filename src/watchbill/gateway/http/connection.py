@@ -165,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer to what is no HTTP, or comes too late."""
         _log.info("from %s came no request: %s", self.remote, error)
         with suppress(ConnectionError):
-            await self._finish(Request(self, "", "", "1.1", {}, keeps_alive=False), self._refuse(error))
+            await self._finish(Request(self, "", "", "1.1", {}, False), self._refuse(error))
 
     async def _read_over(self, request: Request) -> bool:
         """Drops what is left of a body, for a while: a client that still sends would not see its answer."""

@@ -130,7 +130,7 @@ class Inbox:
             self._target.decode("utf-8", "surrogateescape"),
             version,
             headers,
-            keeps_alive=version == "1.1" and parser.should_keep_alive(),
+            version == "1.1" and parser.should_keep_alive(),
         )
         self.requests.append(request)
 

@@ -1,13 +1,18 @@
 """A request as a client sent it: its head, and its body as far as it has come."""
 
 import asyncio
-from functools import cached_property
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote
+
+import msgspec
 
 from watchbill.errors import RequestError
 
 __all__ = ["Line", "Request"]
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Line(Protocol):
@@ -29,37 +34,26 @@ class Line(Protocol):
         ...
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One request. `headers` are by lower-case name; of one that was sent twice, both values are in one text."""
 
-    match: "dict[str, str]" = {}  # noqa: RUF012  the variables of its address; nobody changes the empty one
+    connection: Line
+    method: str
+    target: str  # the path and the query, as they were sent
+    version: str
+    headers: dict[str, str]
+    keeps_alive: bool
+    pieces: list[bytes] = []  # of the body: what has come and was not taken yet
+    is_whole: bool = False  # the body has come to its end
+    is_broken: bool = False  # it never will
+    match: Mapping[str, str] = NO_VARIABLES  # what the variables of its address stand for
 
-    def __init__(
-        self,
-        connection: Line,
-        method: str,
-        target: str,
-        version: str,
-        headers: dict[str, str],
-        *,
-        keeps_alive: bool,
-    ) -> None:
-        self.connection = connection
-        self.method = method
-        self.target = target  # the path and the query, as they were sent
-        self.version = version
-        self.headers = headers
-        self.keeps_alive = keeps_alive
-        self.pieces: list[bytes] = []  # of the body: what has come and was not taken yet
-        self.is_whole = False  # the body has come to its end
-        self.is_broken = False  # it never will
-
-    @cached_property
+    @property
     def path(self) -> str:
         """The address without its query, decoded."""
         return unquote(self.target.partition("?")[0])
 
-    @cached_property
+    @property
     def query(self) -> dict[str, str]:
         """What follows the question mark; of a name that is there twice, the last."""
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
