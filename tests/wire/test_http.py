@@ -19,7 +19,7 @@ from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.listener import Listener
 from watchbill.gateway.http.request import Line, Request
 from watchbill.gateway.http.response import Answer, Response
-from watchbill.limits import PIPELINED_MAX, REQUEST_BUFFER_BYTES_MAX
+from watchbill.limits import PIPELINED_MAX, REQUEST_BUFFER_BYTES_MAX, REQUEST_HEAD_BYTES_MAX
 
 CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -187,6 +187,16 @@ async def test_another_protocol_is_not_taken_up(upgrade: str) -> None:
         writer.close()
 
 
+async def test_what_comes_through_a_tunnel_is_no_request() -> None:
+    """R43: the tunnel is refused, and nothing that was meant for its other end is answered."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + request())
+        assert (await raw(reader)).status == 400
+        assert await reader.read() == b"" and not opened.peer.asked
+        writer.close()
+
+
 async def test_a_large_body_waits_at_the_door_until_it_is_wanted() -> None:
     """R40: what nobody reads yet is not collected; once it is read, all of it comes, and the next request, too."""
     asked, goes_on = asyncio.Event(), asyncio.Event()
@@ -286,6 +296,17 @@ def test_however_the_bytes_are_split_the_requests_are_the_same(
     assert proposal or inbox.requests[0].headers["x-twice"] == "a, b"
     assert inbox.requests[1].path == "/c" and inbox.requests[1].query == {"d": " "}
     assert "t" not in inbox.requests[1].headers
+
+
+@pytest.mark.parametrize("endless", [b"x" * 1024, b"X: y\r\n" * 200], ids=["a header", "headers"])
+def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
+    """R39, R42: it would fill the memory within its deadline."""
+    inbox = Inbox(Nobody())
+    inbox.feed(b"GET / HTTP/1.1\r\nX: ")
+    for _ in range(REQUEST_HEAD_BYTES_MAX // len(endless) + 1):
+        assert inbox.failure is None
+        inbox.feed(endless)
+    assert inbox.failure is not None and not inbox.requests
 
 
 @settings(max_examples=500, deadline=None)

@@ -80,7 +80,8 @@ class Inbox:
         method = self._parser.get_method()
         self._parser = httptools.HttpRequestParser(self)
         if method == b"CONNECT":
-            return  # a tunnel: it is refused, and what comes through it is of no interest
+            self.requests[-1].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
+            return
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name not in _PROPOSAL]
         headers = "".join(lines).encode("utf-8", "surrogateescape")
         self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._target, headers, rest))
