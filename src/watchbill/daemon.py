@@ -25,7 +25,7 @@ from watchbill import config
 from watchbill.catalog import Catalog, Server, SpoolRules
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
-from watchbill.gateway.app import make_app
+from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DRAIN_MS
@@ -244,9 +244,9 @@ def _relieve_collector() -> None:
 
 async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
     access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # its lines cost time to write
-    app = make_app(driver, server, access_log=access_log, metrics=driver.metrics.render)
+    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics.render)
     try:
-        serving = await serve(app, server.host, server.port)
+        serving = await serve(gateway, server.host, server.port)
     except socket.gaierror as error:
         raise ConfigError(
             f"cannot listen on {server.host}: {error.strerror}; choose another --host"

@@ -200,6 +200,12 @@ READER_STALL_MS = 30_000
 REQUEST_LINE_BYTES_MAX = 8 * 2**10
 REQUEST_HEADER_BYTES_MAX = 16 * 2**10
 REQUEST_HEADERS_MAX = 100
+#: All of a head; what has no end is not collected for ever.
+REQUEST_HEAD_BYTES_MAX = 64 * 2**10
+#: What of a body is held for a door that has not begun to read it.
+REQUEST_BUFFER_BYTES_MAX = 256 * 2**10
+#: Requests that came before the answer to the one before them.
+PIPELINED_MAX = 64
 #: A kept connection without a request.
 KEEP_ALIVE_MS = 75_000
 #: How long the rest of a body that nobody reads is awaited, so that the client sees the answer before a reset.

@@ -293,7 +293,7 @@ async def test_a_line_break_in_an_address_goes_round_no_guard(path: str) -> None
     async with house(server=SERVER) as opened:
         for method in ("GET", "POST"):
             assert (await opened.ask(path, method=method)).status == 401
-            assert await status(opened, method, path, Authorization=f"Bearer {KEY}") in (404, 405)
+            assert await status(opened, method, path, Authorization=f"Bearer {KEY}") in (403, 404, 405)
             answer = await opened.ask(path, method=method, headers={"Host": "evil.example"})
             assert answer.status == 403
             assert answer.headers["content-type"] == "application/json"

@@ -9,7 +9,7 @@ import pytest
 from support.house import House, eventually, house, raw
 from support.peer import Asked, stream_of
 from watchbill.gateway import body
-from watchbill.gateway.punctual import PunctualServer
+from watchbill.gateway.http.listener import Listener
 from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX
 
 CHAT = json.dumps({"model": "a", "messages": []}).encode()
@@ -24,8 +24,8 @@ BIG = json.dumps({"object": "list", "data": ["x" * 1000] * 30_000}).encode()
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same deadlines as in production, in tenths of seconds."""
-    monkeypatch.setattr(PunctualServer, "header_s", 0.3)
-    monkeypatch.setattr(PunctualServer, "stall_s", 0.5)
+    monkeypatch.setattr(Listener, "header_s", 0.3)
+    monkeypatch.setattr(Listener, "stall_s", 0.5)
     monkeypatch.setattr(body, "BODY_SILENCE_MS", 200)
     monkeypatch.setattr(body, "BODY_RECEIPT_MS", 800)
 

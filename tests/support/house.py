@@ -13,7 +13,7 @@ from support.peer import EnginePeer, Talk, chat_events, peer_listening, sse, str
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
 from watchbill.engines.upstream import Deadlines, Upstream
-from watchbill.gateway.app import make_app
+from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.probes import Reading
@@ -239,8 +239,8 @@ async def _opened(
     upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
     log: list[str] = []
     await driver.start()
-    app = make_app(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
-    opened = House(await serve(app, "127.0.0.1", 0), driver, peer, engines[0])
+    gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
+    opened = House(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0])
     opened.log = log
     try:
         yield opened

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.house import EmptyMachine
 from watchbill.catalog import Catalog
 from watchbill.engines.registry import make_engine
-from watchbill.gateway.app import make_app
+from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
@@ -35,7 +35,7 @@ async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, 
     )
     driver = Driver(catalog, parts)
     await driver.start()
-    serving = await serve(make_app(driver, catalog.server), "127.0.0.1", 0)
+    serving = await serve(Gateway(driver, catalog.server), "127.0.0.1", 0)
     try:
         yield serving, driver
     finally:

@@ -133,7 +133,7 @@ def test_images_are_found_wherever_a_protocol_puts_them() -> None:
 def test_a_caller_may_insist_on_the_very_model(said: str | None, exact: bool, degraded: int) -> None:
     """RES-27: X-Watchbill-Tier: exact. A value that makes no sense is the default, and is counted."""
     wishes = Wishes()
-    headers = {} if said is None else {"X-Watchbill-Tier": said}
+    headers = {} if said is None else {"x-watchbill-tier": said}
     assert wishes.read(headers, {"model": "a"}, CATALOG, None).exact is exact
     assert wishes.degraded == degraded
 

@@ -20,7 +20,7 @@ from watchbill.engines.address import endpoint_of
 from watchbill.engines.base import Endpoint, LoadError, Router
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, RequestError
-from watchbill.gateway.app import make_app
+from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import serve
 from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
@@ -85,7 +85,7 @@ async def driving(root: Path, catalog: Catalog) -> AsyncIterator[Driver]:
 
 @asynccontextmanager
 async def answering(driver: Driver) -> AsyncIterator[str]:
-    serving = await serve(make_app(driver, driver.catalog.server), "127.0.0.1", 0)
+    serving = await serve(Gateway(driver, driver.catalog.server), "127.0.0.1", 0)
     try:
         yield serving.url
     finally:

@@ -31,12 +31,12 @@ def read(headers: dict[str, str], key: ApiKey | None = None, model: str = "qwen"
 @pytest.mark.parametrize(
     ("headers", "model", "path", "lane"),
     [
-        ({"X-Watchbill-Lane": "chat"}, "qwen", None, "chat"),
+        ({"x-watchbill-lane": "chat"}, "qwen", None, "chat"),
         ({}, "qwen", "bg", "bg"),
         ({}, "qwen:bg", None, "bg"),
-        ({"X-Watchbill-Lane": "chat"}, "qwen:bg", "bg", "chat"),
+        ({"x-watchbill-lane": "chat"}, "qwen:bg", "bg", "chat"),
         ({}, "a:b", None, None),  # a model's own name goes before an alias with a lane
-        ({"X-Watchbill-Lane": "nope"}, "qwen", None, None),
+        ({"x-watchbill-lane": "nope"}, "qwen", None, None),
     ],
 )
 def test_a_lane_is_chosen_by_header_path_or_alias(
@@ -50,9 +50,9 @@ def test_a_lane_is_chosen_by_header_path_or_alias(
 def test_a_key_cannot_claim_a_higher_class_or_priority_than_it_has() -> None:
     """LANE-06: the ceiling of a key holds whatever header, path or alias says."""
     key = ApiKey("worker", "k", lane="bg", max_priority=4)
-    assert read({"X-Watchbill-Lane": "chat"}, key).lane == "bg"
+    assert read({"x-watchbill-lane": "chat"}, key).lane == "bg"
     assert read({}, key).lane == "bg"
-    wish = read({"X-Watchbill-Priority": "1"}, key)
+    wish = read({"x-watchbill-priority": "1"}, key)
     assert (wish.priority, wish.best_priority) == (1, 4)
 
 

@@ -158,7 +158,7 @@ async def test_our_own_fields_are_honoured_and_taken_out() -> None:
         sent = opened.peer.asked[0].json
         assert not {"priority", "ttl", "keep_alive"} & set(sent)
         assert sent["grammar"] == "x" and sent["tools"] == [{"a": {"b": 1.5}}]
-    wish = Wishes().read({"X-Watchbill-Deadline-Ms": "1500"}, dict(fields), CATALOG, None)
+    wish = Wishes().read({"x-watchbill-deadline-ms": "1500"}, dict(fields), CATALOG, None)
     assert (wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (2, 1500, 600_000)
 
 
@@ -174,7 +174,7 @@ def test_keep_alive_is_seconds_or_a_duration(asked: object, meant: int) -> None:
 
 def test_unknown_wishes_degrade_and_are_counted() -> None:
     """api.md: an unknown value degrades to the default and is counted."""
-    headers = {"X-Watchbill-Lane": "nowhere", "X-Watchbill-Priority": "11", "X-Watchbill-Deadline-Ms": "soon"}
+    headers = {"x-watchbill-lane": "nowhere", "x-watchbill-priority": "11", "x-watchbill-deadline-ms": "soon"}
     wishes = Wishes()
     wish = wishes.read(headers, {"model": "a", "keep_alive": "later"}, CATALOG, None)
     assert (wish.lane, wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (None, None, None, None)
@@ -186,7 +186,7 @@ def test_a_key_has_its_lane_and_an_admin_goes_first() -> None:
     user, admin = ApiKey("user", "k", lane="batch"), ApiKey("root", "k", admin=True)
     read = Wishes().read
     assert read({}, {"model": "a"}, CATALOG, user).lane == "batch"
-    assert read({"X-Watchbill-Lane": "brief"}, {"model": "a"}, CATALOG, user).lane == "brief"
+    assert read({"x-watchbill-lane": "brief"}, {"model": "a"}, CATALOG, user).lane == "brief"
     assert not read({}, {"model": "a"}, CATALOG, user).operator
     assert read({}, {"model": "a"}, CATALOG, admin).operator
 

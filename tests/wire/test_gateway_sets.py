@@ -39,14 +39,14 @@ def catalog(**more: object) -> Catalog:
 def test_companions_are_models_or_sets(asked: str, meant: tuple[str, ...], degraded: int) -> None:
     """RES-13, api.md: names, aliases and sets; the model itself is no companion; an unknown name is counted."""
     wishes = Wishes()
-    wish = wishes.read({"X-Watchbill-With": asked}, {"model": "a"}, catalog(), None)
+    wish = wishes.read({"x-watchbill-with": asked}, {"model": "a"}, catalog(), None)
     assert (wish.companions, wishes.degraded) == (meant, degraded)
 
 
 def test_members_of_one_group_are_refused() -> None:
     """RES-08, RES-13: they can never be there together, so the request is wrong."""
     with pytest.raises(RequestError, match="one and two exclude each other on ram"):
-        Wishes().read({"X-Watchbill-With": "two"}, {"model": "one"}, catalog(), None)
+        Wishes().read({"x-watchbill-with": "two"}, {"model": "one"}, catalog(), None)
 
 
 async def test_a_request_waits_for_its_companions_and_the_answer_names_them() -> None:

@@ -48,7 +48,7 @@ class AccessLog:
             self.dropped += 1
             return
         request, start = visit.request, visit.start
-        path = request.raw_path.partition("?")[0][:_PATH_CHARS_MAX]
+        path = request.target.partition("?")[0][:_PATH_CHARS_MAX]
         self._lines.append(
             f"{time.time():.3f} {visit.id} {request.remote} {visit.key.name if visit.key else '-'} "
             f"{request.method} {ascii(path)[1:-1]} {status} {(now - visit.began) * 1000:.1f}ms "

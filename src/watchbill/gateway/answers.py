@@ -7,9 +7,9 @@ the closed list in `errors`. Never contains a traceback, a path or a prompt.
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import web
 
 from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
+from watchbill.gateway.http.response import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
 __all__ = ["EngineRefused", "as_response", "error_body", "json_response", "retry_headers", "status_of"]
@@ -81,19 +81,19 @@ def retry_headers(error: TheirsError) -> dict[str, str]:
 
 def as_response(
     error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
-) -> web.Response:
+) -> Response:
     """A whole answer that says what went wrong."""
     status = status_of(error)
     every = {"Content-Type": "application/json", **headers, **retry_headers(error)}
     if status == 401:
         every["WWW-Authenticate"] = "Bearer"
-    response = web.Response(status=status, body=error_body(error, beside), headers=every)
+    response = Response(error_body(error, beside), every, status)
     if status in (408, 413):
-        response.force_close()
+        response.closes = True
     return response
 
 
-def json_response(value: object, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def json_response(value: object, headers: Mapping[str, str], status: int = 200) -> Response:
     """A value as JSON."""
     every = {"Content-Type": "application/json", **headers}
-    return web.Response(status=status, body=_encode(value), headers=every)
+    return Response(_encode(value), every, status)

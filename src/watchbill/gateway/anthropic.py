@@ -8,8 +8,6 @@ carries pings.
 
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
 from watchbill.gateway import anthropic_ask, anthropic_tell
@@ -21,6 +19,7 @@ from watchbill.gateway.dialects import anthropic_error
 from watchbill.gateway.events import event
 from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
@@ -44,7 +43,7 @@ class AnthropicDoor:
         self._exchange = Exchange(gateway)
         self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
 
-    async def messages(self, visit: Visit) -> web.StreamResponse:
+    async def messages(self, visit: Visit) -> Answer:
         """POST /v1/messages."""
         body, wish = await self._read(visit)
         anthropic_ask.check(body)
@@ -64,7 +63,7 @@ class AnthropicDoor:
             told = anthropic_tell.message(answer.fields(), visit.id, visit.model)
         return json_response(told, visit.headers(_JSON))
 
-    async def count_tokens(self, visit: Visit) -> web.Response:
+    async def count_tokens(self, visit: Visit) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
         body, wish = await self._read(visit)
         anthropic_ask.check(body, counting=True)

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Callable
 
-from aiohttp import web
-
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
 from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.anthropic import AnthropicDoor
 from watchbill.gateway.auth import Access
 from watchbill.gateway.forwarding import Forwarding
-from watchbill.gateway.house import Door, Handler, House
+from watchbill.gateway.house import Door, House
+from watchbill.gateway.http.connection import Handle
+from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.response import Answer
+from watchbill.gateway.http.routes import Routes
 from watchbill.gateway.maintenance import MaintenanceDoor
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
@@ -21,7 +23,7 @@ from watchbill.gateway.process import ProcessDoor
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.visit import Visit
 
-__all__ = ["GATEWAY", "Gateway", "Route", "make_app"]
+__all__ = ["Gateway", "Route"]
 
 Route = tuple[str, str, Access, Door]
 
@@ -33,18 +35,19 @@ PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class Gateway(House):
-    """The house with all its doors."""
+    """The house with all its doors. Needs a running event loop; `serve` puts it on a socket."""
 
     def __init__(
         self,
         driver: DriverSurface,
         server: Server,
-        upstream: Upstream,
         *,
+        upstream: Upstream | None = None,
         access_log: Callable[[str], None] | None = None,
         metrics: Callable[[], bytes] | None = None,
     ) -> None:
-        super().__init__(driver, server, upstream, access_log=access_log, metrics=metrics)
+        super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
+        self._owns_upstream = upstream is None
         self._own = NativeDoor(self)
         self._lending = MaintenanceDoor(self)
         self._openai = OpenAiDoor(self, created_s=int(time.time()))
@@ -53,6 +56,9 @@ class Gateway(House):
         self._ollama = OllamaDoor(self)
         self._forwarding = Forwarding(self)
         self._passing = PassingDoor(self)
+        self._served = self._serve_all()
+        #: Answers a request, whatever its address.
+        self.handle: Handle = self._served.enter
 
     @property
     def listeners(self) -> int:
@@ -64,6 +70,11 @@ class Gateway(House):
         self.closing.set()
         await self._ollama.unloading.close()
         await super().drain(grace_ms, last_ms)
+
+    async def close(self) -> None:
+        """Ends what is our own; after `drain`."""
+        if self._owns_upstream:
+            await self.upstream.close()
 
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
@@ -114,72 +125,38 @@ class Gateway(House):
             ("DELETE", "/api/delete", Access.ADMIN, pass_on),
         ]
 
-    async def lost(self, visit: Visit) -> web.StreamResponse:
+    async def lost(self, visit: Visit) -> Answer:
         """An address that nobody serves."""
         raise NotFound(f"nothing is served at {visit.request.path[:100]!r}")
 
-    async def wrong_method(self, visit: Visit) -> web.StreamResponse:
+    async def wrong_method(self, visit: Visit) -> Answer:
         """A known address, asked in a way it does not know."""
         raise MethodNotAllowed
 
-    def answer_other(self, paths: dict[str, set[str]]) -> Handler:
+    def _serve_all(self) -> Routes:
+        served = Routes(self._answer_other())
+        for method, path, access, door in self.routes():
+            handle = self.enter(access, door)
+            for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
+                served.add(method, address, handle)
+        return served
+
+    def _answer_other(self) -> Handle:
         """The door of last resort: preflights, wrong methods, unknown addresses."""
         lost = self.enter(Access.KEY, self.lost)
         wrong = self.enter(Access.KEY, self.wrong_method)
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> Answer:
             try:
                 preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
                 return self.refuse(self.visit(request, 0.0), error)
             if preflight is not None:
                 return preflight
-            known = next((methods for path, methods in paths.items() if _matches(path, request.path)), None)
-            response = await (wrong if known and request.method not in known else lost)(request)
+            known = self._served.methods(request)
+            response = await (wrong if known else lost)(request)
             if known and response.status == 405:
                 response.headers["Allow"] = ", ".join(sorted(known))
             return response
 
         return handle
-
-
-GATEWAY = web.AppKey("gateway", Gateway)
-
-
-def make_app(
-    driver: DriverSurface,
-    server: Server,
-    *,
-    upstream: Upstream | None = None,
-    access_log: Callable[[str], None] | None = None,
-    metrics: Callable[[], bytes] | None = None,
-) -> web.Application:
-    """Builds the application; needs a running event loop. `serve` puts it on a socket."""
-    own = upstream or Upstream()
-    gateway = Gateway(driver, server, own, access_log=access_log, metrics=metrics)
-    app = web.Application(client_max_size=server.body_max)
-    app[GATEWAY] = gateway
-    paths: dict[str, set[str]] = {}
-    for method, path, access, door in gateway.routes():
-        handler = gateway.enter(access, door)
-        for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
-            app.router.add_route(method, address, handler)
-            paths.setdefault(address, set()).add(method)
-    # With line breaks, too: what matches nothing would be answered by aiohttp itself, without guard or log.
-    app.router.add_route("*", "/{tail:(?s:.*)}", gateway.answer_other(paths))
-    if upstream is None:
-
-        async def close_upstream(_app: web.Application) -> None:
-            await own.close()
-
-        app.on_cleanup.append(close_upstream)
-    return app
-
-
-def _matches(pattern: str, path: str) -> bool:
-    """Whether a route's address covers a path; only for saying 405 rather than 404."""
-    head, brace, rest = pattern.partition("{")
-    tail = rest.partition("}")[2]
-    if not brace:
-        return path == pattern
-    return path.startswith(head) and path.endswith(tail) and len(path) > len(head) + len(tail)

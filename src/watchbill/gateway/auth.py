@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 
-from aiohttp import web
-
 from watchbill.catalog import ApiKey, Server
 from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
+from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.response import Response
 from watchbill.limits import HOSTS_REMEMBERED_MAX
 
 __all__ = ["Access", "Guard", "Pass"]
@@ -54,34 +54,33 @@ class Guard:
         self._bound_wide = not _is_loopback(server.host)
         self._hosts: dict[str, bool] = {}
 
-    def admit(self, request: web.BaseRequest, access: Access) -> Pass:
+    def admit(self, request: Request, access: Access) -> Pass:
         """Lets the request pass or raises: RequestError, Forbidden, AuthenticationFailed."""
         headers = request.headers
-        host = headers.get("Host", "")
+        host = headers.get("host", "")
         if not self._is_known_host(host):
             raise Forbidden("this Host is not served here; add it to server.hosts in the config")
-        if not request.raw_path.startswith("/"):
+        if not request.target.startswith("/"):
             raise RequestError("the request's address must be a path")
         cors: dict[str, str] = {}
-        if "Origin" in headers:
-            cors = self._check_origin(headers.getall("Origin"), host)
+        if "origin" in headers:
+            cors = self._check_origin(headers["origin"], host)
         if not self._keys:
             return Pass(None, cors) if cors else _PLAIN
         return Pass(self._check_key(request, access), cors)
 
-    def answer_preflight(self, request: web.BaseRequest) -> web.Response | None:
+    def answer_preflight(self, request: Request) -> Response | None:
         """The answer to a browser's question whether a page may call; None when it is none."""
-        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+        if request.method != "OPTIONS" or "access-control-request-method" not in request.headers:
             return None
-        if not self._is_known_host(request.headers.get("Host", "")):
+        if not self._is_known_host(request.headers.get("host", "")):
             raise Forbidden("this Host is not served here")
-        origins = request.headers.getall("Origin", [])
-        cors = self._check_origin(origins, request.headers.get("Host", ""))
-        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        cors = self._check_origin(request.headers.get("origin", ""), request.headers.get("host", ""))
+        wanted = request.headers.get("access-control-request-headers", "")
         cors["Access-Control-Allow-Methods"] = _METHODS
         cors["Access-Control-Allow-Headers"] = wanted if _HEADER_NAMES.fullmatch(wanted) else _HEADERS
         cors["Access-Control-Max-Age"] = "600"
-        return web.Response(status=204, headers=cors)
+        return Response(b"", cors, 204)
 
     # ------------------------------------------------------------------ the checks
 
@@ -108,20 +107,18 @@ class Guard:
         # A rebinding attack needs a name that its owner can point elsewhere; an address cannot be rebound.
         return address.is_loopback or self._bound_wide
 
-    def _check_origin(self, origins: list[str], host: str) -> dict[str, str]:
-        if len(origins) != 1:
-            raise Forbidden("a request has one Origin")
-        origin = origins[0].lower()
+    def _check_origin(self, asked: str, host: str) -> dict[str, str]:
+        origin = asked.lower()  # of two, both: no page has such an address
         own = origin in (f"http://{host.lower()}", f"https://{host.lower()}")
         if not own and origin not in self._origins:
             raise Forbidden("this web page may not call; add its address to server.origins in the config")
         return {
-            "Access-Control-Allow-Origin": origins[0],
+            "Access-Control-Allow-Origin": asked,
             "Access-Control-Expose-Headers": "*",
             "Vary": "Origin",
         }
 
-    def _check_key(self, request: web.BaseRequest, access: Access) -> ApiKey | None:
+    def _check_key(self, request: Request, access: Access) -> ApiKey | None:
         if access is Access.OPEN:
             return None
         key = self._find_key(_offered(request))
@@ -141,18 +138,14 @@ class Guard:
         return found if offered else None
 
 
-def _offered(request: web.BaseRequest) -> str:
+def _offered(request: Request) -> str:
     """The key that the caller shows. Two headers that could disagree are none."""
-    bearer = request.headers.getall("Authorization", [])
-    plain = request.headers.getall("X-Api-Key", [])
-    if len(bearer) + len(plain) != 1:
-        # Some clients send the same key both ways.
-        if len(bearer) == len(plain) == 1 and bearer[0].partition(" ")[2] == plain[0]:
-            return plain[0]
-        return ""
-    if plain:
-        return plain[0]
-    scheme, _, token = bearer[0].partition(" ")
+    bearer, plain = request.headers.get("authorization"), request.headers.get("x-api-key")
+    if bearer is None:
+        return plain or ""
+    scheme, _, token = bearer.partition(" ")
+    if plain is not None:  # some clients send the same key both ways
+        return plain if token == plain else ""
     return token.strip() if scheme.lower() == "bearer" else ""
 
 

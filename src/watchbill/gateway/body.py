@@ -9,9 +9,9 @@ import json
 from typing import cast
 
 import msgspec
-from aiohttp import StreamReader, web
 
 from watchbill.errors import ReceiptTimeout, RequestError, TooLarge, UnsupportedMedia
+from watchbill.gateway.http.request import Request
 from watchbill.limits import (
     BODY_RECEIPT_MS,
     BODY_SILENCE_MS,
@@ -31,37 +31,34 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-async def read_body(request: web.BaseRequest, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
-    content = request.content
-    if content.is_eof():  # nearly always: it came with the headers
-        body = content.read_nowait(-1)
-    elif (request.content_length or 0) > limit_bytes:
+    if request.is_whole:  # nearly always: it came with the headers
+        body = request.take()
+    elif request.content_length > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     else:
-        body = await _receive(content, limit_bytes)
+        body = await _receive(request, limit_bytes)
     if len(body) > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     return body
 
 
-async def _receive(content: StreamReader, limit_bytes: int) -> bytes:
+async def _receive(request: Request, limit_bytes: int) -> bytes:
     loop = asyncio.get_running_loop()
     end = loop.time() + BODY_RECEIPT_MS / 1000
     body = bytearray()
     try:
         async with asyncio.timeout_at(loop.time() + BODY_SILENCE_MS / 1000) as patience:
-            while piece := await content.readany():
+            while piece := await request.more():
                 body += piece
                 if len(body) > limit_bytes:
                     raise TooLarge(f"the body exceeds {limit_bytes} bytes")
                 patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
     except TimeoutError:
         raise ReceiptTimeout("the body did not arrive in time") from None
-    except web.RequestPayloadError:
-        raise RequestError("the body is not framed as HTTP demands") from None
     return bytes(body)
 
 

@@ -33,7 +33,7 @@ class Capturing:
 
     def begin(self, catalog: Catalog, visit: Visit, wish: Wish) -> "Tap | None":
         """Listens to a request, if anybody wants it."""
-        if self.sink is None or visit.request.headers.get("X-Watchbill-Private") == "1":
+        if self.sink is None or visit.request.headers.get("x-watchbill-private") == "1":
             return None
         spool = _spool_of(catalog, visit, wish)
         return None if spool is None else Tap(self.sink, spool, visit)

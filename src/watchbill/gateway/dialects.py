@@ -11,10 +11,10 @@ So a key that is refused before any door opens is refused in words that the clie
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import web
 
 from watchbill.errors import LaneFull, MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.answers import as_response, retry_headers, status_of
+from watchbill.gateway.http.response import Response
 
 __all__ = ["anthropic_error", "refusal"]
 
@@ -42,7 +42,7 @@ _ANTHROPIC = {
 
 def refusal(
     path: str, error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
-) -> web.Response:
+) -> Response:
     """A whole answer that says what went wrong."""
     if path.startswith("/lane/"):
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
@@ -61,22 +61,20 @@ def anthropic_error(error: TheirsError, beside: Mapping[str, object] | None = No
     return {"type": "error", "error": said, **(beside or {})}
 
 
-def _ollama(error: TheirsError, headers: Mapping[str, str]) -> web.Response:
+def _ollama(error: TheirsError, headers: Mapping[str, str]) -> Response:
     if text := _TEXTS.get(type(error)):
-        return web.Response(
-            status=error.status, body=text.encode(), headers={**headers, "Content-Type": "text/plain"}
-        )
+        return Response(text.encode(), {**headers, "Content-Type": "text/plain"}, error.status)
     status = 503 if isinstance(error, LaneFull) else status_of(error)
     return _respond(status, {"error": str(error)}, headers, error)
 
 
 def _respond(
     status: int, body: dict[str, object], headers: Mapping[str, str], error: TheirsError
-) -> web.Response:
+) -> Response:
     every = {**headers, **retry_headers(error), "Content-Type": _JSON}
     if status == 401:
         every["WWW-Authenticate"] = "Bearer"
-    response = web.Response(status=status, body=_encode(body), headers=every)
+    response = Response(_encode(body), every, status)
     if status in (408, 413):
-        response.force_close()
+        response.closes = True
     return response

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
 from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for
+from watchbill.gateway.http.response import Answer
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
@@ -100,9 +100,9 @@ class Exchange:
         send: Sender,
         out: Out,
         *,
-        instead: Callable[[Whole], web.StreamResponse] | None = None,
+        instead: Callable[[Whole], Answer] | None = None,
         unknown: Unknown | None = None,
-    ) -> web.StreamResponse:
+    ) -> Answer:
         """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
 
         An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""

@@ -6,14 +6,13 @@ model is scheduled for it, so it has no lane and no turn; it needs admin rights,
 
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from watchbill.engines.address import endpoint_of
 from watchbill.engines.base import Endpoint
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered
 from watchbill.gateway.body import encode, parse_object, read_body
+from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.ndjson import line
 from watchbill.gateway.visit import Visit
 
@@ -29,7 +28,7 @@ class Forwarding:
     def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
-    async def forward(self, visit: Visit) -> web.StreamResponse:
+    async def forward(self, visit: Visit) -> Answer:
         """POST /api/pull, create, copy and push, DELETE /api/delete."""
         path = visit.request.path
         endpoint = self._endpoint(path)
@@ -42,17 +41,17 @@ class Forwarding:
         finally:
             call.abort()
 
-    async def _pass(self, visit: Visit, call: Call) -> web.StreamResponse:
+    async def _pass(self, visit: Visit, call: Call) -> Answer:
         status = await call.head()
         headers = visit.headers(call.content_type or "application/json; charset=utf-8")
-        response = web.StreamResponse(status=status, headers=headers)
-        await response.prepare(visit.request)
+        response = Stream(visit.request, headers, status)
+        await response.open()
         try:
             while piece := await call.chunk():
                 await response.write(piece)
         except UpstreamFailed as error:
             await response.write(line({"error": str(error)}))
-        await response.write_eof()
+        await response.end()
         return response
 
     def _endpoint(self, path: str) -> Endpoint:

@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import cast
 
-from aiohttp import web
-
 from watchbill.catalog import Server, WorkClass
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
@@ -25,9 +23,11 @@ from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.capturing import Capturing
 from watchbill.gateway.dialects import refusal
+from watchbill.gateway.http.connection import Handle
+from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
-from watchbill.gateway.punctual import stop_lingering
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.surface import DriverSurface
@@ -35,10 +35,9 @@ from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import Wishes
 from watchbill.runtime.ticket import Start, Wish
 
-__all__ = ["Door", "Handler", "House"]
+__all__ = ["Door", "House"]
 
-Door = Callable[[Visit], Awaitable[web.StreamResponse]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Door = Callable[[Visit], Awaitable[Answer]]
 _log = logging.getLogger("watchbill.gateway")
 
 
@@ -81,15 +80,16 @@ class House:
 
     # ------------------------------------------------------------------ for the doors
 
-    def visit(self, request: web.Request, began: float) -> Visit:
+    def visit(self, request: Request, began: float) -> Visit:
         """Opens the books for a request, under an id of its own."""
         return Visit(request, f"{self._id_prefix}{next(self._ids)}", began)
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
         request, visit.asked = visit.request, body
-        lane = request.path.split("/", 3)[2] if request.raw_path.startswith("/lane/") else None
-        return self.wishes.read(request.headers, body, self.driver.catalog, visit.key, lane)
+        return self.wishes.read(
+            request.headers, body, self.driver.catalog, visit.key, request.match.get("lane")
+        )
 
     def relay(
         self,
@@ -152,11 +152,11 @@ class House:
 
     # ------------------------------------------------------------------ every request
 
-    def enter(self, access: Access, door: Door) -> Handler:
+    def enter(self, access: Access, door: Door) -> Handle:
         """Wraps a door: checks before it, turns what it raises into answers, writes the access log."""
         loop = asyncio.get_running_loop()
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> Answer:
             visit = self.visit(request, loop.time())
             self._visitors += 1
             status = 499
@@ -175,19 +175,16 @@ class House:
                 if not self._visitors:
                     self._emptied.set()
                 self.access.note(visit, status, loop.time())
-            if self.closing.is_set() and not response.prepared:
-                response.force_close()
+            if self.closing.is_set() and not response.is_begun:
+                response.closes = True
             return response
 
         return handle
 
-    def refuse(self, visit: Visit, error: TheirsError) -> web.Response:
+    def refuse(self, visit: Visit, error: TheirsError) -> Response:
         """The answer to a request that went wrong."""
         beside = self._loading(visit, error) if isinstance(error, WaitExceeded) else None
-        response = refusal(visit.request.path, error, visit.headers("application/json"), beside)
-        if response.status in (408, 413):
-            stop_lingering(visit.request)
-        return response
+        return refusal(visit.request.path, error, visit.headers("application/json"), beside)
 
     def _loading(self, visit: Visit, error: TheirsError) -> dict[str, object]:
         models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
@@ -195,7 +192,7 @@ class House:
         eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
         return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
 
-    def _broken(self, visit: Visit, error: Exception) -> web.Response:
+    def _broken(self, visit: Visit, error: Exception) -> Response:
         _log.error("request=%s failed inside Watchbill", visit.id, exc_info=error)
         bug = TheirsError(f"Watchbill failed; its log has the reason under {visit.id}")
         return refusal(visit.request.path, bug, visit.headers("application/json"))

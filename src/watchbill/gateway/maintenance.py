@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
+from watchbill.gateway.http.response import Response
 from watchbill.gateway.native import read_object
 from watchbill.gateway.visit import Visit
 from watchbill.limits import CLAIM_HOURS_MAX, CLAIM_REASON_CHARS_MAX
@@ -25,7 +24,7 @@ class MaintenanceDoor:
     def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
-    async def start(self, visit: Visit) -> web.Response:
+    async def start(self, visit: Visit) -> Response:
         """POST /wb/v1/maintenance with {"device", "for", "pid"?, "hours"?}: returns when the device is empty."""
         asked = await read_object(visit, self._gateway.server.body_max)
         device, why = self._device(asked.get("device")), _reason(asked.get("for"))
@@ -35,14 +34,14 @@ class MaintenanceDoor:
         said = await self._gateway.driver.claims.take(device, why, pid=pid, lasts_ms=lasts_ms)
         return json_response({"message": said, "device": device}, visit.headers(_JSON))
 
-    async def renew(self, visit: Visit) -> web.Response:
+    async def renew(self, visit: Visit) -> Response:
         """POST /wb/v1/maintenance/renew with {"device"}: the holder still lives."""
         asked = await read_object(visit, self._gateway.server.body_max)
         device = self._device(asked.get("device"))
         self._gateway.driver.claims.renew(device)
         return json_response({"message": f"{device} stays yours", "device": device}, visit.headers(_JSON))
 
-    async def end(self, visit: Visit) -> web.Response:
+    async def end(self, visit: Visit) -> Response:
         """DELETE /wb/v1/maintenance?device=: permanent models return."""
         device = self._device(visit.request.query.get("device"))
         said = await self._gateway.driver.claims.give_back(device)

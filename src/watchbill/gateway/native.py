@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from watchbill.errors import ConfigError, LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.companions import read_companions
+from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
@@ -33,11 +33,11 @@ class NativeDoor:
         self._gateway = gateway
         self.listeners = 0
 
-    async def health(self, visit: Visit) -> web.Response:
+    async def health(self, visit: Visit) -> Response:
         """GET /health: the process is alive."""
         return json_response({"status": "ok"}, visit.headers(_JSON))
 
-    async def ready(self, visit: Visit) -> web.Response:
+    async def ready(self, visit: Visit) -> Response:
         """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
         if self._gateway.is_draining:
             return json_response({"status": "shutting down"}, visit.headers(_JSON), 503)
@@ -45,37 +45,37 @@ class NativeDoor:
             return json_response({"status": "the scheduler does not turn"}, visit.headers(_JSON), 503)
         return json_response({"status": "ready"}, visit.headers(_JSON))
 
-    async def metrics(self, visit: Visit) -> web.Response:
+    async def metrics(self, visit: Visit) -> Response:
         """GET /metrics, for Prometheus."""
         render = self._gateway.metrics
         if render is None:
             raise NotFound("metrics are not configured")
         headers = visit.headers("text/plain; version=0.0.4; charset=utf-8")
-        return web.Response(body=render(), headers=headers)
+        return Response(render(), headers)
 
-    async def status(self, visit: Visit) -> web.Response:
+    async def status(self, visit: Visit) -> Response:
         """GET /wb/v1/status."""
         return json_response(self._gateway.driver.status(), visit.headers(_JSON))
 
-    async def requests(self, visit: Visit) -> web.Response:
+    async def requests(self, visit: Visit) -> Response:
         """GET /wb/v1/requests: every open request."""
         return json_response({"requests": self._gateway.driver.requests()}, visit.headers(_JSON))
 
-    async def request(self, visit: Visit) -> web.Response:
+    async def request(self, visit: Visit) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
-        found = self._gateway.driver.request(_match(visit, "id"))
+        found = self._gateway.driver.request(visit.request.match["id"])
         if found is None:
             raise NotFound("no open request has this id")
         return json_response(found, visit.headers(_JSON))
 
-    async def cancel(self, visit: Visit) -> web.Response:
+    async def cancel(self, visit: Visit) -> Response:
         """DELETE /wb/v1/requests/{id}."""
-        id = _match(visit, "id")
+        id = visit.request.match["id"]
         if not self._gateway.driver.cancel(id):
             raise NotFound("no open request has this id")
         return json_response({"message": f"{id} is cancelled", "id": id}, visit.headers(_JSON))
 
-    async def explain(self, visit: Visit) -> web.Response:
+    async def explain(self, visit: Visit) -> Response:
         """GET /wb/v1/explain?model=&with=: what would happen now."""
         model = visit.request.query.get("model", "")
         if not model:
@@ -86,23 +86,23 @@ class NativeDoor:
             raise RequestError(f"{unknown} of the names in with= mean no model and no set of the config")
         return json_response(driver.explain(name, beside), visit.headers(_JSON))
 
-    async def load(self, visit: Visit) -> web.Response:
+    async def load(self, visit: Visit) -> Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""
         await self._read(visit)
-        name = self._check_model(_match(visit, "name"))
+        name = self._check_model(visit.request.match["name"])
         said = await self._gateway.driver.load(name)
         return json_response({"message": said, "model": name}, visit.headers(_JSON))
 
-    async def evict(self, visit: Visit) -> web.Response:
+    async def evict(self, visit: Visit) -> Response:
         """POST /wb/v1/models/{name}/evict with {"force": bool}."""
         force = (await self._read(visit)).get("force", False)
         if not isinstance(force, bool):
             raise RequestError("force must be true or false")
-        name = self._check_model(_match(visit, "name"))
+        name = self._check_model(visit.request.match["name"])
         said = await self._gateway.driver.evict(name, force=force)
         return json_response({"message": said, "model": name}, visit.headers(_JSON))
 
-    async def reload(self, visit: Visit) -> web.Response:
+    async def reload(self, visit: Visit) -> Response:
         """POST /wb/v1/config/reload: applied whole, or refused with every error."""
         await self._read(visit)
         if self._gateway.reload is None:
@@ -114,7 +114,7 @@ class NativeDoor:
         said = "; ".join(changes) or "nothing changed"
         return json_response({"message": said, "changes": changes}, visit.headers(_JSON))
 
-    async def events(self, visit: Visit) -> web.StreamResponse:
+    async def events(self, visit: Visit) -> Answer:
         """GET /wb/v1/events: the journal as it is written."""
         if self.listeners >= EVENT_STREAMS_MAX:
             raise LaneFull(f"there are already {EVENT_STREAMS_MAX} listeners")
@@ -161,7 +161,7 @@ class NativeDoor:
 async def read_object(visit: Visit, bytes_max: int) -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
     body = await read_body(visit.request, bytes_max)
-    if not body and "Content-Type" not in visit.request.headers:
+    if not body and "content-type" not in visit.request.headers:
         return {}
     if visit.request.content_type != _JSON:
         raise UnsupportedMedia
@@ -170,8 +170,3 @@ async def read_object(visit: Visit, bytes_max: int) -> dict[str, object]:
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
     return await anext(events, None)
-
-
-def _match(visit: Visit, name: str) -> str:
-    assert isinstance(visit.request, web.Request)
-    return visit.request.match_info[name]

@@ -9,8 +9,6 @@ delete) is forwarded to one that the config names, for callers with admin rights
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import web
-
 from watchbill.catalog import Model
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import ModelNotFound, RequestError, TheirsError
@@ -20,6 +18,7 @@ from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode, parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.ollama_models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
 from watchbill.gateway.stream import Out
@@ -51,17 +50,17 @@ class OllamaDoor:
 
     # ------------------------------------------------------------------ what there is
 
-    async def root(self, visit: Visit) -> web.Response:
+    async def root(self, visit: Visit) -> Response:
         """GET / and HEAD /: apps look for these very words."""
-        is_browser = "text/html" in visit.request.headers.get("Accept", "")
+        is_browser = "text/html" in visit.request.headers.get("accept", "")
         text = _FOR_BROWSERS if is_browser else "Ollama is running"
-        return web.Response(body=text.encode(), headers=visit.headers(_TEXT))
+        return Response(text.encode(), visit.headers(_TEXT))
 
-    async def version(self, visit: Visit) -> web.Response:
+    async def version(self, visit: Visit) -> Response:
         """GET /api/version."""
         return json_response({"version": API_VERSION}, visit.headers(_JSON))
 
-    async def tags(self, visit: Visit) -> web.Response:
+    async def tags(self, visit: Visit) -> Response:
         """GET /api/tags: every model."""
         models = self._gateway.driver.catalog.models.values()
         listed = [
@@ -70,7 +69,7 @@ class OllamaDoor:
         ]
         return json_response({"models": listed}, visit.headers(_JSON))
 
-    async def ps(self, visit: Visit) -> web.Response:
+    async def ps(self, visit: Visit) -> Response:
         """GET /api/ps: what is in memory."""
         driver = self._gateway.driver
         items: list[Fields] = []
@@ -79,7 +78,7 @@ class OllamaDoor:
             items += [item] if item is not None else []
         return json_response({"models": items}, visit.headers(_JSON))
 
-    async def show(self, visit: Visit) -> web.Response:
+    async def show(self, visit: Visit) -> Response:
         """POST /api/show: one model in detail."""
         body = await self._body(visit)
         body.setdefault("model", body.get("name"))
@@ -92,15 +91,15 @@ class OllamaDoor:
 
     # ------------------------------------------------------------------ generation
 
-    async def generate(self, visit: Visit) -> web.StreamResponse:
+    async def generate(self, visit: Visit) -> Answer:
         """POST /api/generate."""
         return await self._answer(visit, "/api/generate", chat=False)
 
-    async def chat(self, visit: Visit) -> web.StreamResponse:
+    async def chat(self, visit: Visit) -> Answer:
         """POST /api/chat."""
         return await self._answer(visit, "/api/chat", chat=True)
 
-    async def _answer(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
+    async def _answer(self, visit: Visit, path: str, *, chat: bool) -> Answer:
         body = await self._body(visit)
         model = self._find(body)
         ollama_ask.check(body)
@@ -116,7 +115,7 @@ class OllamaDoor:
             return await self._collect(visit, wish, asking)
         return await self._exchange.stream(visit, wish, asking.send, LinesOut(visit, asking))
 
-    async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> web.StreamResponse:
+    async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> Answer:
         answer = await self._exchange.collect(visit, wish, asking.send, partial(Assembly, chat=asking.chat))
         if isinstance(answer, Fallback):
             told = ollama_tell.fallen_back(answer, asking.telling)
@@ -128,7 +127,7 @@ class OllamaDoor:
 
     async def _load_only(
         self, visit: Visit, wish: Wish, telling: Telling, model: Model, *, leaves: bool
-    ) -> web.Response:
+    ) -> Response:
         """An empty prompt loads the model, or with `keep_alive: 0` unloads it."""
         if leaves:
             self.unloading.begin(model)
@@ -139,7 +138,7 @@ class OllamaDoor:
 
     # ------------------------------------------------------------------ embeddings
 
-    async def embed(self, visit: Visit) -> web.Response:
+    async def embed(self, visit: Visit) -> Response:
         """POST /api/embed: a vector for each text."""
         body = await self._body(visit)
         telling = Telling(str(body.get("model")), chat=False)
@@ -152,7 +151,7 @@ class OllamaDoor:
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         return json_response({"model": telling.model, "embeddings": vectors, **kept}, visit.headers(_JSON))
 
-    async def embeddings(self, visit: Visit) -> web.Response:
+    async def embeddings(self, visit: Visit) -> Response:
         """POST /api/embeddings, the older form: one text, one vector."""
         body = await self._body(visit)
         prompt = body.get("prompt") or ""

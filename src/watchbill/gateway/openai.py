@@ -10,16 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-from aiohttp import web
 
 from watchbill.catalog import Model
 from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body
-from watchbill.gateway.direct import respond
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
+from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import check_ranges
@@ -51,22 +50,22 @@ class OpenAiDoor:
 
     # ------------------------------------------------------------------ generation
 
-    def chat(self, visit: Visit) -> Awaitable[web.StreamResponse]:
+    def chat(self, visit: Visit) -> Awaitable[Answer]:
         """POST /v1/chat/completions."""
         return self._generate(visit, "/v1/chat/completions", chat=True)
 
-    def completions(self, visit: Visit) -> Awaitable[web.StreamResponse]:
+    def completions(self, visit: Visit) -> Awaitable[Answer]:
         """POST /v1/completions."""
         return self._generate(visit, "/v1/completions", chat=False)
 
-    async def embeddings(self, visit: Visit) -> web.StreamResponse:
+    async def embeddings(self, visit: Visit) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
         body, wish = await self._read(visit)
         wish = await self._gateway.abilities.check(wish, "embedding")
         whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
         return self._pass_on(visit, whole)
 
-    async def _generate(self, visit: Visit, path: str, *, chat: bool) -> web.StreamResponse:
+    async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
         body, wish = await self._read(visit)
         wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
@@ -82,9 +81,9 @@ class OpenAiDoor:
             return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
         return self._pass_on(visit, answer)
 
-    def _pass_on(self, visit: Visit, whole: Whole) -> web.StreamResponse:
+    def _pass_on(self, visit: Visit, whole: Whole) -> Answer:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
-        return respond(visit.request, body, visit.headers(whole.content_type))
+        return Response(body, visit.headers(whole.content_type))
 
     async def _read(self, visit: Visit) -> tuple[dict[str, object], Wish]:
         body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
@@ -96,16 +95,16 @@ class OpenAiDoor:
 
     # ------------------------------------------------------------------ models
 
-    async def models(self, visit: Visit) -> web.Response:
+    async def models(self, visit: Visit) -> Response:
         """GET /v1/models."""
         stages = self._stages()
         models = self._gateway.driver.catalog.models.values()
         listed = [await self._describe(model, stages) for model in models]
         return json_response({"object": "list", "data": listed}, visit.headers("application/json"))
 
-    async def model(self, visit: Visit) -> web.Response:
+    async def model(self, visit: Visit) -> Response:
         """GET /v1/models/{id}."""
-        name = visit.request.match_info["id"] if isinstance(visit.request, web.Request) else ""
+        name = visit.request.match["id"]
         model = self._gateway.driver.catalog.find_model(name)
         if model is None:
             raise ModelNotFound

@@ -7,14 +7,13 @@ not. Nothing is put together or translated, so there is no fallback text either.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
+from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import RANGES, check_ranges
@@ -38,7 +37,7 @@ class PassingDoor:
     def at(self, path: str) -> "Door":
         """The door of one address whose body is JSON."""
 
-        async def pass_on(visit: Visit) -> web.StreamResponse:
+        async def pass_on(visit: Visit) -> Answer:
             body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
             check_ranges(body)
             stream = body.get("stream", False)
@@ -56,7 +55,7 @@ class PassingDoor:
     def form_at(self, path: str) -> "Door":
         """The door of one address whose body is a form with a file."""
 
-        async def pass_on(visit: Visit) -> web.StreamResponse:
+        async def pass_on(visit: Visit) -> Answer:
             form = await self._form(visit)
             fields = form.texts()
             named = frozenset(fields)
@@ -71,11 +70,11 @@ class PassingDoor:
     async def _form(self, visit: Visit) -> Form:
         request = visit.request
         body = await read_body(request, self._gateway.server.body_max)
-        return parse_form(body, request.headers.get("Content-Type", ""))
+        return parse_form(body, request.headers.get("content-type", ""))
 
     async def _pass(
         self, visit: Visit, wish: Wish, send: Sender, lacks: Callable[[], bool] | None, *, events: bool
-    ) -> web.StreamResponse:
+    ) -> Answer:
         out = PassedOut(visit, events=events)
         return await self._exchange.stream(visit, wish, send, out, unknown=lacks)
 
@@ -108,7 +107,7 @@ class PassedOut(StreamOut):
             # Half a sound must not look whole: the connection breaks before the last chunk.
             self.visit.request.transport.abort()
 
-    async def end(self) -> web.StreamResponse:
+    async def end(self) -> Stream:
         transport = self.visit.request.transport
         if transport is None or transport.is_closing():
             return await self.open()

@@ -8,7 +8,6 @@ and no model was asked; `timeout` that it could not start or end in time; anythi
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-from aiohttp import web
 
 from watchbill import names
 from watchbill.catalog import ProcessType
@@ -19,6 +18,7 @@ from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.events import read_chunk
 from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback, error_name
+from watchbill.gateway.http.response import Response
 from watchbill.gateway.ollama_tell import now_text
 from watchbill.gateway.summary import summarize
 from watchbill.gateway.visit import Visit
@@ -41,7 +41,7 @@ class ProcessDoor:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
 
-    async def process(self, visit: Visit) -> web.Response:
+    async def process(self, visit: Visit) -> Response:
         """POST /process with {"type", "id"?, "payload"}."""
         work = await self._read(visit)
         try:

@@ -6,12 +6,11 @@ good order or with an error in the door's own shape, never in half an event. Own
 
 from abc import ABC, abstractmethod
 
-from aiohttp import web
-
 from watchbill.engines.sse import DONE, whole_events
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import error_body
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.http.response import Stream
 from watchbill.gateway.visit import Visit
 from watchbill.limits import HALF_EVENT_BYTES_MAX
 
@@ -25,21 +24,21 @@ class Out(ABC):
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
-        self._response: web.StreamResponse | None = None
+        self._response: Stream | None = None
 
     @property
-    def response(self) -> web.StreamResponse | None:
+    def response(self) -> Stream | None:
         """None while the headers are held back."""
         return self._response
 
-    async def open(self) -> web.StreamResponse:
+    async def open(self) -> Stream:
         """Sends the headers, unless they were sent."""
         if self._response is None:
             headers = self.visit.headers(self.content_type)
             headers["Cache-Control"] = "no-cache"
             headers["X-Accel-Buffering"] = "no"
-            self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self.visit.request)
+            self._response = Stream(self.visit.request, headers)
+            await self._response.open()
         return self._response
 
     async def send(self, content: bytes) -> None:
@@ -47,10 +46,10 @@ class Out(ABC):
         if content:
             await (await self.open()).write(content)
 
-    async def end(self) -> web.StreamResponse:
+    async def end(self) -> Stream:
         """Ends the stream."""
         response = await self.open()
-        await response.write_eof()
+        await response.end()
         return response
 
     # ------------------------------------------------------------------ what a door says differently

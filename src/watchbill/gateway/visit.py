@@ -3,10 +3,10 @@
 import asyncio
 
 import msgspec
-from aiohttp import web
 
 from watchbill.catalog import ApiKey
 from watchbill.gateway.auth import Pass
+from watchbill.gateway.http.request import Request
 from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Visit"]
@@ -15,7 +15,7 @@ __all__ = ["Visit"]
 class Visit(msgspec.Struct, eq=False):
     """What is known about a request so far."""
 
-    request: web.BaseRequest
+    request: Request
     id: str
     began: float
     key: ApiKey | None = None

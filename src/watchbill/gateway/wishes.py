@@ -6,7 +6,8 @@ value degrades to the default and is counted; a number out of range is refused.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
@@ -18,11 +19,11 @@ from watchbill.units import parse_millis
 __all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
 
 _HEADERS = tuple(
-    f"X-Watchbill-{name}" for name in ("Lane", "Priority", "Deadline-Ms", "Tier", "Supersede-Key", "With")
+    f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
 )
 
 
-class Range(NamedTuple):
+class Range(msgspec.Struct, frozen=True):
     """The numbers that are passed on to an engine."""
 
     low: float

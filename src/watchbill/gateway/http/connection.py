@@ -1,0 +1,264 @@
+"""One client's connection: the socket, the task that answers on it, and the deadlines of all it can be late with.
+
+Requests are answered one after the other, in order. A client that leaves cancels its answer. What is no HTTP gets one
+error of the usual shape, and the connection ends. One look at every connection, twice a second, keeps all deadlines
+but a body's, and costs a request nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, cast
+
+from watchbill.errors import ReceiptTimeout, RequestError, TheirsError
+from watchbill.gateway.http.inbox import Inbox
+from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.response import Answer, Response
+from watchbill.limits import LINGER_MS, REQUEST_BUFFER_BYTES_MAX
+
+__all__ = ["ClientConnection", "Handle", "Patience", "Refuse"]
+
+Handle = Callable[[Request], Awaitable[Answer]]
+#: What a client is told whose request cannot be read.
+Refuse = Callable[[TheirsError], Response]
+_log = logging.getLogger("watchbill.gateway")
+
+
+class Patience(Protocol):
+    """How long a client may be late, in seconds."""
+
+    header_s: float  # with a head, from its first byte or from the connection
+    stall_s: float  # with reading what is ready for it
+    idle_s: float  # with its next request
+
+
+class ClientConnection(asyncio.Protocol):
+    """Serves one client."""
+
+    __slots__ = (
+        "_answering", "_blocked_since", "_connections", "_drained", "_handle", "_inbox", "_is_leaving", "_is_paused",
+        "_loop", "_refuse", "_remote", "_seen", "_since", "_task", "_unread", "_waiter", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handle: Handle,
+        refuse: Refuse,
+        connections: "set[ClientConnection]",
+    ) -> None:
+        self._loop = loop
+        self._handle = handle
+        self._refuse = refuse
+        self._connections = connections
+        self._inbox = Inbox(self)
+        self._answering: Request | None = None
+        self._is_leaving = False  # the last answer was sent
+        self._task: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # for what comes next
+        self._is_paused = False
+        self.transport: asyncio.Transport | None = None
+        self._remote: str | None = None
+        # lateness
+        self._seen: tuple[object, ...] = ()  # where the client was at the last look,
+        self._since = loop.time()  # and since when
+        self._blocked_since: float | None = None
+        self._unread = 0  # what a blocked client had not taken at the last look
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        if self._remote is None:
+            peer = cast("object", self.transport.get_extra_info("peername")) if self.transport else None
+            self._remote = (
+                str(cast("tuple[object, ...]", peer)[0]) if isinstance(peer, tuple) and peer else "-"
+            )
+        return self._remote
+
+    # ------------------------------------------------------------------ the socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+        self._task = self._loop.create_task(self._serve())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._connections.discard(self)
+        self.resume_writing()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_leaving:
+            return  # nobody will answer what comes now
+        self._inbox.feed(data)
+        if self._inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
+            self._is_paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._blocked_since, self._unread = self._loop.time(), 0
+
+    def resume_writing(self) -> None:
+        self._blocked_since = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    # ------------------------------------------------------------------ answering
+
+    async def _serve(self) -> None:
+        """Answers one request after the other until the connection ends."""
+        inbox, handle = self._inbox, self._handle
+        while not self._is_leaving:
+            if not inbox.requests:
+                if inbox.failure is not None:
+                    await self._send_away(inbox.failure)
+                    return
+                waiter = self._waiter = self._loop.create_future()
+                await waiter
+                continue
+            request = self._answering = inbox.requests.popleft()
+            try:
+                await self._finish(request, await handle(request))
+            except ConnectionError:  # the client left while it was being answered
+                self.abort()
+                return
+            except (
+                asyncio.CancelledError
+            ):  # of this task, or of what it waited for: nobody would answer any more
+                self.abort()
+                raise
+            except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
+                _log.exception("an answer could not be sent")
+                self.abort()
+                return
+            self._answering = None
+
+    async def _finish(self, request: Request, answer: Answer) -> None:
+        """Sends an answer, unless it was streamed, and ends the connection where it is the last one."""
+        if not answer.is_begun:
+            assert isinstance(answer, Response)
+            transport = self.transport
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError("the client has left")
+            for piece in answer.pieces(request):
+                transport.write(piece)
+        if self._blocked_since is not None:
+            await self._until_read()
+        if (
+            answer.closes
+            or not request.keeps_alive
+            or not (request.is_whole or await self._read_over(request))
+        ):
+            self._leave(request)
+
+    async def _send_away(self, error: TheirsError) -> None:
+        """The answer to what is no HTTP, or comes too late."""
+        _log.info("from %s came no request: %s", self.remote, error)
+        with suppress(ConnectionError):
+            await self._finish(Request(self, "", "", "1.1", {}, False), self._refuse(error))
+
+    async def _read_over(self, request: Request) -> bool:
+        """Drops what is left of a body, for a while: a client that still sends would not see its answer."""
+        with suppress(TimeoutError, RequestError):
+            async with asyncio.timeout(LINGER_MS / 1000):
+                while await request.more():
+                    pass
+        return request.is_whole
+
+    def _leave(self, request: Request) -> None:
+        """The last answer was sent: ends the connection as soon as the client has it."""
+        self._is_leaving, transport = True, self.transport
+        if transport is None or transport.is_closing():
+            return
+        if request.is_whole:
+            transport.close()
+            return
+        # Closed both ways while the client still sends, the connection would be reset, and the answer lost.
+        transport.write_eof()
+        self._resume()
+        self._loop.call_later(LINGER_MS / 1000, transport.close)
+
+    # ------------------------------------------------------------------ for requests and answers
+
+    async def send(self, content: bytes) -> None:
+        """Sends bytes and waits for a slow reader. Raises ConnectionResetError when the client has left."""
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self.transport.write(content)
+        if self._blocked_since is not None:
+            await self._until_read()
+
+    async def _until_read(self) -> None:
+        self._drained = self._loop.create_future()
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+
+    async def body_news(self, request: Request) -> None:
+        """Waits for more of a body; whoever asked whether to send it is told to go ahead."""
+        if request.headers.pop("expect", "").lower() == "100-continue":
+            await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._inbox.held = 0
+        self._resume()
+        waiter = self._waiter = self._loop.create_future()
+        await waiter
+
+    def _resume(self) -> None:
+        if self._is_paused and self.transport is not None:
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    # ------------------------------------------------------------------ lateness
+
+    def look(self, now: float, patience: Patience) -> None:
+        """Ends the connection when its client is late."""
+        transport, inbox = self.transport, self._inbox
+        if transport is None:
+            return
+        if self._blocked_since is not None:
+            unread = transport.get_write_buffer_size()
+            if unread < self._unread:  # slow, but it reads
+                self._blocked_since = now
+            self._unread = unread
+            if now - self._blocked_since > patience.stall_s:
+                transport.abort()
+        is_served = self._answering is not None or bool(inbox.requests)
+        seen = (inbox.heads, inbox.has_begun, is_served, self._is_leaving)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        lasts_s = now - self._since
+        if self._is_leaving:
+            if lasts_s > patience.stall_s:
+                transport.abort()  # it does not even take its last answer
+        elif is_served:
+            pass  # a body, an answer: they have deadlines of their own
+        elif inbox.has_begun or not inbox.heads:
+            if lasts_s > patience.header_s:
+                inbox.fail(ReceiptTimeout("the headers did not arrive in time"))
+                self._wake()
+        elif lasts_s > patience.idle_s:
+            transport.close()
+
+    def close(self) -> "asyncio.Task[None]":
+        """Ends the connection; what is being answered is cut. The task is over when that has come to its end."""
+        assert self._task is not None
+        if self.transport is not None and (self._answering is None or self._is_leaving):
+            self.transport.close()
+        self._task.cancel()
+        return self._task
+
+    def abort(self) -> None:
+        """Drops the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()

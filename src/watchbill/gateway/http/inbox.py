@@ -1,0 +1,160 @@
+"""What a client sends, made into requests: bytes in, requests out. Does no I/O.
+
+Owns httptools' parser and every bound on a head. A request is given out as soon as its head is whole; its body follows.
+Promises the same requests however the bytes were split. What is no HTTP, or could mean two things, ends it: nothing
+that follows is looked at. Never decompresses, never changes protocols.
+"""
+
+from collections import deque
+from typing import cast
+
+import httptools
+
+from watchbill.errors import RequestError, TheirsError
+from watchbill.gateway.http.request import Line, Request
+from watchbill.limits import (
+    PIPELINED_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+    REQUEST_HEADER_BYTES_MAX,
+    REQUEST_HEADERS_MAX,
+    REQUEST_LINE_BYTES_MAX,
+)
+
+__all__ = ["Inbox"]
+
+#: Headers' names as they came, and as they are looked up: clients send the same few dozen.
+_names: dict[bytes, str] = {}
+_NAMES_MAX = 512
+#: The headers that propose another protocol.
+_PROPOSAL = frozenset({"upgrade", "connection"})
+
+
+class Inbox:
+    """One connection's requests, in the order in which they came."""
+
+    __slots__ = (
+        "_head_bytes", "_headers", "_line", "_parser", "_target", "failure", "heads", "held", "receiving", "requests",
+    )  # fmt: skip
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self.requests: deque[Request] = deque()  # whose turn has not come
+        self.receiving: Request | None = None  # whose body has still to come
+        self.heads = 0  # how many were whole
+        self.held = 0  # bytes of the body that came since it was last waited for
+        self.failure: TheirsError | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is half a head."""
+        return self._head_bytes > 0 and self.receiving is None
+
+    def feed(self, data: bytes) -> None:
+        """Takes what came."""
+        if self.failure is not None:
+            return
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[cast("int", upgrade.args[0]) :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self.fail(cause if isinstance(cause, TheirsError) else _no_request(str(error)))
+        if self.receiving is None and self._head_bytes > REQUEST_HEAD_BYTES_MAX:
+            self.fail(_no_request("its head does not end"))
+
+    def fail(self, error: TheirsError) -> None:
+        """Nothing of what follows has a meaning."""
+        if self.failure is None:
+            self.failure = error
+            if self.receiving is not None:
+                self.receiving.is_broken = True
+
+    def _stay(self, rest: bytes) -> None:
+        """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
+        method = self._parser.get_method()
+        self._parser = httptools.HttpRequestParser(self)
+        if method == b"CONNECT":
+            self.requests[-1].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
+            return
+        lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name not in _PROPOSAL]
+        headers = "".join(lines).encode("utf-8", "surrogateescape")
+        self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._target, headers, rest))
+
+    # ------------------------------------------------------------------ httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if len(self.requests) >= PIPELINED_MAX:
+            raise _no_request("too many came at once")
+        self._target = b""
+        self._headers = {}
+
+    def on_url(self, url: bytes) -> None:
+        """The address, or a part of it."""
+        self._target += url
+        if len(self._target) > REQUEST_LINE_BYTES_MAX:
+            raise _no_request("its address is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer: those are read over."""
+        if self.receiving is not None:
+            return
+        if len(value) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+        text = value.decode("utf-8", "surrogateescape")
+        key = _names.get(name) or _name(name)
+        known = self._headers.setdefault(key, text)
+        if known is not text:
+            self._headers[key] = f"{known}, {text}"
+
+    def on_headers_complete(self) -> None:
+        """The head is there: the request can be answered while its body still comes."""
+        parser, headers = self._parser, self._headers
+        if "upgrade" in headers and parser.should_upgrade():
+            return  # it comes again, without its proposal
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _no_request("its version is unknown")
+        if len(headers) > REQUEST_HEADERS_MAX:
+            raise _no_request("it has too many headers")
+        self._head_bytes = self.held = 0
+        self.heads += 1
+        self.receiving = request = Request(
+            self._line,
+            parser.get_method().decode(),
+            self._target.decode("utf-8", "surrogateescape"),
+            version,
+            headers,
+            version == "1.1" and parser.should_keep_alive(),
+        )
+        self.requests.append(request)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        assert self.receiving is not None
+        self.receiving.pieces.append(body)
+        self.held += len(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        request, self.receiving = self.receiving, None
+        if request is not None:  # else it was a proposal
+            request.is_whole = True
+            self._head_bytes = self.held = 0
+
+
+def _no_request(why: str) -> RequestError:
+    return RequestError(f"this is no HTTP request: {why}")
+
+
+def _name(raw: bytes) -> str:
+    name = raw.decode("latin-1").lower()
+    if len(_names) < _NAMES_MAX:
+        _names[raw] = name
+    return name

@@ -1,0 +1,63 @@
+"""Listens on sockets, knows every connection, and looks at each of them now and then."""
+
+import asyncio
+
+from watchbill.gateway.http.connection import ClientConnection, Handle, Refuse
+from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_MS, READER_STALL_MS
+
+__all__ = ["Listener"]
+
+_BACKLOG = 4096
+#: What a cut answer may still take to be gone.
+_LAST_S = 1.0
+
+
+class Listener:
+    """Takes connections, and hands their requests to `handle`. Needs a running event loop."""
+
+    header_s = HEADER_RECEIPT_MS / 1000
+    stall_s = READER_STALL_MS / 1000
+    idle_s = KEEP_ALIVE_MS / 1000
+
+    def __init__(self, handle: Handle, refuse: Refuse) -> None:
+        self._handle = handle
+        self._refuse = refuse
+        self.connections: set[ClientConnection] = set()
+        self._loop = asyncio.get_running_loop()
+        self._servers: list[asyncio.Server] = []
+        self._watcher: asyncio.TimerHandle | None = None
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Listens on an address; port 0 picks one. Raises OSError when it is taken or not ours."""
+        server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+        self._servers.append(server)
+        if self._watcher is None:
+            self._look()
+        bound = server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def _connect(self) -> ClientConnection:
+        return ClientConnection(self._loop, self._handle, self._refuse, self.connections)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for connection in list(self.connections):
+            connection.look(now, self)
+        self._watcher = self._loop.call_later(CONNECTION_LOOK_MS / 1000, self._look)
+
+    def stop_listening(self) -> None:
+        """Takes no new connections; those there are go on."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def close(self) -> None:
+        """Ends every connection; what is being answered is cut."""
+        self.stop_listening()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        tasks = [connection.close() for connection in list(self.connections)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_S)
+        for connection in list(self.connections):
+            connection.abort()

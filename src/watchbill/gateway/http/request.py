@@ -1,0 +1,97 @@
+"""A request as a client sent it: its head, and its body as far as it has come."""
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from watchbill.errors import RequestError
+
+__all__ = ["Line", "Request"]
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+class Line(Protocol):
+    """The connection that a request came on."""
+
+    transport: asyncio.Transport | None  # None when the client has left
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        ...
+
+    async def body_news(self, request: "Request", /) -> None:
+        """Waits for more of a request's body, or for the end of all hope."""
+        ...
+
+    async def send(self, content: bytes, /) -> None:
+        """Sends bytes and waits for a slow reader. Raises ConnectionResetError when the client has left."""
+        ...
+
+
+class Request(msgspec.Struct, eq=False):
+    """One request. `headers` are by lower-case name; of one that was sent twice, both values are in one text."""
+
+    connection: Line
+    method: str
+    target: str  # the path and the query, as they were sent
+    version: str
+    headers: dict[str, str]
+    keeps_alive: bool
+    pieces: list[bytes] = []  # of the body: what has come and was not taken yet
+    is_whole: bool = False  # the body has come to its end
+    is_broken: bool = False  # it never will
+    match: Mapping[str, str] = NO_VARIABLES  # what the variables of its address stand for
+
+    @property
+    def path(self) -> str:
+        """The address without its query, decoded."""
+        return unquote(self.target.partition("?")[0])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What follows the question mark; of a name that is there twice, the last."""
+        return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
+
+    @property
+    def content_type(self) -> str:
+        """The body's media type, without parameters; what nobody named is a stream of bytes."""
+        named = self.headers.get("content-type", "application/octet-stream")
+        return named.partition(";")[0].strip().lower()
+
+    @property
+    def content_length(self) -> int:
+        """The size that was announced, 0 when none was. The parser has seen that it is a number."""
+        return int(self.headers.get("content-length", "0"))
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        return self.connection.remote
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The way to the client; None when it has left."""
+        return self.connection.transport
+
+    def take(self) -> bytes:
+        """As much of the body as has come."""
+        pieces = self.pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return taken
+
+    async def more(self) -> bytes:
+        """The next piece of the body, nothing at its end. Raises RequestError when its framing is broken."""
+        while not self.pieces:
+            if self.is_whole:
+                return b""
+            if self.is_broken:
+                raise RequestError("the body is not framed as HTTP demands")
+            await self.connection.body_news(self)
+        return self.take()

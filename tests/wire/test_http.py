@@ -1,0 +1,323 @@
+"""The HTTP server: connections, requests and answers on a real socket (LANE-07, P3)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.house import eventually, house, raw
+from support.peer import chat_events, sse, stream_of
+from watchbill.gateway.answers import as_response
+from watchbill.gateway.http.connection import Handle
+from watchbill.gateway.http.inbox import Inbox
+from watchbill.gateway.http.listener import Listener
+from watchbill.gateway.http.request import Line, Request
+from watchbill.gateway.http.response import Answer, Response
+from watchbill.limits import PIPELINED_MAX, REQUEST_BUFFER_BYTES_MAX, REQUEST_HEAD_BYTES_MAX
+
+CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+def request(version: str = "1.1", *more: str) -> bytes:
+    lines = [
+        f"POST /v1/chat/completions HTTP/{version}",
+        "Host: localhost",
+        f"Content-Length: {len(CHAT)}",
+        *more,
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + CHAT
+
+
+async def test_a_connection_serves_many_answers_and_each_has_its_headers() -> None:
+    """LANE-07: the headers of api.md are on every answer, whichever way it took."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        for _ in range(3):
+            writer.write(request())
+            answer = await raw(reader)
+            assert answer.status == 200 and answer.json["choices"][0]["message"]["content"] == "hello there"
+            assert answer.headers["server"] == "watchbill" and answer.headers["date"].endswith("GMT")
+            assert answer.headers["x-watchbill-model"] == "a" and "connection" not in answer.headers
+        writer.close()
+
+
+async def test_a_client_that_wants_no_further_answer_is_let_go() -> None:
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request("1.1", "Connection: close"))
+        answer = await raw(reader)
+        assert answer.headers["connection"] == "close"
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_old_clients_are_answered_in_their_own_version() -> None:
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request("1.0"))
+        assert (await reader.readline()).startswith(b"HTTP/1.0 200")
+        assert b"hello there" in await reader.read()
+        writer.close()
+
+
+async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
+    """Many clients send the two apart; the connection goes on as with any other."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, body = request().partition(b"\r\n\r\n")
+        for _ in range(3):
+            writer.write(head + b"\r\n\r\n")
+            await asyncio.sleep(0.02)
+            writer.write(body)
+            assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_an_answer_that_comes_before_the_end_of_a_body_is_seen() -> None:
+    """A client that still sends is read over for a while, and may ask again afterwards."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n" + b"x" * 20)
+        assert (await raw(reader)).status == 404
+        writer.write(b"y" * 20 + request())
+        assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_a_connection_whose_answer_was_given_up_is_closed() -> None:
+    """P3: what an answer waited for was cancelled, and not by its client: it is not left waiting for ever."""
+
+    async def give_up(_request: Request) -> Answer:
+        raise asyncio.CancelledError
+
+    async with listening(give_up) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request())
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_client_that_waits_for_a_go_ahead_gets_it() -> None:
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, body = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+        await reader.readline()
+        writer.write(body)
+        assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_who_is_refused_at_the_door_sends_no_body_for_nothing() -> None:
+    """The go-ahead comes when the body is wanted, not before the guard has looked."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, _ = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
+        writer.write(head.replace(b"localhost", b"evil.example") + b"\r\n\r\n")
+        assert (await raw(reader)).status == 403
+        writer.close()
+
+
+async def test_requests_that_come_at_once_are_answered_in_order() -> None:
+    """HTTP/1.1 allows them to be sent without waiting for answers."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request() + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + request())
+        assert [(await raw(reader)).json.get("object") for _ in range(3)] == [
+            "chat.completion",
+            None,
+            "chat.completion",
+        ]
+        writer.close()
+
+
+async def test_requests_without_end_are_not_collected() -> None:
+    """R23: who sends more than anybody would wait for is answered so far, and sent away."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * (PIPELINED_MAX + 50))
+        statuses = [(await raw(reader)).status for _ in range(PIPELINED_MAX + 1)]
+        assert statuses == [200] * PIPELINED_MAX + [400]
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 160, 7))
+async def test_a_request_may_come_in_any_pieces(cut: int) -> None:
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        for _ in range(2):
+            writer.write(request()[:cut])
+            await asyncio.sleep(0.005)
+            writer.write(request()[cut:])
+            assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_a_body_in_chunks_is_a_body() -> None:
+    """And what follows its chunks (trailers) is read over."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (CHAT[:9], CHAT[9:]))
+        for _ in range(2):
+            writer.write(head + chunks + b"0\r\nX-Watchbill-Lane: nowhere\r\n\r\n")
+            assert (await raw(reader)).status == 200
+        assert opened.gateway.wishes.degraded == 0
+        writer.close()
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", "h2c"])
+async def test_another_protocol_is_not_taken_up(upgrade: str) -> None:
+    """curl and Java's client propose HTTP/2 with their first request, whatever it is."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request("1.1", "Connection: Upgrade", f"Upgrade: {upgrade}"))
+        assert (await raw(reader)).status == 200
+        writer.write(request())
+        assert (await raw(reader)).status == 200
+        writer.close()
+
+
+async def test_what_comes_through_a_tunnel_is_no_request() -> None:
+    """R43: the tunnel is refused, and nothing that was meant for its other end is answered."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + request())
+        assert (await raw(reader)).status == 400
+        assert await reader.read() == b"" and not opened.peer.asked
+        writer.close()
+
+
+async def test_a_large_body_waits_at_the_door_until_it_is_wanted() -> None:
+    """R40: what nobody reads yet is not collected; once it is read, all of it comes, and the next request, too."""
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def read_later(request: Request) -> Answer:
+        asked.set()
+        await goes_on.wait()
+        size = 0
+        while piece := await request.more():
+            size += len(piece)
+        return Response(str(size).encode(), {"Server": "watchbill"})
+
+    size = 64 * REQUEST_BUFFER_BYTES_MAX
+    async with listening(read_later) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sending = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+        writer.write(sending)
+        await asked.wait()
+        await asyncio.sleep(0.2)
+        assert writer.transport.get_write_buffer_size() > size // 2  # it did not go to our memory
+        goes_on.set()
+        assert (await raw(reader)).body == str(size).encode()
+        writer.write(sending)
+        assert (await raw(reader)).body == str(size).encode()
+        writer.close()
+
+
+async def test_an_old_client_gets_a_stream_until_its_end() -> None:
+    """HTTP/1.0 has no chunks: the end of the connection is the end of the answer."""
+    events = sse(*chat_events("hi"))
+    async with house(stream_of(events)) as opened:
+        reader, writer = await opened.connect()
+        streamed = CHAT[:-1] + b', "stream": true}'
+        head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(streamed)}\r\n\r\n"
+        writer.write(head.encode() + streamed)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.0 200 OK\r\n") and b"chunked" not in answer.lower()
+        assert answer.endswith(b"\r\n\r\n" + events)
+        writer.close()
+
+
+async def test_an_idle_connection_is_kept_and_then_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P3: nothing is held for ever, not even nothing."""
+    monkeypatch.setattr(Listener, "idle_s", 0.3)
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request())
+        assert (await raw(reader)).status == 200
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        await eventually(lambda: not opened.connections)
+        writer.close()
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Forged: 1", "a\nX-Forged: 1", "a\rX-Forged: 1"])
+def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
+    """R43: a second header could be forged with it."""
+    with pytest.raises(ValueError, match="line break"):
+        Response(b"", {"X-Watchbill-Model": value}).pieces(Request(Nobody(), "GET", "/", "1.1", {}, True))
+
+
+class Nobody(Line):
+    """A connection that nobody is at."""
+
+    transport = None
+
+
+@asynccontextmanager
+async def listening(handle: Handle) -> AsyncIterator[int]:
+    """A server with one handler; its port."""
+    listener = Listener(handle, partial(as_response, headers={}))
+    _, port = await listener.listen("127.0.0.1", 0)
+    try:
+        yield port
+    finally:
+        await listener.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(cuts=st.lists(st.integers(1, 400), max_size=12), count=st.integers(1, 3), proposal=st.booleans())
+def test_however_the_bytes_are_split_the_requests_are_the_same(
+    cuts: list[int], count: int, *, proposal: bool
+) -> None:
+    """R43: a proxy before us and we ourselves must see the same requests."""
+    more = ["Connection: Upgrade", "Upgrade: h2c"] if proposal else ["X-Twice: a", "x-twice: b"]
+    chunked = (
+        b"PUT /c?d=%20 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nT: u\r\n\r\n"
+    )
+    sent = (request("1.1", *more) + chunked) * count
+    edges = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
+    inbox = Inbox(Nobody())
+    for start, end in pairwise(edges):
+        inbox.feed(sent[start:end])
+    seen = [(each.method, each.target, each.is_whole, b"".join(each.pieces)) for each in inbox.requests]
+    assert seen == [("POST", "/v1/chat/completions", True, CHAT), ("PUT", "/c?d=%20", True, b"abcde")] * count
+    assert inbox.failure is None and not inbox.has_begun
+    assert proposal or inbox.requests[0].headers["x-twice"] == "a, b"
+    assert inbox.requests[1].path == "/c" and inbox.requests[1].query == {"d": " "}
+    assert "t" not in inbox.requests[1].headers
+
+
+@pytest.mark.parametrize("endless", [b"x" * 1024, b"X: y\r\n" * 200], ids=["a header", "headers"])
+def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
+    """R39, R42: it would fill the memory within its deadline."""
+    inbox = Inbox(Nobody())
+    inbox.feed(b"GET / HTTP/1.1\r\nX: ")
+    for _ in range(REQUEST_HEAD_BYTES_MAX // len(endless) + 1):
+        assert inbox.failure is None
+        inbox.feed(endless)
+    assert inbox.failure is not None and not inbox.requests
+
+
+@settings(max_examples=500, deadline=None)
+@given(content=st.binary(max_size=300), cut=st.integers(0, 300))
+def test_any_bytes_are_requests_or_a_failure(content: bytes, cut: int) -> None:
+    """R43: and never an exception; after a failure nothing more is taken for a request."""
+    for sent in (content, b"POST / HTTP/1.1\r\n" + content, request() + content):
+        inbox = Inbox(Nobody())
+        inbox.feed(sent[:cut])
+        inbox.feed(sent[cut:])
+        count = len(inbox.requests)
+        if inbox.failure is not None:
+            inbox.feed(request())
+            assert len(inbox.requests) == count
