@@ -322,3 +322,16 @@ def test_any_bytes_are_requests_or_a_failure(content: bytes, cut: int) -> None:
         if inbox.failure is not None:
             inbox.feed(request())
             assert len(inbox.requests) == count
+
+
+async def test_half_a_request_holds_up_no_shutdown() -> None:
+    """P3: its client is told that the house closes, long before the deadline of a body."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        writer.write(request()[:-5])
+        await eventually(lambda: opened.connections and opened.gateway.is_busy)
+        async with asyncio.timeout(3):
+            await opened.serving.close(grace_ms=20_000)
+        answer = await raw(reader)
+        assert (answer.status, answer.code) == (503, "shutting_down")
+        writer.close()

@@ -132,6 +132,11 @@ class House:
         """Whether the house is closing."""
         return self.closing.is_set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody is inside."""
+        return self._visitors > 0
+
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """Sends away who waits, lets finish who is served, then cuts off who is still there."""
         self.closing.set()
@@ -146,7 +151,7 @@ class House:
     async def _wait_empty(self, bound_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_ms / 1000):
-                while self._visitors:
+                while self.is_busy:
                     self._emptied.clear()
                     await self._emptied.wait()
 

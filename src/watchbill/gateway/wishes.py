@@ -21,6 +21,11 @@ __all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
 _HEADERS = tuple(
     f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
 )
+_HEADER_SET = frozenset(_HEADERS)
+
+
+#: Our own fields in a body.
+_FIELDS = frozenset({"priority", "keep_alive", "ttl"})
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -79,6 +84,11 @@ def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGE
             raise RequestError(f"{name} must be {ranges[name]}")
 
 
+def _asks_nothing(model: str, headers: Mapping[str, str], body: Mapping[str, object]) -> bool:
+    """Whether a request says nothing to Watchbill itself, as nearly all do."""
+    return _FIELDS.isdisjoint(body) and _HEADER_SET.isdisjoint(headers) and ":" not in model
+
+
 class Wishes:
     """Reads wishes, and counts those it could not understand."""
 
@@ -97,6 +107,8 @@ class Wishes:
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
+        if key is None and lane_of_path is None and _asks_nothing(model, headers, body):
+            return Wish(model)
         model, lane_of_alias = self._alias(model, catalog) if ":" in model else (model, None)
         lane, priority, deadline, tier, supersede, beside = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, cast
 
-from watchbill.errors import ReceiptTimeout, RequestError, TheirsError
+from watchbill.errors import ReceiptTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import Answer, Response
@@ -169,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def _read_over(self, request: Request) -> bool:
         """Drops what is left of a body, for a while: a client that still sends would not see its answer."""
-        with suppress(TimeoutError, RequestError):
+        with suppress(TimeoutError, TheirsError):
             async with asyncio.timeout(LINGER_MS / 1000):
                 while await request.more():
                     pass
@@ -249,6 +249,12 @@ class ClientConnection(asyncio.Protocol):
                 self._wake()
         elif lasts_s > patience.idle_s:
             transport.close()
+
+    def stop_receiving(self) -> None:
+        """Nothing more is awaited of the client; who is being answered, and has sent all, is not concerned."""
+        if self._inbox.receiving is not None:
+            self._inbox.fail(ShuttingDown())
+            self._wake()
 
     def close(self) -> "asyncio.Task[None]":
         """Ends the connection; what is being answered is cut. The task is over when that has come to its end."""

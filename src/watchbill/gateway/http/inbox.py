@@ -73,14 +73,16 @@ class Inbox:
         if self.failure is None:
             self.failure = error
             if self.receiving is not None:
-                self.receiving.is_broken = True
+                self.receiving.failure = error
 
     def _stay(self, rest: bytes) -> None:
         """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
         method = self._parser.get_method()
         self._parser = httptools.HttpRequestParser(self)
         if method == b"CONNECT":
-            self.requests[-1].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
+            self.requests[
+                -1
+            ].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
             return
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name not in _PROPOSAL]
         headers = "".join(lines).encode("utf-8", "surrogateescape")

@@ -46,10 +46,12 @@ class Listener:
         self._watcher = self._loop.call_later(CONNECTION_LOOK_MS / 1000, self._look)
 
     def stop_listening(self) -> None:
-        """Takes no new connections; those there are go on."""
+        """Takes no new connections, and waits for no more of a request; what has come whole is answered."""
         for server in self._servers:
             server.close()
         self._servers.clear()
+        for connection in self.connections:
+            connection.stop_receiving()
 
     async def close(self) -> None:
         """Ends every connection; what is being answered is cut."""

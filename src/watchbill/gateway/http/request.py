@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from watchbill.errors import RequestError
+from watchbill.errors import TheirsError
 
 __all__ = ["Line", "Request"]
 
@@ -45,7 +45,7 @@ class Request(msgspec.Struct, eq=False):
     keeps_alive: bool
     pieces: list[bytes] = []  # of the body: what has come and was not taken yet
     is_whole: bool = False  # the body has come to its end
-    is_broken: bool = False  # it never will
+    failure: TheirsError | None = None  # why it never will
     match: Mapping[str, str] = NO_VARIABLES  # what the variables of its address stand for
 
     @property
@@ -87,11 +87,11 @@ class Request(msgspec.Struct, eq=False):
         return taken
 
     async def more(self) -> bytes:
-        """The next piece of the body, nothing at its end. Raises RequestError when its framing is broken."""
+        """The next piece of the body, nothing at its end. Raises why it will not come."""
         while not self.pieces:
             if self.is_whole:
                 return b""
-            if self.is_broken:
-                raise RequestError("the body is not framed as HTTP demands")
+            if self.failure is not None:
+                raise self.failure
             await self.connection.body_news(self)
         return self.take()
