@@ -291,9 +291,9 @@ class Catalog:
 
     def lane_for(self, name: str | None) -> Lane:
         """The lane that a wish enters which names this one; without a name, or with an unknown one, the first."""
-        if name == ROTATION_LANE.name:
-            return self.find_lane(ROTATION_LANE.name)
-        return self.lanes.get(name or "") or next(iter(self.lanes.values()))
+        if name is None:
+            return next(iter(self.lanes.values()))
+        return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lane_for(None))
 
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""

@@ -176,11 +176,11 @@ class Sizes:
         """A look at a sleeping model: the last one counts, nothing in it grows."""
         self._entry(facts).asleep = dict(memory)
 
-    def record_service(self, facts: Facts, ms: int) -> None:
-        """A request that ran to its end."""
+    def record_services(self, facts: Facts, taken_ms: Sequence[int]) -> None:
+        """Requests that ran to their end, in this order."""
         entry = self._entry(facts)
-        entry.requests += 1
-        _keep(entry.service, ms)
+        entry.requests += len(taken_ms)
+        _keep(entry.service, *taken_ms)
 
     def save(self) -> None:
         """Writes the file when something changed. May block on the disk: call it in a thread.
@@ -254,8 +254,8 @@ def _replace(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _keep(samples: list[int], value: int) -> None:
-    samples.append(value)
+def _keep(samples: list[int], *values: int) -> None:
+    samples += values
     del samples[:-SIZES_SAMPLES_MAX]
 
 

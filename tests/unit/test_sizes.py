@@ -61,7 +61,7 @@ def test_cached_and_cold_loads_are_kept_apart_and_the_median_of_nine_counts(tmp_
 
 def test_any_other_circumstance_is_measured_anew(tmp_path: Path) -> None:
     sizes = sizes_in(tmp_path)
-    sizes.record_service(FACTS, 700)
+    sizes.record_services(FACTS, [700])
     changes: list[dict[str, object]] = [
         {"file_bytes": 1}, {"file_mtime_ns": 2}, {"context": 4096}, {"slots": 2}, {"cache_type": "q8_0"},
         {"engine": "llamacpp 2"}, {"devices": ("gpu:0",)}, {"model": "other"}, {"source": "/n"},
@@ -109,7 +109,7 @@ def test_a_broken_file_is_kept_aside_and_learning_starts_anew(tmp_path: Path, co
     (tmp_path / FILE_NAME).write_bytes(content)
     sizes = sizes_in(tmp_path, warnings.append)
     assert len(warnings) == 1 and (tmp_path / f"{FILE_NAME}.broken").read_bytes() == content
-    sizes.record_service(FACTS, 5)
+    sizes.record_services(FACTS, [5])
     sizes.save()
     assert sizes_in(tmp_path).recall(FACTS) is not None
 
@@ -124,7 +124,7 @@ def test_a_disk_that_refuses_costs_one_warning_and_nothing_else(
 
     warnings: list[str] = []
     sizes = sizes_in(tmp_path, warnings.append)
-    sizes.record_service(FACTS, 5)
+    sizes.record_services(FACTS, [5])
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
         sizes.save()
@@ -138,7 +138,7 @@ def test_memory_of_models_is_bounded_and_the_longest_unused_leave(tmp_path: Path
     now = iter(range(10**6))
     sizes = Sizes(tmp_path, clock=lambda: float(next(now)))
     for number in range(SIZES_MODELS_MAX + 1):
-        sizes.record_service(replace(FACTS, context=number), 5)
+        sizes.record_services(replace(FACTS, context=number), [5])
     assert sizes.recall(replace(FACTS, context=0)) is None
     assert sizes.recall(replace(FACTS, context=1)) is not None
 

@@ -13,8 +13,9 @@ __all__ = ["ArrivalRate", "MeanEstimate", "MedianEstimate"]
 
 #: How many measurements a median remembers.
 MEDIAN_WINDOW = 9
-#: A mean never gives its newest measurement less weight than this.
-MEAN_WEIGHT_MIN = 0.1
+#: The first so many measurements of a mean weigh the same; every later one weighs as much as the last of them did.
+MEAN_COUNT = 10
+MEAN_WEIGHT_MIN = 1 / MEAN_COUNT
 #: An estimate is off when measurements are more than this many times larger or smaller.
 OFF_FACTOR = 3.0
 #: Answers differ by nature, so only so many long ones in a row count. Short ones prove nothing: where a few answers are
@@ -51,17 +52,17 @@ class MedianEstimate:
 class MeanEstimate:
     """A duration that varies around a mean."""
 
-    __slots__ = ("_count", "_row", "ms")
+    __slots__ = ("_row", "count", "ms")
 
     def __init__(self, guess_ms: float) -> None:
         self.ms = max(1.0, guess_ms)
-        self._count = 0
+        self.count = 0  # of measurements
         self._row = 0  # how many in a row were far longer than foretold
 
     @property
     def is_guess(self) -> bool:
         """Whether nothing was measured yet."""
-        return self._count == 0
+        return self.count == 0
 
     @property
     def is_off(self) -> bool:
@@ -71,11 +72,14 @@ class MeanEstimate:
     def learn(self, measured_ms: float) -> None:
         """Takes in one measurement; the first one replaces the guess."""
         # Comparisons and no max(): every answer comes by here.
-        foretold, count = self.ms, self._count + 1
-        self._row = self._row + 1 if count > 1 and measured_ms > OFF_FACTOR * foretold else 0
-        self._count = count
-        weight = 1 / count if count * MEAN_WEIGHT_MIN < 1 else MEAN_WEIGHT_MIN
-        self.ms = foretold + weight * ((measured_ms if measured_ms > 1 else 1.0) - foretold)
+        foretold = self.ms
+        count = self.count = self.count + 1
+        if measured_ms > OFF_FACTOR * foretold and count > 1:
+            self._row += 1
+        else:
+            self._row = 0
+        off_ms = (measured_ms if measured_ms > 1 else 1.0) - foretold
+        self.ms = foretold + (MEAN_WEIGHT_MIN if count >= MEAN_COUNT else 1 / count) * off_ms
 
 
 def _is_off(ratio: float) -> bool:
@@ -97,7 +101,6 @@ class ArrivalRate:
 
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
-        # Where it counts, several come in a millisecond.
-        faded = self._rate if now == self._at else self.at(now)
-        self._rate = faded + weight / RATE_WINDOW_MS
-        self._at = now
+        if now != self._at:  # where it counts, several come in a millisecond
+            self._rate, self._at = self.at(now), now
+        self._rate += weight / RATE_WINDOW_MS

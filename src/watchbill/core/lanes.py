@@ -51,7 +51,6 @@ class Lanes:
         station = self._state.stations[request.model]
         if self._can_start_at_once(request, station, now):
             self._count_use(request, station, now)
-            self._state.out.append(Admit(request.id, station.name, 0))
             self._state.start(station, request, now)
             return
         choices = self._choices(request, station, now)
@@ -169,13 +168,15 @@ class Lanes:
             return
         weight = state.catalog.policy.weights[work_class]
         state.stations[request.model].rate.learn(weight, now)
-        for name in request.companions:
-            state.stations[name].rate.learn(weight, now)
-        used = station.members or (station,)
-        for each in used:
-            each.last_used = now
+        if request.companions:
+            for name in request.companions:
+                state.stations[name].rate.learn(weight, now)
+            for member in station.members:
+                member.last_used = now
+            station = station.serving
+        station.last_used = now
         if work_class is _INTERACTIVE:
-            used[0].top_class_at = now
+            station.top_class_at = now
 
     def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION

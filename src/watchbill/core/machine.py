@@ -78,16 +78,13 @@ class Machine:
 
     def step(self, event: m.Event, now: int) -> list[m.Action]:
         """Takes in one event and says what is to be done."""
-        state = self.state
+        state, kind = self.state, type(event)
         state.out, state.wakes = [], []
-        kind = type(event)
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
-        if kind is m.FirstByte:
-            return state.out  # a flag was set; nothing can follow from it
         armed = self._armed
-        is_failure = isinstance(event, m.Ended) and event.ok is False
-        if armed is None or is_failure or kind not in REQUEST_EVENTS:
-            self._turn(now, overdue=True)
+        if kind not in REQUEST_EVENTS or armed is None or (isinstance(event, m.Ended) and event.ok is False):
+            if kind is not m.FirstByte:  # a flag was set; nothing can follow from it
+                self._turn(now, overdue=True)
             return state.out
         if state.waiting or state.companies:
             self._dispatch.grant(now)

@@ -212,7 +212,7 @@ class Action(Struct, frozen=True):
 
 
 class Admit(Action, frozen=True):
-    """The request waits, or starts in this same step."""
+    """The request was let in and waits for its Grant. One that finds everything free is granted without."""
 
     id: str
     model: str  # the one that will serve

@@ -299,10 +299,10 @@ class State:
 
     def start(self, station: Station, request: Request, now: int) -> None:
         """Gives a request its turn on a ready model."""
-        request_id, running, attempt = request.id, station.running, station.attempt
+        request_id, running, companions = request.id, station.running, request.companions
         self.home[request_id] = station
-        running[request_id] = Running(request, now, attempt, len(running) + 1, request.was_cut)
-        for name in request.companions:
+        running[request_id] = Running(request, now, len(running) + 1, request.was_cut)
+        for name in companions:
             self.stations[name].users[request_id] = running[request_id]
             self.stations[name].last_used = now
         if request.work_class is not _ROTATION:
@@ -310,7 +310,7 @@ class State:
         station.aborts = station.reversals = 0
         self.active_at = now
         self.wakes.append(now + request.timeout_ms)
-        self.out.append(Grant(request_id, station.name, attempt, request.companions))
+        self.out.append(Grant(request_id, station.name, station.attempt, companions))
 
     def dismiss(self, request: Request, now: int) -> None:
         """Its companions are no longer needed by a request that runs no more."""

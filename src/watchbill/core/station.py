@@ -76,7 +76,6 @@ class Running(Struct):
 
     request: Request
     since: int
-    attempt: int
     beside: int  # how many ran when it started, itself included
     begun: bool = False  # the first token came, or it was cut once before it: not to be cut before a boundary
     cut: str | None = None
@@ -318,14 +317,15 @@ class Station:
 
     def learn_service(self, taken_ms: float, beside: int) -> None:
         """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
+        service = self.service
         if beside <= 1:
-            self.service.learn(taken_ms)
+            service.learn(taken_ms)
             return
-        if not self.service.is_guess:
+        if service.count:
             slots = self.model.concurrency
-            seen = (taken_ms / self.service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
+            seen = (taken_ms / service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
-        self.service.learn(taken_ms / self.batch_factor(beside))
+        service.learn(taken_ms / self.batch_factor(beside))
 
     @property
     def quantum_ms(self) -> float:

@@ -67,7 +67,7 @@ class Driver:
     """One per daemon."""
 
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
-        self._catalog = catalog
+        self.catalog = catalog  # what the operator declared, as it is now
         self._parts = parts
         self.metrics = Metrics(self.status)
         self._core = Machine(catalog, parts.memories.recall())
@@ -77,7 +77,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._turned_at = self.now()
         self._commands = Commands(self.feed)
-        self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}"
+        self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
         looks = {"memory": self._room.memory, "asleep": self._room.asleep}
         self._lookout = parts.make_lookout(catalog=catalog, **looks, feed=self._observed, alert=self._alert)
@@ -148,7 +148,7 @@ class Driver:
             self._timer.cancel()
         self._parts.recorder.close()
         await self._parts.alerts.close()
-        await asyncio.to_thread(self._parts.memories.save)
+        await self._parts.memories.save()
 
     def stop_admitting(self) -> None:
         """The beginning of the end: what waits is refused, what runs may finish."""
@@ -169,45 +169,46 @@ class Driver:
     async def _save_often(self) -> None:
         while True:
             await asyncio.sleep(LEARNED_SAVE_MS / 1000)
-            await asyncio.to_thread(self._parts.memories.save)
+            await self._parts.memories.save()
 
     # ------------------------------------------------------------------ for the doors
-
-    @property
-    def catalog(self) -> Catalog:
-        """What the operator declared, as it is now."""
-        return self._catalog
 
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
         now = self.now()
-        request = self._request(self._find(wish.model), wish, now)
-        ticket = self._tickets[request.id] = Ticket(request, self, request.id, request.model)
+        request = self._request(wish, now)
+        id = request.id
+        ticket = self._tickets[id] = Ticket(request, self, id, request.model)
         self._feed(m.Arrived(request), now)
         if ticket.refusal is not None:
             raise ticket.refusal
         return ticket
 
     def _find(self, name: str) -> Model:
-        model = self._catalog.find_model(name)
+        model = self.catalog.find_model(name)
         if model is None:
-            known = ", ".join(list(self._catalog.models)[:8])
-            raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
+            raise self._unknown(name)
         return model
 
-    def _request(self, model: Model, wish: Wish, now: int) -> m.Request:
-        lane = self._catalog.lane_for(wish.lane)
-        patience = lane.max_wait_ms if wish.deadline_ms is None else min(lane.max_wait_ms, wish.deadline_ms)
+    def _unknown(self, name: str) -> ModelNotFound:
+        known = ", ".join(list(self.catalog.models)[:8])
+        return ModelNotFound(f"no model is called {name!r}; there are: {known}")
+
+    def _request(self, wish: Wish, now: int) -> m.Request:
+        catalog = self.catalog
+        model, lane = catalog.find_model(wish.model), catalog.lane_for(wish.lane)
+        if model is None:  # not by `_find`: every request comes by here
+            raise self._unknown(wish.model)
+        patience, asked, best = lane.max_wait_ms, wish.deadline_ms, wish.best_priority
         # Elsewhere nobody goes before who came earlier.
-        own = wish.priority if lane.policy == "priority" else None
-        priority, best = own or lane.priority or model.priority, wish.best_priority
+        priority = (lane.policy == "priority" and wish.priority) or lane.priority or model.priority
         return m.Request(
-            f"{self._prefix}-{next(self._numbers)}",
+            f"{self._prefix}{next(self._numbers)}",
             model.name,
             lane.name,
             lane.work_class,
             now,
-            patience,
+            patience if asked is None or asked > patience else asked,
             lane.timeout_ms,
             priority if priority > best else best,
             wish.operator,
@@ -260,8 +261,8 @@ class Driver:
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
         """What would happen if the model were asked for now."""
-        found, wish, now = self._find(model), Wish(model, companions=companions), self.now()
-        return explain(self._core, self._request(found, wish, now), now)
+        wish, now = Wish(model, companions=companions), self.now()
+        return explain(self._core, self._request(wish, now), now)
 
     def is_ready(self) -> bool:
         """Whether the scheduler turns, not merely whether a socket is open."""
@@ -297,13 +298,13 @@ class Driver:
 
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes a new catalog over while everything runs. Says what changed."""
-        told = changes(self._catalog, catalog)
+        told = changes(self.catalog, catalog)
         self._room.reconfigure(catalog)
         self._parts.memories.reconfigure(catalog)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._lookout.reconfigure(catalog)
         self._protected.reconfigure(catalog)
-        self._catalog = catalog
+        self.catalog = catalog
         self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
         self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
         await self._look()
@@ -336,9 +337,8 @@ class Driver:
         request, now = ticket.request, self._turned_at
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
-        ticket.started_at = now
         self.metrics.started(request.lane, waited, waited - ticket.forecast_ms)
-        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions))
+        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now)
 
     def _load_share(self, model: str, arrived_at: int) -> int:
         """How much of a wait that began then was this model's own load."""
@@ -382,7 +382,7 @@ class Driver:
         self._parts.alerts.raise_(action)
 
     def _run_task(self, action: m.RunTask) -> None:
-        task = self._catalog.models[action.model].background
+        task = self.catalog.models[action.model].background
         if task is not None:
             self._tasks.run(action.model, task, self.now)
 

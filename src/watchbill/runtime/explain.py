@@ -29,7 +29,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         policy += f", for now turns because {why}"
     asleep = f"{wakes_text(station)}; " if stage == "asleep" else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
-    admitted = next((a for a in actions if isinstance(a, Admit) and a.id == _PROBE), None)
+    admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
     serving = admitted.model if admitted else request.model
     beside = admitted.companions if admitted else request.companions
@@ -54,7 +54,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "companions": {name: state_of(core.state.stations[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
-        "expected_ms": admitted.forecast_ms if admitted else None,
+        "expected_ms": _expected_ms(admitted),
         "pressure_per_s": round(
             _pressure(machine, machine.state.companies.get(target) or station, leaving, now) * 1000, 4
         ),
@@ -80,6 +80,13 @@ def duplicate(core: Machine) -> Machine:
     declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
     declared += [s.model for s in core.state.stations.values()]
     return copy.deepcopy(core, {id(record): record for record in declared})
+
+
+def _expected_ms(admitted: Admit | Grant | None) -> int | None:
+    """The forecast of who waits; who is granted without was not even told to wait."""
+    if admitted is None:
+        return None
+    return admitted.forecast_ms if isinstance(admitted, Admit) else 0
 
 
 def _is_plan_for(note: Note, serving: str, target: str) -> bool:

@@ -6,6 +6,7 @@ size, or weights and cache, whose pages may not all be touched yet. A model stil
 compute buffers are touched by the first long prompt: until it was seen larger, a measured size counts with them.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +16,15 @@ from watchbill.core.messages import Footprint, Knowledge
 from watchbill.errors import WatchbillError
 from watchbill.footprint import Prediction, predict
 from watchbill.gguf import read_header
+from watchbill.limits import SIZES_SAMPLES_MAX
 from watchbill.probes.pagecache import is_cached
 from watchbill.sizes import Facts, Learned, Sizes, facts_of
 
 __all__ = ["Memories"]
 
 _LOG = logging.getLogger("watchbill.knowledge")
+#: So many answers of one model are recorded at once; no more than its file keeps.
+ANSWERS_TOGETHER = SIZES_SAMPLES_MAX
 
 
 class Memories:
@@ -28,12 +32,15 @@ class Memories:
 
     def __init__(self, catalog: Catalog, sizes: Sizes) -> None:
         self._sizes = sizes
+        self._answers: dict[str, list[int]] = {}  # model -> service times that are still to be recorded
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
         """Looks at every model's file anew."""
+        self._gather()
         self._catalog = catalog
         self._facts = {name: self._facts_of(model) for name, model in catalog.models.items()}
+        self._answers = {name: list[int]() for name in self._facts}
         self._was_cached: dict[str, bool] = {}
 
     def _facts_of(self, model: Model) -> Facts:
@@ -49,6 +56,7 @@ class Memories:
 
     def recall(self) -> dict[str, Knowledge]:
         """Everything that is known, for the core."""
+        self._gather()
         return {name: self._know(model) for name, model in self._catalog.models.items()}
 
     def _know(self, model: Model) -> Knowledge:
@@ -111,14 +119,23 @@ class Memories:
             self._sizes.record_asleep(self._facts[name], memory)
 
     def served(self, name: str, ms: int) -> None:
-        """An answer ran to its end."""
-        facts = self._facts.get(name)
-        if facts is not None:
-            self._sizes.record_service(facts, ms)
+        """An answer ran to its end. There are many, so they are recorded several at a time."""
+        answers = self._answers.get(name)
+        if answers is not None:
+            answers.append(ms)
+            if len(answers) >= ANSWERS_TOGETHER:
+                self._gather()
 
-    def save(self) -> None:
-        """Brings it to the disk. May block."""
-        self._sizes.save()
+    def _gather(self) -> None:
+        for name, answers in self._answers.items():
+            if answers:
+                self._sizes.record_services(self._facts[name], answers)
+                answers.clear()
+
+    async def save(self) -> None:
+        """Brings everything to the disk, in a thread: a disk may take its time."""
+        self._gather()
+        await asyncio.to_thread(self._sizes.save)
 
 
 def _footprint(model: Model, learned: Learned | None, predicted: Prediction | None) -> Footprint:

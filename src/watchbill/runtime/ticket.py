@@ -142,10 +142,9 @@ class Ticket(msgspec.Struct, eq=False):
 
     # ------------------------------------------------------------------ the driver's side
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, now: int) -> None:
         """The driver grants the turn."""
-        self.model = start.model
-        self.turn = start
+        self.model, self.turn, self.started_at = start.model, start, now
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(start)
 

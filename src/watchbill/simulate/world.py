@@ -66,9 +66,7 @@ class World:
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
         self.streams = False  # whether nothing continues a background answer: what has begun runs to its end
-        self.mute = (
-            False  # whether engines think to the end before their first byte: a long prompt, a short answer
-        )
+        self.mute = False  # engines think to the end before their first byte: a long prompt, a short answer
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -203,6 +201,7 @@ class World:
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
+        caller.served_by, caller.beside = action.model, action.companions
         if caller.started_at is None:
             caller.started_at = self.now
         if engine.power is not Power.WARM:
