@@ -94,21 +94,23 @@ class Metrics:
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
         #: Lane, wait and error of the forecast; lane, outcome, model and service time -> how often.
-        self._starts: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        self._ends: defaultdict[tuple[str, str, str, int | None], int] = defaultdict(int)
+        self._starts: defaultdict[tuple[str, int, int], int] = defaultdict(self._begin_tally)
+        self._ends: defaultdict[tuple[str, str, str, int | None], int] = defaultdict(self._begin_tally)
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
         """A request started after waiting so long, `error_ms` after its forecast; negative: before it."""
         self._starts[lane, waited_ms, error_ms] += 1
-        if len(self._starts) >= TALLY_MAX:
-            self._sort_in()
 
     def ended(self, lane: str, outcome: str, model: str = "", ms: int | None = None) -> None:
         """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered."""
         self._ends[lane, outcome, model, ms] += 1
-        if len(self._ends) >= TALLY_MAX:
+
+    def _begin_tally(self) -> int:
+        """How often something happened that was never seen. Makes room for it first."""
+        if len(self._starts) >= TALLY_MAX or len(self._ends) >= TALLY_MAX:
             self._sort_in()
+        return 0
 
     def _sort_in(self) -> None:
         for (lane, waited_ms, error_ms), times in self._starts.items():

@@ -123,18 +123,21 @@ class Dispatch:
         running = self._take(event.id, now)
         if running is None:
             return
-        station = self._state.home.pop(event.id)
-        if running.cut is None and event.ok:
+        state, request = self._state, running.request
+        station = state.home.pop(request.id)
+        if event.ok and running.cut is None:
             station.learn_service(now - running.since, running.beside)
             station.bad_answers = station.resets = 0
-        elif running.cut is None and event.ok is False:
-            station.bad_answers += 1
-        elif running.cut == "run_timeout" and not running.begun:
-            station.bad_answers += 1  # it had all its time and gave not one byte
-        if running.request.work_class is not _ROTATION:
-            self._state.release(station, running.request, now)
         else:
-            self._state.rest(station)
+            state.is_still = False  # one that failed may have been the last straw
+            if running.cut is None and event.ok is False:
+                station.bad_answers += 1
+            elif running.cut == "run_timeout" and not running.begun:
+                station.bad_answers += 1  # it had all its time and gave not one byte
+        if request.work_class is not _ROTATION:
+            state.release(station, request, now)
+        else:
+            state.rest(station)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""
@@ -156,12 +159,13 @@ class Dispatch:
         self._state.join(station, request, max(now + 1, since + request.max_wait_ms))
 
     def _take(self, request_id: str, now: int) -> Running | None:
-        station = self._state.home.get(request_id)
+        state = self._state
+        station = state.home.get(request_id)
         running = station.running.pop(request_id, None) if station else None
         if running is None:
-            self._state.late_answers += 1
+            state.late_answers += 1
         elif running.request.companions:
-            self._state.dismiss(running.request, now)
+            state.dismiss(running.request, now)
         return running
 
     # ------------------------------------------------------------------ bounds

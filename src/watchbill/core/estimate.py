@@ -102,5 +102,6 @@ class ArrivalRate:
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
         if now != self._at:  # where it counts, several come in a millisecond
-            self._rate, self._at = self.at(now), now
+            self._rate = self.at(now)
+            self._at = now
         self._rate += weight / RATE_WINDOW_MS

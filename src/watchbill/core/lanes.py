@@ -153,11 +153,11 @@ class Lanes:
         self._state.out.append(Admit(request.id, station.serving.name, round(forecast), request.companions))
 
     def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
-        """Whether no lane and no line has a word in it: nobody waits anywhere."""
+        """Whether no lane, no line and no failure has a word in it: nobody waits anywhere."""
         state = self._state
         if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
             return False
-        if station.stage is not _READY or station.is_quarantined(now):
+        if station.stage is not _READY or now < station.retry_at:
             return False
         return len(station.running) < station.slots_for(request.work_class, now)
 

@@ -8,8 +8,9 @@
     6. what has drained is stopped, what has its memory is loaded
     7. the timer is armed for whatever waits
 
-What happens to one request mostly changes nothing but its own line: then the step ends after the grants. And before
-the armed time nothing can be overdue, so what only the clock can bring about (2 and 4) is not looked for.
+What happens to one request mostly changes nothing but its own line: then the step ends after the grants, and while the
+house is still (`State.is_still`) there is nobody else to grant anything to. And before the armed time nothing can be
+overdue, so what only the clock can bring about (2 and 4) is not looked for.
 
 `step` never raises on a legal event, never waits and never logs. Same events, same actions.
 """
@@ -35,7 +36,7 @@ from watchbill.core.watchdog import Watchdog
 __all__ = ["Machine"]
 
 #: Events that only concern one request.
-REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.Ended})
+REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.FirstByte, m.Ended})
 
 
 class Machine:
@@ -54,7 +55,6 @@ class Machine:
         self._reconfigure = Reconfigure(self.state)
         self._rotation, self._epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
-        self._armed: int | None = None
         self._seen = -1  # the state's changes when the last turn began
         self.routes = {
             m.Arrived: self._lanes.arrived,
@@ -81,19 +81,26 @@ class Machine:
         state, kind = self.state, type(event)
         state.out, state.wakes = [], []
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
-        armed = self._armed
-        if kind not in REQUEST_EVENTS or armed is None or (isinstance(event, m.Ended) and event.ok is False):
-            if kind is not m.FirstByte:  # a flag was set; nothing can follow from it
-                self._turn(now, overdue=True)
-            return state.out
+        if not (state.is_still and state.armed and kind in REQUEST_EVENTS) or state.wakes:
+            self._follow(event, now)
+        return state.out
+
+    def _follow(self, event: m.Event, now: int) -> None:
+        """What can follow, where more than one request is concerned, or something is begun that has a bound."""
+        state, kind, armed = self.state, type(event), self.state.armed
+        if kind is m.FirstByte:
+            return  # a flag was set; nothing can follow from it
+        is_failure = isinstance(event, m.Ended) and event.ok is False
+        if not armed or is_failure or kind not in REQUEST_EVENTS:
+            self._turn(now, overdue=True)
+            return
         if state.waiting or state.companies:
             self._dispatch.grant(now)
         if not self._is_over(armed, now):
             self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
-        return state.out
 
     def _is_over(self, armed: int, now: int) -> bool:
-        """Whether nothing can follow from what happened to one request: the common case.
+        """Whether nothing more can follow from what happened to one request.
 
         Nobody wants a model that is not in memory, the timer comes in time for whatever was begun, and what is on its
         way in or out has still to wait for its engine.
@@ -177,8 +184,8 @@ class Machine:
         if not later:
             return
         at = int(min(*later, now + WAKE_MAX_MS)) + 1
-        if at != self._armed:
-            self._armed = at
+        if at != self.state.armed:
+            self.state.armed = at
             self.state.out.append(m.Wake(at))
 
     def _add_wakes(self, station: Station) -> None:
@@ -210,4 +217,4 @@ class Machine:
 
     def _woke(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""
-        self._armed = None
+        self.state.armed = 0

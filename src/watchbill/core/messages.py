@@ -3,6 +3,9 @@
 Both are frozen. Tokens never pass through here: only arrivals, starts, first bytes and ends do. Every action
 that expects an answer carries the attempt it belongs to; an answer with another attempt is late, and is dropped
 and counted. Times are monotonic milliseconds, sizes bytes.
+
+Nothing here is part of a circle, and every request makes several of them: the garbage collector need not follow them
+(`gc=False`).
 """
 
 from collections.abc import Mapping
@@ -35,7 +38,7 @@ class Knowledge(Struct, frozen=True):
 # ------------------------------------------------------------------ what waits
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, gc=False):
     """Somebody wants an answer from a model."""
 
     id: str
@@ -59,7 +62,7 @@ class Request(Struct, frozen=True):
 # ------------------------------------------------------------------ events
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """Something happened."""
 
 
@@ -207,7 +210,7 @@ class Closing(Event, frozen=True):
 # ------------------------------------------------------------------ actions
 
 
-class Action(Struct, frozen=True):
+class Action(Struct, frozen=True, gc=False):
     """Something the driver shall do."""
 
 

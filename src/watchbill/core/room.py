@@ -4,12 +4,13 @@ Books and machine are both asked, and the stricter counts: a load that is promis
 is free only in the machine's eyes, one that is leaving only in the plan's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from watchbill.core.budget import Ledger
+from watchbill.core.company import total_needs
 from watchbill.core.station import HOLDING, STAYING, Stage, Station
 
-__all__ = ["actual_room", "own_share", "planned_room"]
+__all__ = ["actual_room", "has_room", "own_share", "planned_room"]
 
 
 def planned_room(ledger: Ledger, stations: Sequence[Station]) -> dict[str, int]:
@@ -36,6 +37,12 @@ def _free(
         leaving = sum(_held(s, name) for s in present if s.stage not in counted)
         free[name] = min(free[name], book.headroom(waiting) + leaving)
     return free
+
+
+def has_room(stations: Sequence[Station], free: Mapping[str, int]) -> bool:
+    """Whether everything that is not in memory, and ever could be, fits into what is free."""
+    away = (s for s in stations if (s.stage not in STAYING or s.naps) and not s.hopeless)
+    return all(amount <= free[resource] for resource, amount in total_needs(away).items())
 
 
 def own_share(asking: Station) -> dict[str, int]:

@@ -30,7 +30,7 @@ class Sets:
         for members in self._ladder(request):
             usable = not any(s.is_quarantined(now) for s in members)
             if usable and (all(s.stage is Stage.READY for s in members) or self._fits(members)):
-                company = self._state.companies.of(members, now)
+                company, self._state.is_still = self._state.companies.of(members, now), False
                 company.muster(self._state.stations, now)
                 found.append(company)
         if len(found) > 1:

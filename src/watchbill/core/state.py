@@ -14,14 +14,13 @@ from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of, shortage
 from watchbill.core.company import Companies
 from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
-from watchbill.core.room import actual_room, own_share, planned_room
-from watchbill.core.station import AWAY, MOVING, STAYING, Ghost, Running, Stage, Station
+from watchbill.core.room import actual_room, has_room, own_share, planned_room
+from watchbill.core.station import AWAY, MOVING, Ghost, Running, Stage, Station
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
 #: A caller may wish a model to stay idle this long; a longer stay is the operator's to grant.
 KEEP_ALIVE_MAX_MS = 24 * 3_600_000
-
 #: While anything waits or is in memory the core looks again at the latest after this.
 WAKE_MAX_MS = 60_000
 
@@ -43,6 +42,7 @@ class State:
         self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
         self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
         self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
+        self.is_still = False  # nobody waits, nothing moves, nothing is missing; False: or nobody has looked
         self.stations: dict[str, Station] = {}
         self.managed: list[Station] = []  # those whose engines are ours to start and stop
         self.companies = Companies()  # those that somebody waits for
@@ -54,11 +54,11 @@ class State:
         self.is_haunted = False  # somebody may have a ghost; without it nobody has
         self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # stations on their way in or out of memory
-        self.plans_made = 0
+        self.plans_made = self.late_answers = 0
         self.is_closing = False
-        self.late_answers = 0
         self.out: list[Action] = []
-        self.wakes: list[float] = []
+        self.wakes: list[float] = []  # when something of this step must be looked at again
+        self.armed = 0  # when the timer comes; 0: not armed
 
     # ------------------------------------------------------------------ stations
 
@@ -96,6 +96,7 @@ class State:
     def remeasured(self) -> None:
         """Forgets what was summed up: somebody's stage, size or held memory, a reading or a budget changed."""
         self.changes += 1
+        self.is_still = False
         self._staged, self._ever, self._short = {}, {}, {}
         self._planned = self._actual = self._has_room = self._misses_permanent = None
 
@@ -155,17 +156,8 @@ class State:
     def has_room_for_all(self) -> bool:
         """Whether everything that is not in memory would fit beside what is (RES-25)."""
         if self._has_room is None:
-            self._has_room = self._count_room_for_all()
+            self._has_room = has_room(self.managed, self.planned_free())
         return self._has_room
-
-    def _count_room_for_all(self) -> bool:
-        missing: dict[str, int] = {}
-        for station in self.managed:
-            if (station.stage not in STAYING or station.naps) and not station.hopeless:
-                for resource, amount in station.needs.items():
-                    missing[resource] = missing.get(resource, 0) + amount
-        free = self.planned_free()
-        return all(amount <= free[resource] for resource, amount in missing.items())
 
     def is_reserved_core(self, station: Station) -> bool:
         """Whether a device keeps memory for this model, so that it stays through every swap."""
@@ -207,8 +199,10 @@ class State:
                 told.append(f"what {name} lacks")
         if self._actual not in (None, actual_room(self.ledger, self.managed)):
             told.append("actual free")
-        if self._has_room not in (None, self._count_room_for_all()):
+        if self._has_room not in (None, has_room(self.managed, self.planned_free())):
             told.append("room for all")
+        if self.is_still and (self.moving or self.companies or self.is_wanting()):
+            told.append("still")
         if not self.is_haunted and any(s.ghost is not None for s in self.lines()):
             told.append("haunted")
         if self._misses_permanent not in (None, self._count_missing() > 0):
@@ -263,6 +257,7 @@ class State:
         if request.companions and not station.members:
             beside = (self.stations[name] for name in request.companions)
             station = self.companies.of((station, *beside), request.arrived_at)
+        self.is_still = False
         station.line.join(request, due)
         self.wakes.append(due)
         self.home[request.id] = station
@@ -284,7 +279,8 @@ class State:
         A wish and no more: it protects against no swap and no emergency, and a closed door stays closed."""
         station.last_used = now
         wished = request.keep_alive_ms
-        station.keep_alive_ms = None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS))
+        if wished != station.keep_alive_ms:
+            station.keep_alive(None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS)))
         if station.idle_ms < WAKE_MAX_MS:
             self.rest(station)
 
@@ -309,7 +305,8 @@ class State:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
-        self.wakes.append(now + request.timeout_ms)
+        if now + request.timeout_ms < self.armed:
+            self.wakes.append(now + request.timeout_ms)
         self.out.append(Grant(request_id, station.name, station.attempt, companions))
 
     def dismiss(self, request: Request, now: int) -> None:
@@ -326,7 +323,7 @@ class State:
         station.enter(stage, now)
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
-            station.keep_alive_ms = None
+            station.keep_alive(None)
         elif stage is Stage.READY:
             station.ghost = None  # its owner finds the model here
         self.remeasured()
@@ -338,6 +335,7 @@ class State:
         if self._misses_permanent is None:
             self._misses_permanent = self._count_missing() > 0
         if not (self.waiting or self.is_haunted or self._misses_permanent):
+            self.is_still = not self.moving
             return False
         return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(*AWAY))
 
@@ -353,7 +351,7 @@ class State:
 
     def haunt(self, station: Station, ghost: Ghost) -> None:
         """Keeps the place in the order of turns of somebody who is gone."""
-        station.ghost, self.is_haunted = ghost, True
+        station.ghost, self.is_haunted, self.is_still = ghost, True, False
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""

@@ -71,7 +71,7 @@ AWAY = (Stage.ABSENT, Stage.ASLEEP)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
-class Running(Struct):
+class Running(Struct, gc=False):
     """A granted request."""
 
     request: Request
@@ -130,11 +130,11 @@ class Station:
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
         self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
         self.wake = MedianEstimate(self.load_from_disk_ms)
-        self.service = MeanEstimate(SERVICE_GUESS_MS)
-        self.halt = MeanEstimate(STOP_GUESS_MS)
+        self.service, self.halt = MeanEstimate(SERVICE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
         self.slowdown = SLOWDOWN_GUESS
         self.rate = ArrivalRate()
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
+        self.idle_ms: int = model.idle_ms  # how long it stays without work: one or the other
         self.last_used = self.ready_at = self.top_class_at = NEVER
         # -- the way in and out
         self.plan_order = 0
@@ -230,10 +230,10 @@ class Station:
         """Whether nobody waits and nothing runs, here or elsewhere beside it."""
         return not self.line and not self.running and not self.users and self.awaited is None
 
-    @property
-    def idle_ms(self) -> int:
-        """How long it stays without work: its own time, or what its last caller wished."""
-        return self.model.idle_ms if self.keep_alive_ms is None else self.keep_alive_ms
+    def keep_alive(self, wished_ms: int | None) -> None:
+        """Takes over what a caller wishes, or that nobody wishes anything."""
+        self.keep_alive_ms = wished_ms
+        self.idle_ms = self.model.idle_ms if wished_ms is None else wished_ms
 
     @property
     def wants_memory(self) -> bool:

@@ -187,18 +187,14 @@ class Driver:
     def _find(self, name: str) -> Model:
         model = self.catalog.find_model(name)
         if model is None:
-            raise self._unknown(name)
+            known = ", ".join(list(self.catalog.models)[:8])
+            raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
         return model
-
-    def _unknown(self, name: str) -> ModelNotFound:
-        known = ", ".join(list(self.catalog.models)[:8])
-        return ModelNotFound(f"no model is called {name!r}; there are: {known}")
 
     def _request(self, wish: Wish, now: int) -> m.Request:
         catalog = self.catalog
-        model, lane = catalog.find_model(wish.model), catalog.lane_for(wish.lane)
-        if model is None:  # not by `_find`: every request comes by here
-            raise self._unknown(wish.model)
+        # By its own name, nearly always.
+        model, lane = catalog.models.get(wish.model) or self._find(wish.model), catalog.lane_for(wish.lane)
         patience, asked, best = lane.max_wait_ms, wish.deadline_ms, wish.best_priority
         # Elsewhere nobody goes before who came earlier.
         priority = (lane.policy == "priority" and wish.priority) or lane.priority or model.priority
@@ -338,7 +334,9 @@ class Driver:
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
         self.metrics.started(request.lane, waited, waited - ticket.forecast_ms)
-        ticket.start(Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now)
+        ticket.start(
+            Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now
+        )
 
     def _load_share(self, model: str, arrived_at: int) -> int:
         """How much of a wait that began then was this model's own load."""

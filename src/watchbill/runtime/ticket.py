@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Desk", "Start", "Ticket", "Wish"]
 
 
-class Wish(msgspec.Struct, frozen=True):
+class Wish(msgspec.Struct, frozen=True, gc=False):
     """What a caller asks for, before the catalog's defaults are filled in."""
 
     model: str
@@ -43,7 +43,7 @@ class Wish(msgspec.Struct, frozen=True):
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True, gc=False):
     """The caller's turn: where to send the request, and what it took to get here."""
 
     model: str
