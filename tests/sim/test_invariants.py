@@ -171,6 +171,20 @@ def _old_sums(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "remeasured", remeasured)
 
 
+def _still_with_a_line(patch: pytest.MonkeyPatch) -> None:
+    from watchbill.core.state import State
+    from watchbill.core.station import Station
+
+    original = State.join
+
+    def join(self: State, station: Station, request: m.Request, due: int) -> None:
+        was_still = self.is_still
+        original(self, station, request, due)
+        self.is_still = was_still
+
+    patch.setattr(State, "join", join)
+
+
 BUGS = {
     "a grant on a draining model": _resurrect,
     "late answers are believed": _accept_late,
@@ -179,6 +193,7 @@ BUGS = {
     "a slot is released twice": _double_release,
     "plans come before grants": _plan_before_grant,
     "a sum outlives what it counted": _old_sums,
+    "a house counts as still while somebody waits": _still_with_a_line,
 }
 
 

@@ -93,7 +93,7 @@ class ArrivalRate:
 
     def __init__(self) -> None:
         self._rate = 0.0
-        self._at = 0
+        self._at: int = 0
 
     def at(self, now: int) -> float:
         """The rate as it has faded until now."""

@@ -49,6 +49,11 @@ _ERRORS = {
 }
 
 
+def _monotonic_ms() -> int:
+    """The core's only clock."""
+    return time.monotonic_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the driver works with; put together by hand in `daemon`."""
@@ -95,10 +100,7 @@ class Driver:
 
     # ------------------------------------------------------------------ the loop
 
-    @staticmethod
-    def now() -> int:
-        """Monotonic milliseconds, the core's only clock."""
-        return time.monotonic_ns() // 1_000_000
+    now = staticmethod(_monotonic_ms)
 
     def feed(self, event: m.Event) -> None:
         """Tells the core something. Events that come while one is being acted on wait for their turn."""
@@ -175,7 +177,7 @@ class Driver:
 
     def submit(self, wish: Wish) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
-        now = self.now()
+        now = _monotonic_ms()
         request = self._request(wish, now)
         id = request.id
         ticket = self._tickets[id] = Ticket(request, self, id, request.model)
@@ -216,7 +218,7 @@ class Driver:
 
     def ended(self, ticket: Ticket, event: m.Event, outcome: str, /, *, served: bool) -> None:
         """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
-        now = self.now()
+        now = _monotonic_ms()
         if self._tickets.pop(ticket.id, None) is not None:
             parts, started = self._parts, ticket.started_at
             taken = now - started if served and started is not None else None
