@@ -201,7 +201,7 @@ class State:
             told.append("actual free")
         if self._has_room not in (None, has_room(self.managed, self.planned_free())):
             told.append("room for all")
-        if self.is_still and (self.moving or self.companies or self.is_wanting()):
+        if self.is_still and (self.waiting or self.moving or self.is_haunted or self.companies):
             told.append("still")
         if not self.is_haunted and any(s.ghost is not None for s in self.lines()):
             told.append("haunted")
