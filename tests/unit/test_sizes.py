@@ -1,5 +1,6 @@
 """What was learned: kept under exact circumstances, bounded, and never the reason why a start fails."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.limits import SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
+from watchbill.runtime.knowledge import ANSWERS_TOGETHER, Memories
 from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
 
 FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
@@ -155,3 +158,24 @@ def test_the_facts_of_a_file_change_with_it(tmp_path: Path) -> None:
     assert (first.file_bytes, now().file_bytes) == (3, 5) and first.key != now().key
     source.unlink()
     assert now().file_bytes == 0
+
+
+async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: Path) -> None:
+    """RES-11: answers are gathered before they are recorded; neither a save nor a new config loses one."""
+    catalog = Catalog(
+        {"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"a": Model("a", "own")}
+    )
+    memories = Memories(catalog, sizes_in(tmp_path))
+    memories.served("not in the config", 5)
+    for ms in range(ANSWERS_TOGETHER + 3):
+        memories.served("a", ms)
+    await memories.save()
+    [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
+    assert entry["requests"] == ANSWERS_TOGETHER + 3
+    assert entry["service"] == [*range(ANSWERS_TOGETHER + 3)][-SIZES_SAMPLES_MAX:]
+    memories.served("a", 1_000)
+    memories.reconfigure(catalog)
+    await memories.save()
+    [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
+    assert entry["requests"] == ANSWERS_TOGETHER + 4
+    assert entry["service"][-1] == 1_000
