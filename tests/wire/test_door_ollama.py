@@ -410,7 +410,7 @@ async def test_pull_is_forwarded_to_an_ollama_behind_us() -> None:
     said = b'{"status":"pulling"}\n{"status":"success"}\n'
     async with house(stream_of(said, content_type="application/x-ndjson"), catalog=CATALOG_HERE) as opened:
         engines = {"peer": EngineRules("peer", "ollama", url=f"http://127.0.0.1:{opened.peer.port}")}
-        opened.driver._catalog = replace(CATALOG_HERE, engines=engines)
+        opened.driver.catalog = replace(CATALOG_HERE, engines=engines)
         answer = await opened.ask("/api/pull", {"model": "tiny"})
         assert (answer.status, answer.body) == (200, said)
         assert (opened.peer.asked[-1].path, opened.peer.asked[-1].json) == ("/api/pull", {"model": "tiny"})
