@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._deadlines = Deadlines()  # those that the timer was armed for
         self._deadline = _NEVER
         self._waiter: asyncio.Future[None] | None = None
-        self.failure: UpstreamFailed | None = None  # pieces that came before it can still be taken; it is final
+        self.failure: UpstreamFailed | None = None  # final; pieces that came before it can be taken
         self.pieces: list[bytes] = []  # what has come and was not taken yet
         self._unread = 0
         self._paused = False

@@ -4,11 +4,13 @@ Engines are always asked to stream, because llama.cpp notices that a caller left
 whole answer would have contained is put together here: texts are joined, tool calls by their index, log
 probabilities in order, choices by theirs; fields nobody has heard of are kept. Does no I/O.
 
-Nearly every event of a chat carries a few words and nothing else. Those are read many at once and by type
-(`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as fields.
+Nearly every event of a chat carries a few words of its only choice and nothing else. Those are read many at once
+and by type (`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as
+fields.
 """
 
-from typing import cast
+from operator import itemgetter
+from typing import Literal, cast
 
 import msgspec
 
@@ -34,13 +36,13 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Choice(msgspec.Struct, forbid_unknown_fields=True):
     delta: _Delta
-    index: int = 0
+    index: Literal[0] = 0
     finish_reason: str | None = None
     logprobs: None = None
 
 
 class _Plain(msgspec.Struct, forbid_unknown_fields=True):
-    """An event of a chat that carries words, or its end, and nothing else."""
+    """An event of a chat of one choice that carries words, or its end, and nothing else."""
 
     id: str
     object: str
@@ -53,6 +55,7 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+_index = itemgetter("index")
 
 
 class Assembly(msgspec.Struct, eq=False):
@@ -63,30 +66,30 @@ class Assembly(msgspec.Struct, eq=False):
     _held: list[bytes] = []  # events that are not read yet
     _top: Fields = {}
     _choices: dict[int, Fields] = {}
-    _messages: dict[int, Fields] = {}  # those of the choices of a chat
     _is_done: bool = False
 
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
         the latest at the end."""
         self._held += self._reader.feed(piece)
-        if len(self._held) >= ASSEMBLY_EVENTS_HELD or b'"error"' in piece:
+        if len(self._held) >= ASSEMBLY_EVENTS_HELD or piece.find(b'"error"') >= 0:
             self._read_held()
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._held += self._reader.end()
         self._read_held()
-        if not self._is_done and not self._is_finished():
+        choices = list(self._choices.values())
+        if len(choices) > 1:
+            choices.sort(key=_index)
+        if not self._is_done and not _are_finished(choices):
             raise EngineFailed("the engine's stream ended before its answer did")
+        for choice in choices:
+            _finish(choice)
         answer = self._top
         answer["object"] = "chat.completion" if self.chat else "text_completion"
-        answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
+        answer["choices"] = choices
         return answer
-
-    def _is_finished(self) -> bool:
-        reasons = [choice.get("finish_reason") for choice in self._choices.values()]
-        return bool(reasons) and None not in reasons
 
     def _read_held(self) -> None:
         held, self._held = self._held, []
@@ -97,48 +100,46 @@ class Assembly(msgspec.Struct, eq=False):
             events = _decode_plain(b"[%b]" % b",".join(held)) if self.chat else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
-        if len(events) == len(held):  # else they were not plain, or two in one
-            self._take_plain(events)
-        else:
+        if len(events) != len(held):  # they are not plain, or two in one
             for payload in held:
                 self._take(payload)
+        elif events:
+            self._take_plain(events)
 
     def _take_plain(self, events: list[_Plain]) -> None:
         """Does what `_take` does with the same events, one by one."""
-        if not events:
-            return
         last, top = events[-1], self._top
-        top["id"], top["object"], top["created"], top["model"] = (
-            last.id,
-            last.object,
-            last.created,
-            last.model,
-        )
+        top["id"], top["object"], top["created"] = last.id, last.object, last.created
+        top["model"] = last.model
+        piece, reason = None, None
+        said: list[str] = []
         for event in events:
+            for piece in event.choices:
+                if piece.delta.content is not None:
+                    said.append(piece.delta.content)
+                if piece.finish_reason is not None:
+                    reason = piece.finish_reason
             if event.usage is not None:
                 top["usage"] = event.usage
             if event.system_fingerprint is not None:
                 top["system_fingerprint"] = event.system_fingerprint
             if event.timings is not None:
                 top["timings"] = event.timings
-            for piece in event.choices:
-                choice = self._choices.get(piece.index) or self._begin(piece.index)
-                content = piece.delta.content
-                if content is not None:
-                    message = self._messages[piece.index]
-                    known = message["content"]
-                    message["content"] = known + content if isinstance(known, str) else content
-                if piece.finish_reason is not None:
-                    choice["finish_reason"] = piece.finish_reason
+        if piece is None:
+            return
+        choice = self._choices.get(0) or self._begin(0)
+        if said:
+            _merge_value(_message_of(choice), "content", "".join(said))
+        if reason is not None:
+            choice["finish_reason"] = reason
 
     def _begin(self, index: int) -> Fields:
-        choice: Fields = {"index": index}
+        choice: Fields
         if self.chat:
-            choice["message"] = self._messages[index] = {"role": "assistant", "content": None}
+            message: Fields = {"role": "assistant", "content": None}
+            choice = {"index": index, "message": message, "logprobs": None, "finish_reason": None}
         else:
-            choice["text"] = ""
-        choice["logprobs"] = None
-        choice["finish_reason"] = None
+            choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
         self._choices[index] = choice
         return choice
 
@@ -167,24 +168,36 @@ class Assembly(msgspec.Struct, eq=False):
         choice = self._choices.get(index) or self._begin(index)
         for name, value in piece.items():
             if name == "delta" and isinstance(value, dict):
-                message = choice.setdefault("message", {"role": "assistant", "content": None})
-                _merge(cast("Fields", message), cast("Fields", value))
+                _merge(_message_of(choice), cast("Fields", value))
             elif name in ("logprobs", "text"):
                 _merge_value(choice, name, value)
             elif name != "index" and (value is not None or name not in choice):
                 choice[name] = value
 
-    def _finish(self, choice: Fields) -> Fields:
-        message = choice.get("message")
-        if isinstance(message, dict):
-            fields = cast("Fields", message)
-            calls = fields.get("tool_calls")
-            if isinstance(calls, list):
-                for call in cast("list[Fields]", calls):
-                    call.pop("index", None)  # a whole answer has no such field
-            elif fields.get("content") is None:
-                fields["content"] = ""
-        return choice
+
+def _message_of(choice: Fields) -> Fields:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = choice["message"] = {"role": "assistant", "content": None}
+    return cast("Fields", message)
+
+
+def _are_finished(choices: list[Fields]) -> bool:
+    reasons = [choice.get("finish_reason") for choice in choices]
+    return bool(reasons) and None not in reasons
+
+
+def _finish(choice: Fields) -> None:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return
+    fields = cast("Fields", message)
+    calls = fields.get("tool_calls")
+    if isinstance(calls, list):
+        for call in cast("list[Fields]", calls):
+            call.pop("index", None)  # a whole answer has no such field
+    elif fields.get("content") is None:
+        fields["content"] = ""
 
 
 def engine_error(status: int, answer: object) -> EngineRefused:
