@@ -250,7 +250,7 @@ class NearCall:
             else:
                 raise connection.failure
         headers = connection.headers
-        if headers.get(b"content-encoding", b"") not in _UNCOMPRESSED:
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in _UNCOMPRESSED:
             connection.abort()
             raise UpstreamFailed(
                 "garbled", "the engine compressed its answer although asked not to", received=True

@@ -9,7 +9,6 @@ and by type (`_Plain`), at a fraction of the cost; whatever is not exactly of th
 fields.
 """
 
-from operator import itemgetter
 from typing import Literal, cast
 
 import msgspec
@@ -25,6 +24,7 @@ Fields = dict[str, object]
 
 _decode = msgspec.json.Decoder(Fields).decode
 
+_CHAT = "chat.completion"
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
@@ -54,8 +54,56 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
     timings: Fields | None = None
 
 
+class _Said(msgspec.Struct, eq=False):
+    """What plain events said together."""
+
+    last: _Plain
+    has_choice: bool = False
+    words: list[str] = []
+    finish_reason: str | None = None
+    more: Fields = {}  # usage and the like, in the order they came
+
+    def take(self, events: list[_Plain]) -> None:
+        """Adds further events."""
+        self.last = events[-1]
+        words, more, choice = self.words, self.more, None
+        for event in events:
+            for choice in event.choices:
+                content = choice.delta.content
+                if content is not None:
+                    words.append(content)
+                if choice.finish_reason is not None:
+                    self.finish_reason = choice.finish_reason
+            if event.usage is not None:
+                more["usage"] = event.usage
+            if event.system_fingerprint is not None:
+                more["system_fingerprint"] = event.system_fingerprint
+            if event.timings is not None:
+                more["timings"] = event.timings
+        if choice is not None:
+            self.has_choice = True
+
+    def top(self, object: str, choices: list[Fields]) -> Fields:
+        """The events' own fields."""
+        last = self.last
+        top: Fields = {"id": last.id, "object": object, "created": last.created, "model": last.model}
+        top |= self.more
+        top["choices"] = choices
+        return top
+
+    def event(self) -> Fields:
+        """One event that says all of it."""
+        delta: Fields = {"content": "".join(self.words)} if self.words else {}
+        choice: Fields = {"index": 0, "delta": delta, "finish_reason": self.finish_reason}
+        return self.top(self.last.object, [choice] if self.has_choice else [])
+
+    def answer(self) -> Fields:
+        """The whole answer that they are."""
+        choice = _chat_choice(0, "".join(self.words), self.finish_reason)
+        return self.top(_CHAT, [choice] if self.has_choice else [])
+
+
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
-_index = itemgetter("index")
 
 
 class Assembly(msgspec.Struct, eq=False):
@@ -64,6 +112,7 @@ class Assembly(msgspec.Struct, eq=False):
     chat: bool
     _reader: EventReader = msgspec.field(default_factory=EventReader)
     _held: list[bytes] = []  # events that are not read yet
+    _said: _Said | None = None  # by plain events; goes before what is in the fields below
     _top: Fields = {}
     _choices: dict[int, Fields] = {}
     _is_done: bool = False
@@ -79,16 +128,12 @@ class Assembly(msgspec.Struct, eq=False):
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._held += self._reader.end()
         self._read_held()
-        choices = list(self._choices.values())
-        if len(choices) > 1:
-            choices.sort(key=_index)
-        if not self._is_done and not _are_finished(choices):
+        if self._top or self._said is None:
+            answer, is_finished = self._finish()
+        else:  # all events were plain
+            answer, is_finished = self._said.answer(), self._said.finish_reason is not None
+        if not is_finished and not self._is_done:
             raise EngineFailed("the engine's stream ended before its answer did")
-        for choice in choices:
-            _finish(choice)
-        answer = self._top
-        answer["object"] = "chat.completion" if self.chat else "text_completion"
-        answer["choices"] = choices
         return answer
 
     def _read_held(self) -> None:
@@ -101,47 +146,19 @@ class Assembly(msgspec.Struct, eq=False):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) != len(held):  # they are not plain, or two in one
+            self._merge_said()
             for payload in held:
                 self._take(payload)
         elif events:
-            self._take_plain(events)
+            said = self._said
+            if said is None:
+                said = self._said = _Said(events[-1])
+            said.take(events)
 
-    def _take_plain(self, events: list[_Plain]) -> None:
-        """Does what `_take` does with the same events, one by one."""
-        last, top = events[-1], self._top
-        top["id"], top["object"], top["created"] = last.id, last.object, last.created
-        top["model"] = last.model
-        piece, reason = None, None
-        said: list[str] = []
-        for event in events:
-            for piece in event.choices:
-                if piece.delta.content is not None:
-                    said.append(piece.delta.content)
-                if piece.finish_reason is not None:
-                    reason = piece.finish_reason
-            if event.usage is not None:
-                top["usage"] = event.usage
-            if event.system_fingerprint is not None:
-                top["system_fingerprint"] = event.system_fingerprint
-            if event.timings is not None:
-                top["timings"] = event.timings
-        if piece is None:
-            return
-        choice = self._choices.get(0) or self._begin(0)
-        if said:
-            _merge_value(_message_of(choice), "content", "".join(said))
-        if reason is not None:
-            choice["finish_reason"] = reason
-
-    def _begin(self, index: int) -> Fields:
-        choice: Fields
-        if self.chat:
-            message: Fields = {"role": "assistant", "content": None}
-            choice = {"index": index, "message": message, "logprobs": None, "finish_reason": None}
-        else:
-            choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-        self._choices[index] = choice
-        return choice
+    def _merge_said(self) -> None:
+        if self._said is not None:
+            said, self._said = self._said, None
+            self._take_fields(said.event())
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
@@ -153,6 +170,9 @@ class Assembly(msgspec.Struct, eq=False):
             raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
         if "error" in event:
             raise engine_error(502, event)
+        self._take_fields(event)
+
+    def _take_fields(self, event: Fields) -> None:
         choices = event.pop("choices", None)
         # "usage": null in every event but the last must not hide the last one's
         self._top.update({name: value for name, value in event.items() if value is not None})
@@ -174,6 +194,27 @@ class Assembly(msgspec.Struct, eq=False):
             elif name != "index" and (value is not None or name not in choice):
                 choice[name] = value
 
+    def _begin(self, index: int) -> Fields:
+        choice: Fields = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+        if self.chat:
+            choice = _chat_choice(index, None, None)
+        self._choices[index] = choice
+        return choice
+
+    def _finish(self) -> tuple[Fields, bool]:
+        """The answer, and whether each of its choices has an end."""
+        self._merge_said()
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        for choice in choices:
+            message = choice.get("message")
+            if isinstance(message, dict):
+                _finish_message(cast("Fields", message))
+        answer = self._top
+        answer["object"] = _CHAT if self.chat else "text_completion"
+        answer["choices"] = choices
+        reasons = [choice.get("finish_reason") for choice in choices]
+        return answer, bool(reasons) and None not in reasons
+
 
 def _message_of(choice: Fields) -> Fields:
     message = choice.get("message")
@@ -182,22 +223,18 @@ def _message_of(choice: Fields) -> Fields:
     return cast("Fields", message)
 
 
-def _are_finished(choices: list[Fields]) -> bool:
-    reasons = [choice.get("finish_reason") for choice in choices]
-    return bool(reasons) and None not in reasons
+def _chat_choice(index: int, content: str | None, finish_reason: str | None) -> Fields:
+    message: Fields = {"role": "assistant", "content": content}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _finish(choice: Fields) -> None:
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        return
-    fields = cast("Fields", message)
-    calls = fields.get("tool_calls")
+def _finish_message(message: Fields) -> None:
+    calls = message.get("tool_calls")
     if isinstance(calls, list):
         for call in cast("list[Fields]", calls):
             call.pop("index", None)  # a whole answer has no such field
-    elif fields.get("content") is None:
-        fields["content"] = ""
+    elif message.get("content") is None:
+        message["content"] = ""
 
 
 def engine_error(status: int, answer: object) -> EngineRefused:

@@ -146,6 +146,8 @@ class Relay(msgspec.Struct, eq=False):
             elif collector is not None:
                 collector = self._ask_anew()
                 continue
+            call = self._call
+            assert call is not None
             plain: list[bytes] = []
             take = plain.append if collector is None else collector.feed
             try:
@@ -160,7 +162,7 @@ class Relay(msgspec.Struct, eq=False):
                         resume.go_on()
                         self._return_turn()
                         break
-                    at_hand = self._at_hand()
+                    at_hand = call.take() if resume is None else None
                     piece = await self._piece() if at_hand is None else at_hand
                     if piece and resume is None:
                         self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
@@ -278,7 +280,7 @@ class Relay(msgspec.Struct, eq=False):
                         call.abort()
                         self._call, self.status = None, 0
                         continue
-                piece = self._at_hand()
+                piece = call.take() if self.resume is None else None
                 return await self._piece() if piece is None else piece
             except UpstreamFailed as error:
                 self._give_back(error)
@@ -294,10 +296,6 @@ class Relay(msgspec.Struct, eq=False):
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
         ticket.on_cut = self._on_cut
         return call
-
-    def _at_hand(self) -> bytes | None:
-        """A piece that nobody has to wait for."""
-        return self._call.take() if self._call is not None and self.resume is None else None
 
     def _piece(self) -> Awaitable[bytes]:
         assert self._call is not None
