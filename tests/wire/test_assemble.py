@@ -42,8 +42,13 @@ EVENTS = st.fixed_dictionaries(
 
 
 def assemble(*events: object) -> Fields:
+    return put_together(sse(*events, "[DONE]"))
+
+
+def put_together(*pieces: bytes) -> Fields:
     assembly = Assembly(chat=True)
-    assembly.feed(sse(*events, "[DONE]"))
+    for piece in pieces:
+        assembly.feed(piece)
     return assembly.result()
 
 
@@ -106,10 +111,8 @@ def test_an_error_is_told_however_its_event_is_split() -> None:
     """LANE-07: the word alone, without an event that is complete, is no error yet."""
     event = sse({"error": {"message": "no", "code": 400}})
     for cut in range(len(event)):
-        assembly = Assembly(chat=True)
-        assembly.feed(event[:cut])
         with pytest.raises(EngineRefused, match="no"):
-            assembly.feed(event[cut:])
+            put_together(event[:cut], event[cut:])
 
 
 def test_an_event_after_the_end_of_a_batch_continues_the_same_text() -> None:
