@@ -75,6 +75,15 @@ def test_plain_events_and_others_take_turns(events: list[tuple[Fields, bool]]) -
     assert answer == expected
 
 
+def test_words_of_an_event_without_names_are_kept() -> None:
+    """LANE-07: an event may carry nothing but its choices, and plain ones may follow."""
+    end = {"id": "1", "object": "o", "created": 1, "model": "m", "choices": [{"delta": {"content": "!"}}]}
+    answer = put_together(sse({"choices": [{"delta": {"content": "error"}}]}), sse(end, "[DONE]"))
+    choices = answer["choices"]
+    assert isinstance(choices, list)
+    assert choices[0]["message"]["content"] == "error!"
+
+
 def test_the_fields_of_an_answer_come_in_the_order_that_engines_write() -> None:
     """LANE-07: the same text whichever way the events were read."""
     names = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -112,8 +112,8 @@ class Assembly(msgspec.Struct, eq=False):
     chat: bool
     _reader: EventReader = msgspec.field(default_factory=EventReader)
     _held: list[bytes] = []  # events that are not read yet
-    _said: _Said | None = None  # by plain events; goes before what is in the fields below
-    _top: Fields = {}
+    _said: _Said | None = None  # by plain events since the last other one
+    _top: Fields = {}  # of the events before, as `_choices`
     _choices: dict[int, Fields] = {}
     _is_done: bool = False
 
@@ -128,7 +128,7 @@ class Assembly(msgspec.Struct, eq=False):
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._held += self._reader.end()
         self._read_held()
-        if self._top or self._said is None:
+        if self._said is None or self._top or self._choices:
             answer, is_finished = self._finish()
         else:  # all events were plain
             answer, is_finished = self._said.answer(), self._said.finish_reason is not None
