@@ -229,6 +229,34 @@ async def test_an_answer_that_is_not_whole_is_an_error(upstream: Upstream, kind:
         assert peer.connections == 1
 
 
+@pytest.mark.parametrize(
+    "deadlines",
+    [(Deadlines(), SHORT), (Deadlines(first_byte_ms=150, silence_ms=60_000),) * 2],
+    ids=["shorter than before", "the first byte's before the silence's"],
+)
+async def test_a_kept_connection_keeps_no_deadline_of_an_earlier_request(
+    upstream: Upstream, deadlines: tuple[Deadlines, Deadlines]
+) -> None:
+    """R34: one timer serves all requests of a connection; it looks in time for each of them."""
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer: Peer = answer_once.peer  # pyright: ignore[reportFunctionMemberAccess]
+        await peer.hear(reader)
+        writer.write(CHUNKED + b"1\r\no\r\n")
+        await asyncio.sleep(0.3)  # past the first byte's deadline, so that the timer is armed anew
+        writer.write(b"1\r\nk\r\n0\r\n\r\n")
+        await peer.hear(reader)
+        await reader.read()
+
+    async with listening(answer_once) as peer:
+        first, second = (upstream.call(Outgoing(peer.endpoint, "GET", "/"), deadlines=d) for d in deadlines)
+        assert (await first.head(), await first.read()) == (200, b"ok")
+        with pytest.raises(UpstreamFailed) as caught:
+            async with asyncio.timeout(5):
+                await second.head()
+        assert caught.value.kind == "timeout" and peer.connections == 1
+
+
 async def test_what_came_before_the_break_is_given_out(upstream: Upstream) -> None:
     """R30: the pieces of an answer that breaks off arrive, then the error."""
     async with listening(says(CHUNKED + b"2\r\nok\r\n", pause_s=0.02)) as peer:

@@ -69,10 +69,10 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_header_count", "_interim", "_looks_at", "_loop", "_on_lost",
-        "_parser", "_paused", "_silence_s", "_timer", "_transport", "_unread", "_waiter",
-        "_wordless", "answer_bytes", "busy", "failure", "headers", "headers_done", "idle_since", "is_done",
-        "keeps_alive", "pieces", "status", "streamed",
+        "_begun", "_deadline", "_deadlines", "_header_count", "_interim", "_loop", "_on_lost", "_parser",
+        "_paused", "_received", "_timer", "_transport", "_unread", "_waiter", "_wordless", "failure",
+        "followed_stream", "headers", "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status",
+        "streamed",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Connection], None]") -> None:
@@ -81,47 +81,47 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at = _NEVER  # when the timer fires
+        self._deadlines = Deadlines()  # those that the timer was armed for
+        self._deadline = _NEVER
         self._waiter: asyncio.Future[None] | None = None
+        self.failure: UpstreamFailed | None = None  # final; pieces that came before it can be taken
         self.pieces: list[bytes] = []  # what has come and was not taken yet
-        self._paused = False
-        self.busy = False
-        self.idle_since = 0.0
-        self.streamed = False
-        self._reset(_NEVER, _NEVER)
-
-    def _reset(self, deadline: float, silence_s: float) -> None:
-        self.status = 0
-        self._header_count = 0
-        self.headers: dict[bytes, bytes] = {}  # by lower-case name, the first of each
-        self.headers_done = False
-        self.is_done = False
-        self.keeps_alive = False
-        self.answer_bytes = 0
-        self.failure: UpstreamFailed | None = None  # pieces that came before it can still be taken
-        self.pieces.clear()
         self._unread = 0
-        self._wordless = 0
+        self._paused = False
         self._interim = False
+        self.is_done = True  # whether no answer, or no more of it, is to come
+        self.keeps_alive = False  # once it is done: whether the engine lets the connection stay
+        self.is_kept = False  # whether it has served a request before
+        self.idle_since = 0.0
+        self.streamed = False  # what was asked for
+        self.followed_stream = False  # what had been asked for before
+        self._forget()
+
+    def _forget(self) -> None:
+        self.status = 0  # until the head is there
+        self.headers: dict[bytes, bytes] = {}  # by lower-case name, the first of each
+        self._header_count = 0
+        self._received = False
+        self._wordless = 0
         self._begun = False
-        self._deadline = deadline
-        self._silence_s = silence_s
 
     # ------------------------------------------------------------------ the caller's side
 
     @property
     def is_usable(self) -> bool:
         """Whether another request may be sent."""
-        return self._transport is not None and not self._transport.is_closing() and self.failure is None
+        return self.failure is None and self._transport is not None and not self._transport.is_closing()
 
     def begin(self, request: bytes, deadlines: Deadlines, *, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
-        assert not self.busy and self._transport is not None
-        now, silence_s = self._loop.time(), deadlines.silence_ms / 1000
-        self._reset(now + deadlines.first_byte_ms / 1000, silence_s)
-        self.busy = True
+        assert self.is_done and not self.pieces and self._transport is not None
+        self._forget()
+        self.is_done = False
+        self.followed_stream = self.streamed
         self.streamed = streamed
-        if self._timer is None or self._looks_at > now + silence_s or self._looks_at > self._deadline:
+        self._deadline = self._loop.time() + deadlines.first_byte_ms / 1000
+        if self._timer is None or self._deadlines is not deadlines:
+            self._deadlines = deadlines
             self._arm()
         self._transport.write(request)
 
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
         self._unread = 0
         if self._paused and self._transport is not None:
             self._paused = False
-            self._deadline = self._loop.time() + self._silence_s
+            self._deadline = self._loop.time() + self._deadlines.silence_ms / 1000
             self._transport.resume_reading()
         return data
 
@@ -157,23 +157,27 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     # ------------------------------------------------------------------ deadlines
 
     def _arm(self) -> None:
         # One timer for all deadlines of a connection: it looks again when it fires too early. Arming one per
-        # piece would cost more than parsing the piece.
+        # piece would cost more than parsing the piece. No deadline of a later request with the same Deadlines
+        # can be before this look, so that one needs no timer of its own either.
         if self._timer is not None:
             self._timer.cancel()
-        self._looks_at = min(self._deadline, self._loop.time() + self._silence_s)
-        self._timer = self._loop.call_at(self._looks_at, self._look)
+        soonest_ms = min(self._deadlines.first_byte_ms, self._deadlines.silence_ms)
+        looks_at = min(self._deadline, self._loop.time() + soonest_ms / 1000)
+        self._timer = self._loop.call_at(looks_at, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if not self.busy or self.is_done or self.failure is not None:
+        if self.is_done or self.failure is not None:
             return
         if self._loop.time() < self._deadline:
             self._arm()
@@ -188,12 +192,12 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self.busy or self.is_done:
+        if self.is_done:
             # Bytes that nobody asked for: what follows could be taken for the next answer.
             self._fail("garbled", "the engine sent more than its answer")
             return
-        self.answer_bytes += len(data)
-        self._wordless += len(data)
+        self._received = True
+        unread = self._unread
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -201,9 +205,27 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail("garbled", f"the engine's answer is not HTTP: {error}")
         else:
+            if not self.is_done:
+                self._expect_more(len(data), has_grown=self._unread > unread)
+        self._wake()
+
+    def _expect_more(self, size: int, *, has_grown: bool) -> None:
+        """Bounds what may follow: its time, its words, and what waits for a slow taker."""
+        if not has_grown:
+            self._wordless += size
             if self._wordless > UPSTREAM_HEAD_BYTES_MAX:
                 self._fail("too_large", "the engine's headers do not end")
-        self._wake()
+            return
+        self._begun = True
+        self._wordless = 0
+        if self._paused:
+            return
+        if self._unread > UPSTREAM_BUFFER_BYTES_MAX and self._transport is not None:
+            self._paused = True
+            self._deadline = _NEVER  # it is our reader who is slow now, not the engine
+            self._transport.pause_reading()
+        else:
+            self._deadline = self._loop.time() + self._deadlines.silence_ms / 1000
 
     def eof_received(self) -> None:
         return None  # closes the transport; an engine that half-closes has nothing more to say
@@ -213,28 +235,30 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.busy and not self.is_done and self.failure is None:
-            self._end_by_close(exc)
-        elif self.failure is None:
-            self.failure = UpstreamFailed("closed", "the engine closed the connection")
+        if self.failure is None:
+            if self.is_done:
+                self.failure = UpstreamFailed("closed", "the engine closed the connection")
+            else:
+                self._end_by_close(exc)
         self._wake()
         self._on_lost(self)
 
     @property
     def _ends_by_close(self) -> bool:
-        return self.status not in (204, 304) and self.headers.keys().isdisjoint(_LENGTHS)
+        return self.status not in (0, 204, 304) and self.headers.keys().isdisjoint(_LENGTHS)
 
     def _end_by_close(self, exc: Exception | None) -> None:
-        if self.headers_done and self._ends_by_close and exc is None:
+        if self._ends_by_close and exc is None:
             self.is_done = True  # HTTP/1.0 style: the close is the end
-        elif not self.answer_bytes:
+            self.keeps_alive = False
+        elif not self._received:
             self.failure = UpstreamFailed("closed", "the engine closed the connection without an answer")
         else:
             self.failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
 
     def _fail(self, kind: str, message: str) -> None:
         if self.failure is None and not (self.is_done and kind == "aborted"):
-            self.failure = UpstreamFailed(kind, message, received=self.answer_bytes > 0)
+            self.failure = UpstreamFailed(kind, message, received=self._received)
         if self._transport is not None:
             self._transport.abort()
         self._wake()
@@ -248,7 +272,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or one trailer: those are read over."""
-        if self.headers_done:
+        if self.status:
             return
         self.headers.setdefault(name.lower(), value)
         self._header_count += 1
@@ -260,35 +284,23 @@ class Connection(asyncio.Protocol):
         if self.is_done:
             return
         status = self._parser.get_status_code()
-        if status < 200:
+        if status >= 200:
+            self.status = status
+        else:
             self._interim = True
             self.headers.clear()
             self._header_count = 0
-            return
-        self.status = status
-        self.headers_done = True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the answer."""
-        if self.is_done:
-            return
-        self._wordless = 0
-        self._begun = True
-        self.pieces.append(body)
-        self._unread += len(body)
-        if self._unread > UPSTREAM_BUFFER_BYTES_MAX and not self._paused and self._transport is not None:
-            self._paused = True
-            self._deadline = _NEVER  # it is our reader who is slow now, not the engine
-            self._transport.pause_reading()
-        elif not self._paused:
-            self._deadline = self._loop.time() + self._silence_s
+        if not self.is_done:
+            self.pieces.append(body)
+            self._unread += len(body)
 
     def on_message_complete(self) -> None:
         """The end of the answer, or of an interim one."""
         if self._interim:
             self._interim = False
-            return
-        if self.is_done:
-            return
-        self.is_done = True
-        self.keeps_alive = self._parser.should_keep_alive()
+        elif not self.is_done:
+            self.is_done = True
+            self.keeps_alive = self._parser.should_keep_alive()

@@ -15,6 +15,8 @@ __all__ = ["DONE", "EventReader", "EventTooLarge", "whole_events"]
 #: The payload with which OpenAI's protocol ends a stream.
 DONE = b"[DONE]"
 
+#: As numbers, which bytes are searched for at once; for bytes in bytes an exception is raised and dropped inside.
+_CR, _LF = 13, 10
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -34,33 +36,27 @@ class EventReader(msgspec.Struct, eq=False):
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The payloads that `piece` completes, in order. Raises EventTooLarge."""
+        # What engines send nearly always: whole events of one line each.
         if (
-            not self._rest
-            and not self._parts
-            and not self._data
+            piece.startswith(b"data: ")
             and piece.endswith(b"\n\n")
-            and b"\r" not in piece
+            and not (self._rest or self._parts or self._data)
+            and _CR not in piece
+            and len(piece) <= SSE_EVENT_BYTES_MAX
         ):
-            quick = self._feed_whole(piece)
-            if quick is not None:
-                return quick
+            events = piece[6:-2].split(b"\n\ndata: ")
+            if _LF not in b"".join(events):  # else there is another field, or an event without data
+                self._at_start = False
+                return events
         return self._feed_lines(piece)
-
-    def _feed_whole(self, piece: bytes) -> list[bytes] | None:
-        """What engines send nearly always: whole events of one line each. None when it is anything else."""
-        if not piece.startswith(b"data: ") or len(piece) > SSE_EVENT_BYTES_MAX:
-            return None
-        events = piece[6:-2].split(b"\n\ndata: ")
-        if piece.count(b"\n") != 2 * len(events):  # there is a newline within, so another field or event
-            return None
-        self._at_start = False
-        return events
 
     def end(self) -> list[bytes]:
         """The payload that only a carriage return at the very end completes. An event without its blank line
         is cut, and is not given out."""
-        held, self._rest = self._rest, b""
-        payload = self._take_line(b"") if held == b"\r" else None
+        if self._rest != b"\r":
+            return []
+        self._rest = b""
+        payload = self._take_line(b"")
         return [] if payload is None else [payload]
 
     def _feed_lines(self, piece: bytes) -> list[bytes]:
@@ -87,7 +83,7 @@ class EventReader(msgspec.Struct, eq=False):
 
     def _grow_rest(self, piece: bytes) -> bool:
         """Keeps a piece without any newline for later: joining each would cost the square of a huge line."""
-        if self._at_start or b"\n" in piece or b"\r" in piece or self._rest.endswith(b"\r"):
+        if self._at_start or _LF in piece or _CR in piece or self._rest.endswith(b"\r"):
             return False
         self._parts.append(piece)
         self._parts_size += len(piece)
@@ -118,7 +114,7 @@ def _split_lines(text: bytes) -> tuple[list[bytes], bytes]:
     held = b""
     if text.endswith(b"\r"):
         text, held = text[:-1], b"\r"
-    if b"\r" in text:
+    if _CR in text:
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines = text.split(b"\n")
     return lines[:-1], lines[-1] + held

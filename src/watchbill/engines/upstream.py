@@ -15,12 +15,11 @@ connection turned out to be closed, and not a byte of an answer had come.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol
-
-import msgspec
 
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
 from watchbill.engines.far import FarCall, FarSession
@@ -35,6 +34,11 @@ from watchbill.limits import (
 __all__ = ["Call", "Deadlines", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
 
 _Address = tuple[str, int]
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost"})
+#: What an answer may say that is not compressed.
+_UNCOMPRESSED = frozenset({b"", b"identity"})
+_IS_JSON = b"Content-Type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Upstream:
         """Prepares a request; nothing is sent before `head`."""
         deadlines = deadlines or self.deadlines
         endpoint = outgoing.endpoint
-        if not endpoint.tls and _is_loopback(endpoint.host):
+        if not endpoint.tls and (endpoint.host in _LOOPBACK or _is_loopback(endpoint.host)):
             address = (endpoint.host, endpoint.port)
             request = _request(outgoing, close=streamed and address in self._closers)
             return NearCall(self, address, deadlines, streamed, request)
@@ -147,17 +151,24 @@ class Upstream:
                 return connection
         return None
 
-    def keep(self, address: _Address, connection: Connection) -> None:
-        """Keeps a connection for the next request, within the pool's bounds."""
-        connections = self._idle.setdefault(address, [])
-        if len(connections) >= UPSTREAM_IDLE_CONNECTIONS_MAX:
+    def release(self, address: _Address, connection: Connection) -> None:
+        """Takes a connection back after an answer: keeps it for the next request, within the pool's bounds."""
+        if not connection.keeps_alive or connection.failure is not None:
+            if connection.keeps_alive and connection.streamed:
+                self.note_closer(address)
             connection.close()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connections = self._idle.get(address)
+        if connections is None:
+            connections = self._idle[address] = []
+        elif len(connections) >= UPSTREAM_IDLE_CONNECTIONS_MAX:
+            connection.close()
+            return
+        connection.is_kept = True
+        connection.idle_since = time.monotonic()
         connections.append(connection)
         if self._sweeper is None:
-            self._sweeper = loop.call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+            self._sweep_later()
 
     async def connect(self, address: _Address, connect_ms: int) -> Connection:
         """Opens a connection. Raises UpstreamFailed."""
@@ -183,14 +194,16 @@ class Upstream:
         if connections is None or connection not in connections:
             return
         connections.remove(connection)
-        idle_ms = (asyncio.get_running_loop().time() - connection.idle_since) * 1000
+        idle_ms = (time.monotonic() - connection.idle_since) * 1000
         if connection.streamed and idle_ms < UPSTREAM_CLOSE_NOTICE_MS:
             self.note_closer(address)
 
+    def _sweep_later(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         self._sweeper = None
-        oldest = loop.time() - UPSTREAM_IDLE_MS / 1000
+        oldest = time.monotonic() - UPSTREAM_IDLE_MS / 1000
         for address, connections in list(self._idle.items()):
             young = [connection for connection in connections if connection.idle_since > oldest]
             stale = [connection for connection in connections if connection.idle_since <= oldest]
@@ -201,60 +214,61 @@ class Upstream:
             for connection in stale:
                 connection.close()
         if self._idle:
-            self._sweeper = loop.call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+            self._sweep_later()
 
 
-class NearCall(msgspec.Struct, eq=False):
+class NearCall:
     """A request over loopback on a connection of ours."""
 
-    pool: Upstream
-    address: _Address
-    deadlines: Deadlines
-    streamed: bool
-    request: bytes
-    _connection: Connection | None = None
-    _aborted: bool = False
-    _released: bool = False
-    _is_kept: bool = False
-    _followed_stream: bool = False
+    __slots__ = (
+        "_aborted", "_address", "_connection", "_deadlines", "_pool", "_released", "_request", "_streamed",
+        "content_type",
+    )  # fmt: skip
 
-    @property
-    def content_type(self) -> str:
-        assert self._connection is not None
-        return _media_type(self._connection.headers.get(b"content-type", b""))
+    def __init__(
+        self, pool: Upstream, address: _Address, deadlines: Deadlines, streamed: bool, request: bytes
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._deadlines = deadlines
+        self._streamed = streamed
+        self._request = request
+        self._connection: Connection | None = None
+        self._aborted = False
+        self._released = False  # the connection may serve another request by now
+        self.content_type = ""
 
     async def head(self) -> int:
         connection = self._connection
         if connection is None:
-            connection = self.pool.take_idle(self.address)
-            self._is_kept = connection is not None
-            connection = self._send(connection or await self._connect())
-        while not connection.headers_done:
+            connection = self._send(self._pool.take_idle(self._address) or await self._connect())
+        while not connection.status:
             if connection.failure is None:
                 await connection.changed()
-            elif self._may_send_again(connection.failure):
+            elif self._may_send_again(connection, connection.failure):
                 connection = self._send(await self._connect())
             else:
                 raise connection.failure
-        if connection.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+        headers = connection.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in _UNCOMPRESSED:
             connection.abort()
             raise UpstreamFailed(
                 "garbled", "the engine compressed its answer although asked not to", received=True
             )
+        self.content_type = _media_type(headers.get(b"content-type", b""))
         return connection.status
 
-    def _may_send_again(self, failure: UpstreamFailed) -> bool:
+    def _may_send_again(self, connection: Connection, failure: UpstreamFailed) -> bool:
         """The kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
-        if not self._is_kept or failure.kind != "closed" or failure.received or self._aborted:
+        if not connection.is_kept or failure.kind != "closed" or failure.received or self._aborted:
             return False
-        if self._followed_stream:
-            self.pool.note_closer(self.address)
-        self._is_kept = False
+        if connection.followed_stream:
+            self._pool.note_closer(self._address)
         return True
 
     async def _connect(self) -> Connection:
         self._connection = None  # so that a caller who was interrupted here can ask for the head again
-        connection = await self.pool.connect(self.address, self.deadlines.connect_ms)
+        connection = await self._pool.connect(self._address, self._deadlines.connect_ms)
         if self._aborted:
             connection.abort()
             raise UpstreamFailed("aborted", "the request to the engine was cut")
@@ -262,12 +276,11 @@ class NearCall(msgspec.Struct, eq=False):
 
     def _send(self, connection: Connection) -> Connection:
         self._connection = connection
-        self._followed_stream = connection.streamed
-        connection.begin(self.request, self.deadlines, streamed=self.streamed)
+        connection.begin(self._request, self._deadlines, streamed=self._streamed)
         return connection
 
     def take(self) -> bytes | None:
-        if self._released:  # the connection may serve another request by now
+        if self._released:
             return b""
         connection = self._connection
         assert connection is not None
@@ -280,7 +293,8 @@ class NearCall(msgspec.Struct, eq=False):
         else:
             return None
         if connection.is_done:
-            self._release()
+            self._released = True
+            self._pool.release(self._address, connection)
         return piece
 
     async def chunk(self) -> bytes:
@@ -303,37 +317,29 @@ class NearCall(msgspec.Struct, eq=False):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def abort(self) -> None:
-        self._aborted = True
-        if self._connection is not None and not self._released:
-            if self._connection.is_done:
-                self._connection.take()
-                self._release()
-            else:
-                self._connection.abort()
-
-    def _release(self) -> None:
         if self._released:
             return
-        self._released = True
+        self._aborted = True
         connection = self._connection
-        assert connection is not None
-        connection.busy = False
-        if connection.keeps_alive and connection.is_usable:
-            self.pool.keep(self.address, connection)
+        if connection is None:
             return
-        if connection.keeps_alive and self.streamed:
-            self.pool.note_closer(self.address)
-        connection.close()
+        if connection.is_done:
+            connection.take()
+            self._released = True
+            self._pool.release(self._address, connection)
+        else:
+            connection.abort()
 
 
 def _request(outgoing: Outgoing, *, close: bool) -> bytes:
     """The bytes to send. What does not change between two requests to an engine is made once."""
-    endpoint, body, more = outgoing.endpoint, outgoing.body, b""
+    endpoint, body = outgoing.endpoint, outgoing.body
     head = _head(endpoint.host, endpoint.port, outgoing.method, endpoint.path_prefix + outgoing.path, close)
-    if body and "Content-Type" not in outgoing.headers:
-        more = b"Content-Type: application/json\r\n"
-    for name, value in outgoing.headers.items():
-        more += _checked(f"{name}: {value}\r\n", 1)
+    more = _IS_JSON if body else b""
+    if outgoing.headers:
+        more = b"" if "Content-Type" in outgoing.headers else more
+        for name, value in outgoing.headers.items():
+            more += _checked(f"{name}: {value}\r\n", 1)
     return b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), more, body)
 
 
@@ -359,8 +365,6 @@ def _media_type(value: bytes) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    if host in {"127.0.0.1", "localhost"}:
-        return True
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -4,11 +4,12 @@ Engines are always asked to stream, because llama.cpp notices that a caller left
 whole answer would have contained is put together here: texts are joined, tool calls by their index, log
 probabilities in order, choices by theirs; fields nobody has heard of are kept. Does no I/O.
 
-Nearly every event of a chat carries a few words and nothing else. Those are read many at once and by type
-(`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as fields.
+Nearly every event of a chat carries a few words of its only choice and nothing else. Those are read many at once
+and by type (`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as
+fields.
 """
 
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ Fields = dict[str, object]
 
 _decode = msgspec.json.Decoder(Fields).decode
 
+_CHAT = "chat.completion"
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
@@ -34,13 +36,13 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Choice(msgspec.Struct, forbid_unknown_fields=True):
     delta: _Delta
-    index: int = 0
+    index: Literal[0] = 0
     finish_reason: str | None = None
     logprobs: None = None
 
 
 class _Plain(msgspec.Struct, forbid_unknown_fields=True):
-    """An event of a chat that carries words, or its end, and nothing else."""
+    """An event of a chat of one choice that carries words, or its end, and nothing else."""
 
     id: str
     object: str
@@ -52,6 +54,55 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
     timings: Fields | None = None
 
 
+class _Said(msgspec.Struct, eq=False):
+    """What plain events said together."""
+
+    last: _Plain
+    has_choice: bool = False
+    words: list[str] = []
+    finish_reason: str | None = None
+    more: Fields = {}  # usage and the like, in the order they came
+
+    def take(self, events: list[_Plain]) -> None:
+        """Adds further events."""
+        self.last = events[-1]
+        words, more, choice = self.words, self.more, None
+        for event in events:
+            for choice in event.choices:
+                content = choice.delta.content
+                if content is not None:
+                    words.append(content)
+                if choice.finish_reason is not None:
+                    self.finish_reason = choice.finish_reason
+            if event.usage is not None:
+                more["usage"] = event.usage
+            if event.system_fingerprint is not None:
+                more["system_fingerprint"] = event.system_fingerprint
+            if event.timings is not None:
+                more["timings"] = event.timings
+        if choice is not None:
+            self.has_choice = True
+
+    def top(self, object: str, choices: list[Fields]) -> Fields:
+        """The events' own fields."""
+        last = self.last
+        top: Fields = {"id": last.id, "object": object, "created": last.created, "model": last.model}
+        top |= self.more
+        top["choices"] = choices
+        return top
+
+    def event(self) -> Fields:
+        """One event that says all of it."""
+        delta: Fields = {"content": "".join(self.words)} if self.words else {}
+        choice: Fields = {"index": 0, "delta": delta, "finish_reason": self.finish_reason}
+        return self.top(self.last.object, [choice] if self.has_choice else [])
+
+    def answer(self) -> Fields:
+        """The whole answer that they are."""
+        choice = _chat_choice(0, "".join(self.words), self.finish_reason)
+        return self.top(_CHAT, [choice] if self.has_choice else [])
+
+
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
 
 
@@ -61,32 +112,29 @@ class Assembly(msgspec.Struct, eq=False):
     chat: bool
     _reader: EventReader = msgspec.field(default_factory=EventReader)
     _held: list[bytes] = []  # events that are not read yet
-    _top: Fields = {}
+    _said: _Said | None = None  # by plain events since the last other one
+    _top: Fields = {}  # of the events before, as `_choices`
     _choices: dict[int, Fields] = {}
-    _messages: dict[int, Fields] = {}  # those of the choices of a chat
     _is_done: bool = False
 
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
         the latest at the end."""
         self._held += self._reader.feed(piece)
-        if len(self._held) >= ASSEMBLY_EVENTS_HELD or b'"error"' in piece:
+        if len(self._held) >= ASSEMBLY_EVENTS_HELD or piece.find(b'"error"') >= 0:
             self._read_held()
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._held += self._reader.end()
         self._read_held()
-        if not self._is_done and not self._is_finished():
+        if self._said is None or self._top or self._choices:
+            answer, is_finished = self._finish()
+        else:  # all events were plain
+            answer, is_finished = self._said.answer(), self._said.finish_reason is not None
+        if not is_finished and not self._is_done:
             raise EngineFailed("the engine's stream ended before its answer did")
-        answer = self._top
-        answer["object"] = "chat.completion" if self.chat else "text_completion"
-        answer["choices"] = [self._finish(self._choices[index]) for index in sorted(self._choices)]
         return answer
-
-    def _is_finished(self) -> bool:
-        reasons = [choice.get("finish_reason") for choice in self._choices.values()]
-        return bool(reasons) and None not in reasons
 
     def _read_held(self) -> None:
         held, self._held = self._held, []
@@ -97,50 +145,20 @@ class Assembly(msgspec.Struct, eq=False):
             events = _decode_plain(b"[%b]" % b",".join(held)) if self.chat else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
-        if len(events) == len(held):  # else they were not plain, or two in one
-            self._take_plain(events)
-        else:
+        if len(events) != len(held):  # they are not plain, or two in one
+            self._merge_said()
             for payload in held:
                 self._take(payload)
+        elif events:
+            said = self._said
+            if said is None:
+                said = self._said = _Said(events[-1])
+            said.take(events)
 
-    def _take_plain(self, events: list[_Plain]) -> None:
-        """Does what `_take` does with the same events, one by one."""
-        if not events:
-            return
-        last, top = events[-1], self._top
-        top["id"], top["object"], top["created"], top["model"] = (
-            last.id,
-            last.object,
-            last.created,
-            last.model,
-        )
-        for event in events:
-            if event.usage is not None:
-                top["usage"] = event.usage
-            if event.system_fingerprint is not None:
-                top["system_fingerprint"] = event.system_fingerprint
-            if event.timings is not None:
-                top["timings"] = event.timings
-            for piece in event.choices:
-                choice = self._choices.get(piece.index) or self._begin(piece.index)
-                content = piece.delta.content
-                if content is not None:
-                    message = self._messages[piece.index]
-                    known = message["content"]
-                    message["content"] = known + content if isinstance(known, str) else content
-                if piece.finish_reason is not None:
-                    choice["finish_reason"] = piece.finish_reason
-
-    def _begin(self, index: int) -> Fields:
-        choice: Fields = {"index": index}
-        if self.chat:
-            choice["message"] = self._messages[index] = {"role": "assistant", "content": None}
-        else:
-            choice["text"] = ""
-        choice["logprobs"] = None
-        choice["finish_reason"] = None
-        self._choices[index] = choice
-        return choice
+    def _merge_said(self) -> None:
+        if self._said is not None:
+            said, self._said = self._said, None
+            self._take_fields(said.event())
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
@@ -152,6 +170,9 @@ class Assembly(msgspec.Struct, eq=False):
             raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
         if "error" in event:
             raise engine_error(502, event)
+        self._take_fields(event)
+
+    def _take_fields(self, event: Fields) -> None:
         choices = event.pop("choices", None)
         # "usage": null in every event but the last must not hide the last one's
         self._top.update({name: value for name, value in event.items() if value is not None})
@@ -167,24 +188,53 @@ class Assembly(msgspec.Struct, eq=False):
         choice = self._choices.get(index) or self._begin(index)
         for name, value in piece.items():
             if name == "delta" and isinstance(value, dict):
-                message = choice.setdefault("message", {"role": "assistant", "content": None})
-                _merge(cast("Fields", message), cast("Fields", value))
+                _merge(_message_of(choice), cast("Fields", value))
             elif name in ("logprobs", "text"):
                 _merge_value(choice, name, value)
             elif name != "index" and (value is not None or name not in choice):
                 choice[name] = value
 
-    def _finish(self, choice: Fields) -> Fields:
-        message = choice.get("message")
-        if isinstance(message, dict):
-            fields = cast("Fields", message)
-            calls = fields.get("tool_calls")
-            if isinstance(calls, list):
-                for call in cast("list[Fields]", calls):
-                    call.pop("index", None)  # a whole answer has no such field
-            elif fields.get("content") is None:
-                fields["content"] = ""
+    def _begin(self, index: int) -> Fields:
+        choice: Fields = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+        if self.chat:
+            choice = _chat_choice(index, None, None)
+        self._choices[index] = choice
         return choice
+
+    def _finish(self) -> tuple[Fields, bool]:
+        """The answer, and whether each of its choices has an end."""
+        self._merge_said()
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        for choice in choices:
+            message = choice.get("message")
+            if isinstance(message, dict):
+                _finish_message(cast("Fields", message))
+        answer = self._top
+        answer["object"] = _CHAT if self.chat else "text_completion"
+        answer["choices"] = choices
+        reasons = [choice.get("finish_reason") for choice in choices]
+        return answer, bool(reasons) and None not in reasons
+
+
+def _message_of(choice: Fields) -> Fields:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = choice["message"] = {"role": "assistant", "content": None}
+    return cast("Fields", message)
+
+
+def _chat_choice(index: int, content: str | None, finish_reason: str | None) -> Fields:
+    message: Fields = {"role": "assistant", "content": content}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _finish_message(message: Fields) -> None:
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        for call in cast("list[Fields]", calls):
+            call.pop("index", None)  # a whole answer has no such field
+    elif message.get("content") is None:
+        message["content"] = ""
 
 
 def engine_error(status: int, answer: object) -> EngineRefused:

@@ -75,11 +75,13 @@ class Exchange:
         try:
             with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
                 answer = await relay.whole(make)
-                if not isinstance(answer, bytes):
-                    return _assembled(relay, answer)
-                if not answer and relay.status == 200:
-                    raise EngineFailed("the engine answered without a word")
-                return _pass_on(relay, answer)
+                if isinstance(answer, bytes):
+                    if not answer and relay.status == 200:
+                        raise EngineFailed("the engine answered without a word")
+                    return _pass_on(relay, answer)
+                whole = Whole(_JSON, b"", answer.result())
+                relay.finish(ok=True)
+                return whole
         except TheirsError as error:
             return self._fall_back(visit, wish, error)
 
@@ -190,13 +192,6 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
     while piece := await relay.more():
         pieces.append(piece)
     return _pass_on(relay, b"".join(pieces))
-
-
-def _assembled(relay: Relay, collector: Collector) -> Whole:
-    """An engine's stream as one answer."""
-    answer = collector.result()
-    relay.finish(ok=True)
-    return Whole(_JSON, assembled=answer)
 
 
 def _pass_on(relay: Relay, answer: bytes) -> Whole:

@@ -89,7 +89,8 @@ class Relay(msgspec.Struct, eq=False):
     @property
     def is_stream(self) -> bool:
         """Whether the engine answers with a stream of events."""
-        return self.status == 200 and self.content_type == "text/event-stream"
+        call = self._call
+        return self.status == 200 and call is not None and call.content_type == "text/event-stream"
 
     def first(self, out: Out | None = None) -> Awaitable[bytes]:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
@@ -137,13 +138,16 @@ class Relay(msgspec.Struct, eq=False):
 
         An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
         collector: Collector | None = None
+        resume, is_overheard = self.resume, self.tap is not None or self._spend is not None
         while True:
-            piece, size = await self.first(), 0
-            if collector is not None and not self.is_stream:
-                collector = self._ask_anew()
-                continue
+            piece, size = await self._advance(), 0
             if make is not None and self.is_stream:
                 collector = collector or make()
+            elif collector is not None:
+                collector = self._ask_anew()
+                continue
+            call = self._call
+            assert call is not None
             plain: list[bytes] = []
             take = plain.append if collector is None else collector.feed
             try:
@@ -152,20 +156,21 @@ class Relay(msgspec.Struct, eq=False):
                     if size > UPSTREAM_ANSWER_BYTES_MAX:
                         raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
                     take(piece)
-                    self._listen(piece)
-                    if self.resume is not None and self.resume.is_at_boundary:
-                        self.resume.go_on()
+                    if is_overheard:
+                        self._listen(piece)
+                    if resume is not None and resume.is_at_boundary:
+                        resume.go_on()
                         self._return_turn()
                         break
-                    at_hand = self._at_hand()
+                    at_hand = call.take() if resume is None else None
                     piece = await self._piece() if at_hand is None else at_hand
-                    if piece and self.resume is None:
+                    if piece and resume is None:
                         self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
                     return b"".join(plain) if collector is None else collector
             except UpstreamFailed as error:
                 self._give_back(error)
-                if self.resume is None or not self.resume.go_on():
+                if resume is None or not resume.go_on():
                     collector = None
                     self._forget_heard()
 
@@ -224,10 +229,11 @@ class Relay(msgspec.Struct, eq=False):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, EngineFailed):
-            self.finish(ok=False)
-        if isinstance(error, TheirsError):
-            self._outcome = error.code
+        if error is not None:
+            if isinstance(error, EngineFailed):
+                self.finish(ok=False)
+            if isinstance(error, TheirsError):
+                self._outcome = error.code
         self.close()
 
     def close(self) -> None:
@@ -235,8 +241,9 @@ class Relay(msgspec.Struct, eq=False):
         if self._call is not None:
             self._call.abort()
             self._call = None
-        self.ticket.on_cut = None
-        self.ticket.close()
+        ticket = self.ticket
+        ticket.on_cut = None
+        ticket.close()
         if self._leave_meter is not None:
             self._leave_meter()
         if self.tap is not None:
@@ -268,31 +275,27 @@ class Relay(msgspec.Struct, eq=False):
                         await asyncio.sleep(RETRY_PAUSE_MS / 1000)
                     call = self._begin(start)
                 if not self.status:
-                    self.status = await call.head()
-                    if self.status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
+                    status = self.status = await call.head()
+                    if status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
                         call.abort()
                         self._call, self.status = None, 0
                         continue
-                piece = self._at_hand()
+                piece = call.take() if self.resume is None else None
                 return await self._piece() if piece is None else piece
             except UpstreamFailed as error:
                 self._give_back(error)
 
     def _begin(self, start: Start) -> Call:
-        self._start = start
-        if self.ticket.cut is not None:
+        self._start, ticket = start, self.ticket
+        if ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
         self.visit.started(start)
         outgoing = self.send(start)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
-        self._call = self.upstream.call(outgoing, streamed=self.streamed)
-        self.ticket.on_cut = self._on_cut
-        return self._call
-
-    def _at_hand(self) -> bytes | None:
-        """A piece that nobody has to wait for."""
-        return self._call.take() if self._call is not None and self.resume is None else None
+        call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
+        ticket.on_cut = self._on_cut
+        return call
 
     def _piece(self) -> Awaitable[bytes]:
         assert self._call is not None
