@@ -79,7 +79,7 @@ def parse_object(body: bytes) -> dict[str, object]:
     found = cast("dict[str, object]", value)
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
         _check_depth(found)
-    if b"\\u00" in body or _may_have_twins(body, found):
+    if body.find(b"\\u00") >= 0 or _may_have_twins(body, found):
         _check_duplicates(body)
     return found
 

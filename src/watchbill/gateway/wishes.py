@@ -38,6 +38,8 @@ class Range(msgspec.Struct, frozen=True):
 
     def fits(self, value: object) -> bool:
         """Whether a value may be passed on."""
+        if type(value) is int:
+            return self.low <= value <= self.high
         if isinstance(value, bool):
             return self.flag
         if not isinstance(value, (int, float)) or not self.low <= value <= self.high:

@@ -17,7 +17,7 @@ _JOINED_BYTES_MAX = 2**16
 
 
 class Answer:
-    """What goes back to a client. `closes`: the connection ends with it."""
+    """What goes back to a client; it has at least one header. `closes`: the connection ends with it."""
 
     def __init__(self, headers: dict[str, str], status: int = 200) -> None:
         self.status = status
@@ -29,14 +29,14 @@ class Answer:
         """The status line and the headers. Raises ValueError for a header with a line break."""
         self.is_begun = True
         headers = self.headers
-        text = "\r\n".join([*map(": ".join, headers.items()), framing])
-        breaks = len(headers) + framing.count("\n")
+        text = "\r\n".join(map(": ".join, headers.items()))
+        breaks = len(headers) - 1
         if text.count("\r") != breaks or text.count("\n") != breaks:
             raise ValueError("a header of the answer has a line break")  # it would be a second header
         close = "" if request.keeps_alive and not self.closes else "Connection: close\r\n"
         line = _STATUS_LINES.get(self.status) or f"{self.status} Unknown"
         date = _date(int(time.time()))
-        return f"HTTP/{request.version} {line}\r\n{text}{close}Date: {date}\r\n\r\n".encode()
+        return f"HTTP/{request.version} {line}\r\n{text}\r\n{framing}{close}Date: {date}\r\n\r\n".encode()
 
 
 class Response(Answer):
