@@ -40,6 +40,11 @@ _STATES = {
 }
 
 
+#: A whole answer says how many tokens it took; a stream only when it is asked to.
+_COUNTED = {"include_usage": True}
+_ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
+
+
 class OpenAiDoor:
     """Serves /v1."""
 
@@ -74,9 +79,10 @@ class OpenAiDoor:
             return await self._exchange.stream(visit, wish, sender(body, path), out, instead=as_is)
         body["stream"] = True
         options = body.get("stream_options")
-        known = cast("Fields", options) if isinstance(options, dict) else {}
-        body["stream_options"] = {**known, "include_usage": True}
-        answer = await self._exchange.collect(visit, wish, sender(body, path), partial(Assembly, chat=chat))
+        body["stream_options"] = (
+            {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
+        )
+        answer = await self._exchange.collect(visit, wish, sender(body, path), _ASSEMBLIES[chat])
         if isinstance(answer, Fallback):
             return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
         return self._pass_on(visit, answer)

@@ -77,25 +77,18 @@ class Inbox:
 
     def _stay(self, rest: bytes) -> None:
         """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
-        method = self._parser.get_method()
-        self._parser = httptools.HttpRequestParser(self)
+        method, target, headers = self._parser.get_method(), self._target, self._headers
+        self._parser, self._target, self._headers = httptools.HttpRequestParser(self), b"", {}
         if method == b"CONNECT":
             self.requests[
                 -1
             ].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
             return
-        lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name not in _PROPOSAL]
-        headers = "".join(lines).encode("utf-8", "surrogateescape")
-        self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._target, headers, rest))
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name not in _PROPOSAL]
+        kept = "".join(lines).encode("utf-8", "surrogateescape")
+        self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, kept, rest))
 
     # ------------------------------------------------------------------ httptools' callbacks
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        if len(self.requests) >= PIPELINED_MAX:
-            raise _no_request("too many came at once")
-        self._target = b""
-        self._headers = {}
 
     def on_url(self, url: bytes) -> None:
         """The address, or a part of it."""
@@ -121,6 +114,8 @@ class Inbox:
         if "upgrade" in headers and parser.should_upgrade():
             return  # it comes again, without its proposal
         version = parser.get_http_version()
+        if len(self.requests) >= PIPELINED_MAX:
+            raise _no_request("too many came at once")
         if version not in ("1.1", "1.0"):
             raise _no_request("its version is unknown")
         if len(headers) > REQUEST_HEADERS_MAX:
@@ -148,6 +143,7 @@ class Inbox:
         request, self.receiving = self.receiving, None
         if request is not None:  # else it was a proposal
             request.is_whole = True
+            self._target, self._headers = b"", {}
             self._head_bytes = self.held = 0
 
 
