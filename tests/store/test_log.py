@@ -1,7 +1,11 @@
 """The log: replay shows what is missing, never what is there, and keeps what it cannot read."""
 
+import binascii
+import errno
+import itertools
 import os
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchbill.spool import Spool
+from watchbill.spool import Spool, uncached
 from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.inspect import stats
+from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN
 from watchbill.spool.log import Log, Record, parse_log, record_bytes
 from watchbill.spool.replay import replay_dead
 
@@ -171,6 +176,63 @@ def test_a_damaged_mark_hides_nothing(spool: Spool) -> None:
     log.write_bytes(damaged)
     assert replay_dead(spool.layout) == 3
     spool.close()
+
+
+SIZES = st.lists(st.integers(1, 9_000) | st.just(LOG_DIRECT_BYTES_MIN + 77), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("refusal", ["none", "at open", "at write"])
+@given(sizes=SIZES)
+@settings(max_examples=MUTATIONS // 10, deadline=None)
+def test_small_and_large_appends_stand_one_after_the_other(refusal: str, sizes: list[int]) -> None:
+    """SPOOL-02: what goes past the page cache in whole blocks, what goes through it, and what a file system
+    makes us write the old way: the same bytes, nothing overwritten, the rest newlines."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if refusal == "at open":
+            patch.setattr(uncached, "O_DIRECT", 0)
+        log = Log(Path(folder), "log.jsonl", "boot", "mount")
+        if refusal == "at write":
+            refuse_direct_writes(patch, after=len(sizes) // 2)
+        written = b"# watchbill log 2\tboot\tmount\n"
+        for number, size in enumerate(sizes):
+            each = Record(record(number).name, b"x" * size)
+            log.append([each], [(each.name, each.name)])
+            mark = f"{each.name}\t{each.name}".encode()
+            written += b"@visible\t%08x\t%s\n" % (binascii.crc32(b"@visible" + mark), mark) + record_bytes(
+                each
+            )
+            data = log.path.read_bytes()
+            assert (data[: len(written)], data[len(written) :].strip(b"\n")) == (written, b"")
+        log.close()
+
+
+def refuse_direct_writes(patch: pytest.MonkeyPatch, after: int) -> None:
+    """As a file system that takes O_DIRECT and then finds our blocks too small."""
+    real, seen = os.pwrite, itertools.count()
+
+    def pwrite(fd: int, data: bytes | memoryview, offset: int) -> int:
+        if isinstance(data, memoryview) and next(seen) >= after:
+            raise OSError(errno.EINVAL, "unaligned")
+        return real(fd, data, offset)
+
+    patch.setattr(os, "pwrite", pwrite)
+
+
+def test_a_block_that_the_disk_refuses_ends_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-02, R3: acknowledged records are in the same block; nothing more is written into it."""
+    log = Log(tmp_path, "log.jsonl", "boot", "mount")
+    log.append([record(1)])
+
+    def pwrite(fd: int, data: bytes | memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, "bad block")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(OSError, match="bad block"):
+            log.append([record(2)])
+    assert log.failed
+    log.close()
+    assert parse_log(log.path.read_bytes()).records == [record(1)]
 
 
 @given(st.binary(max_size=400))
