@@ -192,7 +192,7 @@ def test_small_and_large_appends_stand_one_after_the_other(refusal: str, sizes: 
             patch.setattr(uncached, "O_DIRECT", 0)
         log = Log(Path(folder), "log.jsonl", "boot", "mount")
         if refusal == "at write":
-            refuse_direct_writes(patch, after=len(sizes) // 2)
+            refuse_direct_writes(patch, errno.EINVAL, after=len(sizes) // 2)
         written = b"# watchbill log 2\tboot\tmount\n"
         for number, size in enumerate(sizes):
             each = Record(record(number).name, b"x" * size)
@@ -206,13 +206,13 @@ def test_small_and_large_appends_stand_one_after_the_other(refusal: str, sizes: 
         log.close()
 
 
-def refuse_direct_writes(patch: pytest.MonkeyPatch, after: int) -> None:
-    """As a file system that takes O_DIRECT and then finds our blocks too small."""
+def refuse_direct_writes(patch: pytest.MonkeyPatch, number: int, after: int = 0) -> None:
+    """Let direct writes fail, as on a file system that takes O_DIRECT and then finds our blocks too small."""
     real, seen = os.pwrite, itertools.count()
 
     def pwrite(fd: int, data: bytes | memoryview, offset: int) -> int:
         if isinstance(data, memoryview) and next(seen) >= after:
-            raise OSError(errno.EINVAL, "unaligned")
+            raise OSError(number, os.strerror(number))
         return real(fd, data, offset)
 
     patch.setattr(os, "pwrite", pwrite)
@@ -222,14 +222,9 @@ def test_a_block_that_the_disk_refuses_ends_its_log(tmp_path: Path, monkeypatch:
     """SPOOL-02, R3: acknowledged records are in the same block; nothing more is written into it."""
     log = Log(tmp_path, "log.jsonl", "boot", "mount")
     log.append([record(1)])
-
-    def pwrite(fd: int, data: bytes | memoryview, offset: int) -> int:
-        raise OSError(errno.EIO, "bad block")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", pwrite)
-        with pytest.raises(OSError, match="bad block"):
-            log.append([record(2)])
+    refuse_direct_writes(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        log.append([record(2)])
     assert log.failed
     log.close()
     assert parse_log(log.path.read_bytes()).records == [record(1)]

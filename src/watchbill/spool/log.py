@@ -158,9 +158,7 @@ class Log:
         try:
             return self._tail is not None and self._tail.write(data, start)
         except OSError:
-            self.failed = (
-                True  # the disk itself refused a block, and records that were acknowledged are in it
-            )
+            self.failed = True  # the disk refused a block, and acknowledged records are in it
             raise
 
     def _sync(self) -> None:
