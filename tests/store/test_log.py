@@ -183,8 +183,8 @@ SIZES = st.lists(st.integers(1, 9_000) | st.just(LOG_DIRECT_BYTES_MIN + 77), min
 
 @pytest.mark.parametrize("refusal", ["none", "at open", "at write"])
 @given(sizes=SIZES)
-@settings(max_examples=MUTATIONS // 10, deadline=None)
-def test_small_and_large_appends_stand_one_after_the_other(refusal: str, sizes: list[int]) -> None:
+@settings(max_examples=MUTATIONS // 20, deadline=None)
+def test_what_is_logged_small_and_large_stands_in_order(refusal: str, sizes: list[int]) -> None:
     """SPOOL-02: what goes past the page cache in whole blocks, what goes through it, and what a file system
     makes us write the old way: the same bytes, nothing overwritten, the rest newlines."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
