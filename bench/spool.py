@@ -3,10 +3,11 @@
     python bench/spool.py [--dir DIR | --loop ext4|xfs] [--seconds S] [--waiting N] [--no-peers]
 
 Every target is a ratio of two figures measured in turns of a twentieth of a second, because a disk's speed
-changes from one moment to the next. Rounds must not disturb each other: ext4 without a journal leaves the
-inodes of deleted files alone for minutes and makes each new file step over all of them (12 us for a new file
-became 280), so each round has a folder far from the others' and nothing is deleted before the end; and the
-files of a round are emptied after it, so that they are not written to the disk during the next one.
+changes from one moment to the next; who comes first in a turn alternates, and the first turn of a round does not
+count. Rounds must not disturb each other: ext4 without a journal leaves the inodes of deleted files alone for
+minutes and makes each new file step over all of them (12 us for a new file became 280), so each round has a
+folder far from the others', the quickest of several for either side, and nothing is deleted before the end; and
+the files of a round are emptied after it, so that they are not written to the disk during the next one.
 
 `--dir` measures on that folder's disk; `--loop` on a file system of its own in a file there (as root). Peers
 are installed into virtual environments of their own under a cache folder and reported as absent where that
@@ -37,6 +38,8 @@ EVENT = {"id": "0", "kind": "note", "ts": 1, "body": "x" * 960}
 LINE = json.dumps(EVENT).encode() + b"\n"
 ROUNDS = 5
 SLICE_S = 0.05
+#: Folders among which a round's are chosen, and files made in each to see how quick it is.
+PLACES, PLACE_FILES = 8, 32
 #: Events that each of many producers enqueues in one step.
 EACH = 20
 #: ioctls of ext4: FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL.
@@ -67,12 +70,15 @@ def in_turns(ours: Work, theirs: Work, home: Path, seconds: float) -> tuple[floa
     """Measure two things in turns of a twentieth of a second; return both medians and the median of the ratios."""
     pairs: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        folders = [Path(tempfile.mkdtemp(dir=home)) for _ in range(2)]
+        folders = quick_folders(home, 2)
         works = [theirs(folders[0]), ours(folders[1])]
         for work in works:
             next(work)  # set-up is not measured
-        for _ in range(max(1, round(seconds / ROUNDS / SLICE_S))):
-            pairs.append((slice_rate(works[0]), slice_rate(works[1])))
+            slice_rate(work)
+        for turn in range(max(1, round(seconds / ROUNDS / SLICE_S))):
+            first = turn % 2
+            rates = {first: slice_rate(works[first]), 1 - first: slice_rate(works[1 - first])}
+            pairs.append((rates[0], rates[1]))
         for work, folder in zip(works, folders, strict=True):
             work.close()
             empty(folder)
@@ -81,6 +87,21 @@ def in_turns(ours: Work, theirs: Work, home: Path, seconds: float) -> tuple[floa
         statistics.median(their for their, _ in pairs),
         statistics.median(our / their for their, our in pairs),
     )
+
+
+def quick_folders(home: Path, count: int) -> list[Path]:
+    """Return the folders, of several new ones, in which a new file costs least."""
+    folders = [Path(tempfile.mkdtemp(dir=home)) for _ in range(PLACES)]
+    return sorted(folders, key=new_file_ns)[:count]
+
+
+def new_file_ns(folder: Path) -> float:
+    times: list[int] = []
+    for number in range(PLACE_FILES):
+        began = time.perf_counter_ns()
+        os.close(os.open(folder / f".place{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
+        times.append(time.perf_counter_ns() - began)
+    return statistics.median(times)
 
 
 def slice_rate(steps: Steps) -> float:

@@ -191,6 +191,30 @@ def test_the_logs_name_is_synced_before_anything_is_acknowledged(
     assert ("fsync", str(path.parent)) in synced[:first]
 
 
+def test_every_write_to_the_log_is_synced_before_it_is_acknowledged(
+    traced: Callable[..., Any], tmp_path: Path
+) -> None:
+    """SPOOL-02: a direct write is on the disk, but perhaps in its cache only; our power cuts leave that cache
+    alone, so they cannot show a sync that is missing after it."""
+    path, log = tmp_path / "spool", tmp_path / "calls"
+    traced(
+        "enqueue.py",
+        str(path),
+        "wal",
+        "5",
+        options=["-y", "-o", str(log), "-e", "trace=pwrite64,fdatasync,write"],
+    )
+    dirty, acknowledged = True, 0
+    for call, file, text in re.findall(r" (\w+)\(\d+<(.*?)>(.*)", log.read_text()):
+        if "/queue-wal/" in file:
+            dirty = call != "fdatasync"
+        elif "enqueued" in text:
+            acknowledged += 1
+            assert not dirty
+            dirty = True
+    assert acknowledged == 5
+
+
 def test_moving_by_hand_says_what_the_disk_refuses(tmp_path: Path) -> None:
     """SPOOL-06: a reason that cannot be written is our error, and the event stays where it was."""
     with Spool(tmp_path / "spool") as spool:

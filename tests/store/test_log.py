@@ -1,17 +1,23 @@
 """The log: replay shows what is missing, never what is there, and keeps what it cannot read."""
 
+import binascii
+import errno
+import itertools
 import os
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchbill.spool import Spool
+from watchbill.spool import Spool, uncached
 from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.inspect import stats
+from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN
 from watchbill.spool.log import Log, Record, parse_log, record_bytes
 from watchbill.spool.replay import replay_dead
 
@@ -171,6 +177,94 @@ def test_a_damaged_mark_hides_nothing(spool: Spool) -> None:
     log.write_bytes(damaged)
     assert replay_dead(spool.layout) == 3
     spool.close()
+
+
+SIZES = st.lists(st.integers(1, 9_000) | st.just(LOG_DIRECT_BYTES_MIN + 77), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("refusal", ["none", "at open", "at write"])
+@given(sizes=SIZES)
+@settings(max_examples=MUTATIONS // 20, deadline=None)
+def test_what_is_logged_small_and_large_stands_in_order(refusal: str, sizes: list[int]) -> None:
+    """SPOOL-02: what goes past the page cache in whole blocks, what goes through it, and what a file system
+    makes us write the old way: the same bytes, nothing overwritten, the rest newlines."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if refusal == "at open":
+            patch.setattr(uncached, "O_DIRECT", 0)
+        log = Log(Path(folder), "log.jsonl", "boot", "mount")
+        if refusal == "at write":
+            refuse_direct_writes(patch, errno.EINVAL, after=len(sizes) // 2)
+        written = b"# watchbill log 2\tboot\tmount\n"
+        for number, size in enumerate(sizes):
+            each = Record(record(number).name, b"x" * size)
+            log.append([each], [(each.name, each.name)])
+            mark = f"{each.name}\t{each.name}".encode()
+            written += b"@visible\t%08x\t%s\n" % (binascii.crc32(b"@visible" + mark), mark) + record_bytes(
+                each
+            )
+            data = log.path.read_bytes()
+            assert (data[: len(written)], data[len(written) :].strip(b"\n")) == (written, b"")
+        log.close()
+
+
+def refuse_direct_writes(patch: pytest.MonkeyPatch, number: int, after: int = 0) -> None:
+    """Let direct writes fail, as on a file system that takes O_DIRECT and then finds our blocks too small."""
+    real, seen = os.pwrite, itertools.count()
+
+    def pwrite(fd: int, data: bytes | memoryview, offset: int) -> int:
+        if isinstance(data, memoryview) and next(seen) >= after:
+            raise OSError(number, os.strerror(number))
+        return real(fd, data, offset)
+
+    patch.setattr(os, "pwrite", pwrite)
+
+
+def test_a_log_lies_apart_from_busy_folders(disk: Any) -> None:
+    """SPOOL-02: where ext4 has no journal, a sync writes the whole block of inodes around the log's own; the folders
+    that change with each event are in another one, in a new spool and after a checkpoint."""
+    if disk.kind != "ext4":
+        pytest.skip("a matter of ext4")
+    with Spool(disk.path / "spool") as spool:
+        for _ in range(2):
+            spool.enqueue({"id": 1})
+            (log,) = (spool.path / "queue-wal").glob("*.jsonl")
+            (writer,) = (spool.path / "queue" / ".tmp").glob("[!.]*")
+            blocks = [(path.stat().st_ino - 1) // 16 for path in (log, writer, spool.path / "queue")]
+            assert blocks[0] not in blocks[1:]
+            spool.checkpoint()
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_log_that_finds_no_place_apart_is_made_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """R4: looking for a better inode must not fail where a plain file still fits, nor leave anything behind."""
+    real, left = os.unlink, itertools.count()
+
+    def unlink(path: Path) -> None:
+        real(path)
+        if next(left) == tries:
+            raise OSError(errno.EIO, "no more")
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(uncached, "_inode_block", lambda _: 1)
+    before = len(os.listdir("/proc/self/fd"))
+    fd = uncached.create_apart(tmp_path / "log", 0o640, [0])
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert os.path.samestat(os.fstat(fd), os.stat(tmp_path / "log"))
+    os.close(fd)
+
+
+def test_a_block_that_the_disk_refuses_ends_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-02, R3: acknowledged records are in the same block; nothing more is written into it."""
+    log = Log(tmp_path, "log.jsonl", "boot", "mount")
+    log.append([record(1)])
+    refuse_direct_writes(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        log.append([record(2)])
+    assert log.failed
+    log.close()
+    assert parse_log(log.path.read_bytes()).records == [record(1)]
 
 
 @given(st.binary(max_size=400))

@@ -25,6 +25,8 @@ __all__ = [
 #: Folders and files belong to the user who runs the spool; ROOT itself is 0700.
 FILE_MODE = 0o640
 FOLDER_MODE = 0o750
+_TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
@@ -48,7 +50,7 @@ def pwrite_all(fd: int, data: bytes, offset: int) -> None:
 
 def write_file(name: str, data: bytes, *, dir_fd: int, sync: bool = False) -> None:
     """Write a file in a folder that is ours alone; on any error nothing of it stays behind."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE, dir_fd=dir_fd)
+    fd = os.open(name, _TO_WRITE, FILE_MODE, dir_fd=dir_fd)
     try:
         write_all(fd, data)
         if sync:
@@ -132,7 +134,7 @@ def read_regular(name: str, *, dir_fd: int, bytes_max: int = EVENT_BYTES_MAX, fo
     if foreign:
         _judge(os.stat(name, dir_fd=dir_fd, follow_symlinks=False), bytes_max)
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = os.open(name, _TO_READ, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
             raise NotAFile("not a regular file") from error

@@ -7,10 +7,10 @@
 
 Plain text, one record a line. The crc32 is of the first word and of what follows it: a damaged name would show
 a stranger, a damaged mark could hide what is not visible. The file is filled ahead with newlines, so that
-committing a record changes neither size nor allocation and the fdatasync has no metadata to write. `append`
-returns when the records are on stable storage; then the caller makes the visible files, without sync. A mark
-says that the files from one name to another are visible; it travels with the next records and is never synced
-by itself. A log that failed to sync is never synced again.
+committing a record changes neither size nor allocation and the fdatasync has no metadata to write; small
+appends go past the page cache. `append` returns when the records are on stable storage; then the caller makes
+the visible files, without sync. A mark says that the files from one name to another are visible; it travels
+with the next records and is never synced by itself. A log that failed to sync is never synced again.
 """
 
 import binascii
@@ -20,12 +20,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import NamedTuple
 
 from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all, sync_data
 from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN, LOG_FILL_BYTES
+from watchbill.spool.uncached import BLOCK_BYTES, Tail, create_apart
 
 __all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "parse_log", "record_bytes"]
 
@@ -83,26 +84,32 @@ class LogContents:
 def record_bytes(record: Record) -> bytes:
     """Return a record as it stands in the log."""
     name, content = record.name.encode(), record.content
-    if b"\n" in content:
-        return b"%s\t%08x\t=%d\n%s\n" % (name, _crc(name, content), len(content), content)
-    return b"%s\t%08x\t%s\n" % (name, _crc(name, content), content)
+    size = b"=%d\n" % len(content) if b"\n" in content else b""
+    return b"".join((name, b"\t%08x\t" % _crc(name, content), size, content, b"\n"))
 
 
 class Log:
     """The open log of one writer. Not thread-safe: the group's leader alone calls it."""
 
-    def __init__(self, folder: Path, name: str, boot: str, mount: str) -> None:
-        """Create the file and make its name durable. Raises OSError and then leaves nothing behind."""
+    def __init__(
+        self, folder: Path, name: str, boot: str, mount: str, apart_from: Sequence[int] = ()
+    ) -> None:
+        """Create the file and make its name durable. Raises OSError and then leaves nothing behind.
+
+        `apart_from` are open folders that change with every event.
+        """
         self.path = folder / name
         self.failed = False
         self.records = 0
         self._fills = list(LOG_FILL_BYTES)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        self._fd = create_apart(self.path, FILE_MODE, apart_from)
+        self._tail: Tail | None = None
         header = f"{_HEADER}\t{boot}\t{mount}\n".encode()
         self.end = self._filled = 0
         try:
             self._fill(len(header), header)
             self.end = len(header)
+            self._tail = Tail(self.path, LOG_DIRECT_BYTES_MIN)
             fsync_folder(folder)
         except OSError:
             self.discard()
@@ -113,14 +120,15 @@ class Log:
 
         `marks` name ranges of files that became visible since the last append.
         """
-        data = _mark_bytes(marks) + b"".join(map(record_bytes, records))
+        data = b"".join((*starmap(_mark_bytes, marks), *map(record_bytes, records)))
         start = self.end
         # A large batch pays for the file's new size itself: filling first would write every byte twice.
-        direct = len(data) >= LOG_DIRECT_BYTES_MIN
-        if start + len(data) >= self._filled and not direct:
+        large = len(data) >= LOG_DIRECT_BYTES_MIN
+        if start + len(data) >= self._filled and not large:
             self._fill(start + len(data) + 1 - self._filled)
         try:
-            pwrite_all(self._fd, data, start)
+            if large or not self._write_uncached(data, start):
+                pwrite_all(self._fd, data, start)
             self._sync()
         except OSError:
             self._take_back(start, len(data))
@@ -134,6 +142,8 @@ class Log:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._tail is not None:
+            self._tail.close()
 
     def doubt(self) -> None:
         """Close the file and say in its name that syncing what it stands for has failed.
@@ -149,6 +159,13 @@ class Log:
         self.close()
         self.path.unlink(missing_ok=True)
 
+    def _write_uncached(self, data: bytes, start: int) -> bool:
+        try:
+            return self._tail is not None and self._tail.write(data, start)
+        except OSError:
+            self.failed = True  # the disk refused a block, and acknowledged records are in it
+            raise
+
     def _sync(self) -> None:
         try:
             sync_data(self._fd)
@@ -157,10 +174,11 @@ class Log:
             raise
 
     def _fill(self, need_bytes: int, head: bytes = b"") -> None:
-        """Extend the file with newlines by at least `need_bytes` and make the new size durable."""
+        """Extend the file with newlines by at least `need_bytes`, to whole blocks, and make its size durable."""
         step = self._fills.pop(0) if len(self._fills) > 1 else self._fills[0]
+        need_bytes += -(self._filled + need_bytes) % BLOCK_BYTES
         try:
-            size = max(step, need_bytes)
+            size = max(step - self._filled % BLOCK_BYTES, need_bytes)
             self._extend(size, head)
         except OSError:
             size = need_bytes  # the full step does not fit; these records alone still may
@@ -200,9 +218,9 @@ def doubt(path: Path) -> None:
             path.rename(path.with_name(path.name.removesuffix(".jsonl") + DOUBT_SUFFIX))
 
 
-def _mark_bytes(marks: Sequence[tuple[str, str]]) -> bytes:
-    ranges = [f"{first}\t{last}".encode() for first, last in marks]
-    return b"".join([b"%s\t%08x\t%s\n" % (_MARK, _crc(_MARK, each), each) for each in ranges])
+def _mark_bytes(first: str, last: str) -> bytes:
+    names = f"{first}\t{last}".encode()
+    return b"%s\t%08x\t%s\n" % (_MARK, _crc(_MARK, names), names)
 
 
 def _crc(name: bytes, content: bytes) -> int:

@@ -10,10 +10,12 @@ The next leader's fdatasync overlaps with this one's files. After a failed sync 
 log is left for replay, and the spool makes a new producer with a new log.
 """
 
+import bisect
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from watchbill.errors import TheirsError
@@ -219,14 +221,12 @@ class Producer:
 
     def _take_group(self) -> tuple[list[_Ticket], list[tuple[str, str]]]:
         with self._mutex:
-            size = count = 0
-            for ticket in self._waiting:
-                size += ticket.size
-                count += 1
-                if size >= GROUP_BYTES_MAX:
-                    break
-            group, self._waiting = self._waiting[:count], self._waiting[count:]
             marks, self._marks = self._marks, []
+            group, self._waiting = self._waiting, []
+            if len(group) > 1:
+                sums = list(accumulate(ticket.size for ticket in group))
+                count = bisect.bisect_left(sums, GROUP_BYTES_MAX) + 1
+                group, self._waiting = group[:count], group[count:]
             return group, marks
 
     def _hand_over(self, *, publishing: int = 0) -> None:
@@ -271,7 +271,8 @@ class Producer:
             self._cut_log()
         if self._log is None:
             fd, name = self._layout.root_fd, f"{self.writer}-{self._stamps.take():019d}.jsonl"
-            self._log = Log(self._layout.logs, name, boot_id(), mount_id(fd))
+            busy = (self._layout.queue_fd, self._owner.fd)
+            self._log = Log(self._layout.logs, name, boot_id(), mount_id(fd), busy)
             self._log_born_s = time.monotonic()
         return self._log
 
@@ -343,12 +344,17 @@ class Producer:
             fault = disk_fault(error, "show an event")
             self.broken = self.broken or not self._owner.is_ours
             self._keep_unseen(records, shown)
+        if self._recent is not None:  # else there are too many already
+            self._remember(shown)
+        return fault
+
+    def _remember(self, shown: Sequence[str]) -> None:
+        """Note what a checkpoint may sync file by file, while it is little."""
         with self._mutex:
             if self._recent is not None:
                 self._recent += shown
                 if len(self._recent) > CHECKPOINT_FILES_MAX:
                     self._recent = None
-        return fault
 
     def _keep_unseen(self, records: Sequence[Record], shown: Sequence[str]) -> None:
         """Remember what is not visible. Past the bound the log alone remembers: replay reads it."""

@@ -47,10 +47,12 @@ class Publisher:
         With `sync` they are durable, too, whatever the mode. Raises OSError at the first failure; `shown` then says
         how far it came.
         """
-        plain, sync = records, sync or self._sync
-        signatures = [record for record in records if record.name.endswith(SIGNATURE_SUFFIX)]
+        plain: list[Record] = []
+        signatures: list[Record] = []
+        for record in records:
+            (signatures if record.name.endswith(SIGNATURE_SUFFIX) else plain).append(record)
+        sync = sync or self._sync
         if signatures:
-            plain = [record for record in records if not record.name.endswith(SIGNATURE_SUFFIX)]
             self._publish_signatures(signatures, sync)
         if len(plain) >= FOLDER_BATCH_MIN:
             self._publish_folders(plain, shown, sync)
