@@ -8,7 +8,6 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -217,42 +216,6 @@ def refuse_direct_writes(patch: pytest.MonkeyPatch, number: int, after: int = 0)
         return real(fd, data, offset)
 
     patch.setattr(os, "pwrite", pwrite)
-
-
-def test_a_log_lies_apart_from_busy_folders(disk: Any) -> None:
-    """SPOOL-02: where ext4 has no journal, a sync writes the whole block of inodes around the log's own; the folders
-    that change with each event are in another one, in a new spool and after a checkpoint."""
-    if disk.kind != "ext4":
-        pytest.skip("a matter of ext4")
-    with Spool(disk.path / "spool") as spool:
-        for _ in range(2):
-            spool.enqueue({"id": 1})
-            (log,) = (spool.path / "queue-wal").glob("*.jsonl")
-            (writer,) = (spool.path / "queue" / ".tmp").glob("[!.]*")
-            blocks = [(path.stat().st_ino - 1) // 16 for path in (log, writer, spool.path / "queue")]
-            assert blocks[0] not in blocks[1:]
-            spool.checkpoint()
-
-
-@pytest.mark.parametrize("tries", [1, 3])
-def test_a_log_that_finds_no_place_apart_is_made_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
-) -> None:
-    """R4: looking for a better inode must not fail where a plain file still fits, nor leave anything behind."""
-    real, left = os.unlink, itertools.count()
-
-    def unlink(path: Path) -> None:
-        real(path)
-        if next(left) == tries:
-            raise OSError(errno.EIO, "no more")
-
-    monkeypatch.setattr(os, "unlink", unlink)
-    monkeypatch.setattr(uncached, "_inode_block", lambda _: 1)
-    before = len(os.listdir("/proc/self/fd"))
-    fd = uncached.create_apart(tmp_path / "log", 0o640, [0])
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert os.path.samestat(os.fstat(fd), os.stat(tmp_path / "log"))
-    os.close(fd)
 
 
 def test_a_block_that_the_disk_refuses_ends_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all, sync_data
 from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN, LOG_FILL_BYTES
-from watchbill.spool.uncached import BLOCK_BYTES, Tail, create_apart
+from watchbill.spool.uncached import BLOCK_BYTES, Tail
 
 __all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "parse_log", "record_bytes"]
 
@@ -91,18 +91,13 @@ def record_bytes(record: Record) -> bytes:
 class Log:
     """The open log of one writer. Not thread-safe: the group's leader alone calls it."""
 
-    def __init__(
-        self, folder: Path, name: str, boot: str, mount: str, apart_from: Sequence[int] = ()
-    ) -> None:
-        """Create the file and make its name durable. Raises OSError and then leaves nothing behind.
-
-        `apart_from` are open folders that change with every event.
-        """
+    def __init__(self, folder: Path, name: str, boot: str, mount: str) -> None:
+        """Create the file and make its name durable. Raises OSError and then leaves nothing behind."""
         self.path = folder / name
         self.failed = False
         self.records = 0
         self._fills = list(LOG_FILL_BYTES)
-        self._fd = create_apart(self.path, FILE_MODE, apart_from)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         self._tail: Tail | None = None
         header = f"{_HEADER}\t{boot}\t{mount}\n".encode()
         self.end = self._filled = 0

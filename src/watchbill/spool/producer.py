@@ -271,8 +271,7 @@ class Producer:
             self._cut_log()
         if self._log is None:
             fd, name = self._layout.root_fd, f"{self.writer}-{self._stamps.take():019d}.jsonl"
-            busy = (self._layout.queue_fd, self._owner.fd)
-            self._log = Log(self._layout.logs, name, boot_id(), mount_id(fd), busy)
+            self._log = Log(self._layout.logs, name, boot_id(), mount_id(fd))
             self._log_born_s = time.monotonic()
         return self._log
 
