@@ -121,21 +121,26 @@ class ClientConnection(asyncio.Protocol):
         while not self._is_leaving:
             if not inbox.requests:
                 if inbox.failure is not None:
-                    await self._send_away(inbox.failure)
+                    self._send_away(inbox.failure)
                     return
                 waiter = self._waiter = self._loop.create_future()
                 await waiter
                 continue
             request = self._answering = inbox.requests.popleft()
             try:
-                await self._finish(request, await handle(request))
+                answer = await handle(request)
+                self._write(request, answer)
+                if self._blocked_since is not None:
+                    await self._until_read()
+                if answer.closes or not request.keeps_alive:
+                    self._leave(request)
+                elif not request.is_whole:
+                    await self._read_over(request)
             except ConnectionError:  # the client left while it was being answered
                 self.abort()
                 return
-            except (
-                asyncio.CancelledError
-            ):  # of this task, or of what it waited for: nobody would answer any more
-                self.abort()
+            except asyncio.CancelledError:  # of this task, or of what it waited for
+                self.abort()  # nobody would answer any more
                 raise
             except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
                 _log.exception("an answer could not be sent")
@@ -143,37 +148,33 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._answering = None
 
-    async def _finish(self, request: Request, answer: Answer) -> None:
-        """Sends an answer, unless it was streamed, and ends the connection where it is the last one."""
-        if not answer.is_begun:
-            assert isinstance(answer, Response)
-            transport = self.transport
-            if transport is None or transport.is_closing():
-                raise ConnectionResetError("the client has left")
-            for piece in answer.pieces(request):
-                transport.write(piece)
-        if self._blocked_since is not None:
-            await self._until_read()
-        if (
-            answer.closes
-            or not request.keeps_alive
-            or not (request.is_whole or await self._read_over(request))
-        ):
-            self._leave(request)
+    def _write(self, request: Request, answer: Answer) -> None:
+        """Sends an answer, unless it was streamed. Raises ConnectionResetError when the client has left."""
+        if answer.is_begun:
+            return
+        assert isinstance(answer, Response)
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        for piece in answer.pieces(request):
+            transport.write(piece)
 
-    async def _send_away(self, error: TheirsError) -> None:
+    def _send_away(self, error: TheirsError) -> None:
         """The answer to what is no HTTP, or comes too late."""
         _log.info("from %s came no request: %s", self.remote, error)
+        nothing = Request(self, "", "", "1.1", {}, False)
         with suppress(ConnectionError):
-            await self._finish(Request(self, "", "", "1.1", {}, False), self._refuse(error))
+            self._write(nothing, self._refuse(error))
+        self._leave(nothing)
 
-    async def _read_over(self, request: Request) -> bool:
+    async def _read_over(self, request: Request) -> None:
         """Drops what is left of a body, for a while: a client that still sends would not see its answer."""
         with suppress(TimeoutError, TheirsError):
             async with asyncio.timeout(LINGER_MS / 1000):
                 while await request.more():
                     pass
-        return request.is_whole
+        if not request.is_whole:
+            self._leave(request)
 
     def _leave(self, request: Request) -> None:
         """The last answer was sent: ends the connection as soon as the client has it."""
