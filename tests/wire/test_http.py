@@ -267,7 +267,7 @@ class Nobody(Line):
 @asynccontextmanager
 async def listening(handle: Handle) -> AsyncIterator[int]:
     """A server with one handler; its port."""
-    listener = Listener(handle, partial(as_response, headers={}))
+    listener = Listener(handle, partial(as_response, lines=""))
     _, port = await listener.listen("127.0.0.1", 0)
     try:
         yield port

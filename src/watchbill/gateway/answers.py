@@ -79,21 +79,20 @@ def retry_headers(error: TheirsError) -> dict[str, str]:
     return headers
 
 
-def as_response(
-    error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
-) -> Response:
+def as_response(error: TheirsError, lines: str, beside: Mapping[str, object] | None = None) -> Response:
     """A whole answer that says what went wrong."""
     status = status_of(error)
-    every = {"Content-Type": "application/json", **headers, **retry_headers(error)}
+    every = {"Content-Type": "application/json", **retry_headers(error)}
     if status == 401:
         every["WWW-Authenticate"] = "Bearer"
-    response = Response(error_body(error, beside), every, status)
+    response = Response(error_body(error, beside), every, status, lines)
     if status in (408, 413):
         response.closes = True
     return response
 
 
-def json_response(value: object, headers: Mapping[str, str], status: int = 200) -> Response:
+def json_response(
+    value: object, lines: str, status: int = 200, content_type: str = "application/json"
+) -> Response:
     """A value as JSON."""
-    every = {"Content-Type": "application/json", **headers}
-    return Response(_encode(value), every, status)
+    return Response(_encode(value), {"Content-Type": content_type}, status, lines)

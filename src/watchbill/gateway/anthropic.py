@@ -61,7 +61,7 @@ class AnthropicDoor:
             told = answer.fields()
         else:
             told = anthropic_tell.message(answer.fields(), visit.id, visit.model)
-        return json_response(told, visit.headers(_JSON))
+        return json_response(told, visit.lines())
 
     async def count_tokens(self, visit: Visit) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
@@ -77,7 +77,7 @@ class AnthropicDoor:
                 "input_tokens": anthropic_ask.estimate_tokens(body),
                 "watchbill": {"estimated": True},
             }
-        return json_response(told, visit.headers(_JSON))
+        return json_response(told, visit.lines())
 
     async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
         body = parse_object(await read_body(visit.request, self._gateway.server.body_max))

@@ -41,16 +41,16 @@ _ANTHROPIC = {
 
 
 def refusal(
-    path: str, error: TheirsError, headers: Mapping[str, str], beside: Mapping[str, object] | None = None
+    path: str, error: TheirsError, lines: str, beside: Mapping[str, object] | None = None
 ) -> Response:
     """A whole answer that says what went wrong."""
     if path.startswith("/lane/"):
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or path.startswith("/api/"):
-        return _ollama(error, headers)
+        return _ollama(error, lines)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return _respond(status_of(error), anthropic_error(error, beside), headers, error)
-    return as_response(error, headers, beside)
+        return _respond(status_of(error), anthropic_error(error, beside), lines, error)
+    return as_response(error, lines, beside)
 
 
 def anthropic_error(error: TheirsError, beside: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -61,20 +61,18 @@ def anthropic_error(error: TheirsError, beside: Mapping[str, object] | None = No
     return {"type": "error", "error": said, **(beside or {})}
 
 
-def _ollama(error: TheirsError, headers: Mapping[str, str]) -> Response:
+def _ollama(error: TheirsError, lines: str) -> Response:
     if text := _TEXTS.get(type(error)):
-        return Response(text.encode(), {**headers, "Content-Type": "text/plain"}, error.status)
+        return Response(text.encode(), {"Content-Type": "text/plain"}, error.status, lines)
     status = 503 if isinstance(error, LaneFull) else status_of(error)
-    return _respond(status, {"error": str(error)}, headers, error)
+    return _respond(status, {"error": str(error)}, lines, error)
 
 
-def _respond(
-    status: int, body: dict[str, object], headers: Mapping[str, str], error: TheirsError
-) -> Response:
-    every = {**headers, **retry_headers(error), "Content-Type": _JSON}
+def _respond(status: int, body: dict[str, object], lines: str, error: TheirsError) -> Response:
+    every = {**retry_headers(error), "Content-Type": _JSON}
     if status == 401:
         every["WWW-Authenticate"] = "Bearer"
-    response = Response(_encode(body), every, status)
+    response = Response(_encode(body), every, status, lines)
     if status in (408, 413):
         response.closes = True
     return response

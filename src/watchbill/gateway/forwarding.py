@@ -43,8 +43,8 @@ class Forwarding:
 
     async def _pass(self, visit: Visit, call: Call) -> Answer:
         status = await call.head()
-        headers = visit.headers(call.content_type or "application/json; charset=utf-8")
-        response = Stream(visit.request, headers, status)
+        headers = {"Content-Type": call.content_type or "application/json; charset=utf-8"}
+        response = Stream(visit.request, headers, status, visit.lines())
         await response.open()
         try:
             while piece := await call.chunk():

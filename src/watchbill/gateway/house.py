@@ -192,7 +192,7 @@ class House:
     def refuse(self, visit: Visit, error: TheirsError) -> Response:
         """The answer to a request that went wrong."""
         beside = self._loading(visit, error) if isinstance(error, WaitExceeded) else None
-        return refusal(visit.request.path, error, visit.headers("application/json"), beside)
+        return refusal(visit.request.path, error, visit.lines(), beside)
 
     def _loading(self, visit: Visit, error: TheirsError) -> dict[str, object]:
         models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
@@ -203,4 +203,4 @@ class House:
     def _broken(self, visit: Visit, error: Exception) -> Response:
         _log.error("request=%s failed inside Watchbill", visit.id, exc_info=error)
         bug = TheirsError(f"Watchbill failed; its log has the reason under {visit.id}")
-        return refusal(visit.request.path, bug, visit.headers("application/json"))
+        return refusal(visit.request.path, bug, visit.lines())

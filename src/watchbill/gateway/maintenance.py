@@ -32,20 +32,20 @@ class MaintenanceDoor:
         if pid is not None and lasts_ms is not None:
             raise RequestError("say pid or hours: a claim lasts as long as its process, or so long, not both")
         said = await self._gateway.driver.claims.take(device, why, pid=pid, lasts_ms=lasts_ms)
-        return json_response({"message": said, "device": device}, visit.headers(_JSON))
+        return json_response({"message": said, "device": device}, visit.lines())
 
     async def renew(self, visit: Visit) -> Response:
         """POST /wb/v1/maintenance/renew with {"device"}: the holder still lives."""
         asked = await read_object(visit, self._gateway.server.body_max)
         device = self._device(asked.get("device"))
         self._gateway.driver.claims.renew(device)
-        return json_response({"message": f"{device} stays yours", "device": device}, visit.headers(_JSON))
+        return json_response({"message": f"{device} stays yours", "device": device}, visit.lines())
 
     async def end(self, visit: Visit) -> Response:
         """DELETE /wb/v1/maintenance?device=: permanent models return."""
         device = self._device(visit.request.query.get("device"))
         said = await self._gateway.driver.claims.give_back(device)
-        return json_response({"message": said, "device": device}, visit.headers(_JSON))
+        return json_response({"message": said, "device": device}, visit.lines())
 
     def _device(self, name: object) -> str:
         known = self._gateway.driver.catalog.devices

@@ -35,45 +35,45 @@ class NativeDoor:
 
     async def health(self, visit: Visit) -> Response:
         """GET /health: the process is alive."""
-        return json_response({"status": "ok"}, visit.headers(_JSON))
+        return json_response({"status": "ok"}, visit.lines())
 
     async def ready(self, visit: Visit) -> Response:
         """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
         if self._gateway.is_draining:
-            return json_response({"status": "shutting down"}, visit.headers(_JSON), 503)
+            return json_response({"status": "shutting down"}, visit.lines(), 503)
         if not self._gateway.driver.is_ready():
-            return json_response({"status": "the scheduler does not turn"}, visit.headers(_JSON), 503)
-        return json_response({"status": "ready"}, visit.headers(_JSON))
+            return json_response({"status": "the scheduler does not turn"}, visit.lines(), 503)
+        return json_response({"status": "ready"}, visit.lines())
 
     async def metrics(self, visit: Visit) -> Response:
         """GET /metrics, for Prometheus."""
         render = self._gateway.metrics
         if render is None:
             raise NotFound("metrics are not configured")
-        headers = visit.headers("text/plain; version=0.0.4; charset=utf-8")
-        return Response(render(), headers)
+        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return Response(render(), kind, lines=visit.lines())
 
     async def status(self, visit: Visit) -> Response:
         """GET /wb/v1/status."""
-        return json_response(self._gateway.driver.status(), visit.headers(_JSON))
+        return json_response(self._gateway.driver.status(), visit.lines())
 
     async def requests(self, visit: Visit) -> Response:
         """GET /wb/v1/requests: every open request."""
-        return json_response({"requests": self._gateway.driver.requests()}, visit.headers(_JSON))
+        return json_response({"requests": self._gateway.driver.requests()}, visit.lines())
 
     async def request(self, visit: Visit) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
         found = self._gateway.driver.request(visit.request.match["id"])
         if found is None:
             raise NotFound("no open request has this id")
-        return json_response(found, visit.headers(_JSON))
+        return json_response(found, visit.lines())
 
     async def cancel(self, visit: Visit) -> Response:
         """DELETE /wb/v1/requests/{id}."""
         id = visit.request.match["id"]
         if not self._gateway.driver.cancel(id):
             raise NotFound("no open request has this id")
-        return json_response({"message": f"{id} is cancelled", "id": id}, visit.headers(_JSON))
+        return json_response({"message": f"{id} is cancelled", "id": id}, visit.lines())
 
     async def explain(self, visit: Visit) -> Response:
         """GET /wb/v1/explain?model=&with=: what would happen now."""
@@ -84,14 +84,14 @@ class NativeDoor:
         beside, unknown = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
         if unknown:  # a request would go without them; who asks beforehand wants to know
             raise RequestError(f"{unknown} of the names in with= mean no model and no set of the config")
-        return json_response(driver.explain(name, beside), visit.headers(_JSON))
+        return json_response(driver.explain(name, beside), visit.lines())
 
     async def load(self, visit: Visit) -> Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""
         await self._read(visit)
         name = self._check_model(visit.request.match["name"])
         said = await self._gateway.driver.load(name)
-        return json_response({"message": said, "model": name}, visit.headers(_JSON))
+        return json_response({"message": said, "model": name}, visit.lines())
 
     async def evict(self, visit: Visit) -> Response:
         """POST /wb/v1/models/{name}/evict with {"force": bool}."""
@@ -100,7 +100,7 @@ class NativeDoor:
             raise RequestError("force must be true or false")
         name = self._check_model(visit.request.match["name"])
         said = await self._gateway.driver.evict(name, force=force)
-        return json_response({"message": said, "model": name}, visit.headers(_JSON))
+        return json_response({"message": said, "model": name}, visit.lines())
 
     async def reload(self, visit: Visit) -> Response:
         """POST /wb/v1/config/reload: applied whole, or refused with every error."""
@@ -112,7 +112,7 @@ class NativeDoor:
         except ConfigError as error:
             raise RequestError(f"the config was refused, the old one stays: {error}") from error
         said = "; ".join(changes) or "nothing changed"
-        return json_response({"message": said, "changes": changes}, visit.headers(_JSON))
+        return json_response({"message": said, "changes": changes}, visit.lines())
 
     async def events(self, visit: Visit) -> Answer:
         """GET /wb/v1/events: the journal as it is written."""

@@ -54,11 +54,11 @@ class OllamaDoor:
         """GET / and HEAD /: apps look for these very words."""
         is_browser = "text/html" in visit.request.headers.get("accept", "")
         text = _FOR_BROWSERS if is_browser else "Ollama is running"
-        return Response(text.encode(), visit.headers(_TEXT))
+        return Response(text.encode(), {"Content-Type": _TEXT}, lines=visit.lines())
 
     async def version(self, visit: Visit) -> Response:
         """GET /api/version."""
-        return json_response({"version": API_VERSION}, visit.headers(_JSON))
+        return json_response({"version": API_VERSION}, visit.lines(), content_type=_JSON)
 
     async def tags(self, visit: Visit) -> Response:
         """GET /api/tags: every model."""
@@ -67,7 +67,7 @@ class OllamaDoor:
             list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
             for model in models
         ]
-        return json_response({"models": listed}, visit.headers(_JSON))
+        return json_response({"models": listed}, visit.lines(), content_type=_JSON)
 
     async def ps(self, visit: Visit) -> Response:
         """GET /api/ps: what is in memory."""
@@ -76,7 +76,7 @@ class OllamaDoor:
         for model, status in status_of(driver.catalog, driver.status()):
             item = loaded_item(model, await self._gateway.files.facts(model), status)
             items += [item] if item is not None else []
-        return json_response({"models": items}, visit.headers(_JSON))
+        return json_response({"models": items}, visit.lines(), content_type=_JSON)
 
     async def show(self, visit: Visit) -> Response:
         """POST /api/show: one model in detail."""
@@ -84,7 +84,7 @@ class OllamaDoor:
         body.setdefault("model", body.get("name"))
         model = self._find(body)
         facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
-        return json_response(shown(model, facts, can), visit.headers(_JSON))
+        return json_response(shown(model, facts, can), visit.lines(), content_type=_JSON)
 
     async def _capabilities(self, model: Model) -> list[str]:
         return (await self._gateway.abilities.of(model)).listed()
@@ -123,7 +123,7 @@ class OllamaDoor:
             told = ollama_tell.renamed(answer.fields(), asking.telling)
         else:
             told = ollama_tell.whole(answer.fields(), asking.telling)
-        return json_response(told, visit.headers(_JSON))
+        return json_response(told, visit.lines(), content_type=_JSON)
 
     async def _load_only(
         self, visit: Visit, wish: Wish, telling: Telling, model: Model, *, leaves: bool
@@ -134,7 +134,7 @@ class OllamaDoor:
         else:
             await self._exchange.load(visit, wish)
         told = telling.object("", done=True) | {"done_reason": "unload" if leaves else "load"}
-        return json_response(told, visit.headers(_JSON))
+        return json_response(told, visit.lines(), content_type=_JSON)
 
     # ------------------------------------------------------------------ embeddings
 
@@ -149,7 +149,9 @@ class OllamaDoor:
         vectors, usage = await self._embed(visit, body, texts, telling)
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
-        return json_response({"model": telling.model, "embeddings": vectors, **kept}, visit.headers(_JSON))
+        return json_response(
+            {"model": telling.model, "embeddings": vectors, **kept}, visit.lines(), content_type=_JSON
+        )
 
     async def embeddings(self, visit: Visit) -> Response:
         """POST /api/embeddings, the older form: one text, one vector."""
@@ -159,7 +161,7 @@ class OllamaDoor:
             raise RequestError("prompt must be a text")
         telling = Telling(str(body.get("model")), chat=False)
         vectors, _ = await self._embed(visit, body, [prompt] if prompt else [], telling)
-        return json_response({"embedding": vectors[0] if vectors else []}, visit.headers(_JSON))
+        return json_response({"embedding": vectors[0] if vectors else []}, visit.lines(), content_type=_JSON)
 
     async def _embed(
         self, visit: Visit, body: Fields, texts: list[object], telling: Telling

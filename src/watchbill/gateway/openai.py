@@ -87,12 +87,12 @@ class OpenAiDoor:
         )
         answer = await self._exchange.collect(visit, wish, sender(body, path), _ASSEMBLIES[chat])
         if isinstance(answer, Fallback):
-            return json_response(completion(answer, visit.id, chat=chat), visit.headers("application/json"))
+            return json_response(completion(answer, visit.id, chat=chat), visit.lines())
         return self._pass_on(visit, answer)
 
     def _pass_on(self, visit: Visit, whole: Whole) -> Answer:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
-        return Response(body, visit.headers(whole.content_type))
+        return Response(body, {"Content-Type": whole.content_type}, lines=visit.lines())
 
     async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
         return self._parse(visit, await read_body(visit.request, self._gateway.server.body_max))
@@ -117,7 +117,7 @@ class OpenAiDoor:
         stages = self._stages()
         models = self._gateway.driver.catalog.models.values()
         listed = [await self._describe(model, stages) for model in models]
-        return json_response({"object": "list", "data": listed}, visit.headers("application/json"))
+        return json_response({"object": "list", "data": listed}, visit.lines())
 
     async def model(self, visit: Visit) -> Response:
         """GET /v1/models/{id}."""
@@ -125,7 +125,7 @@ class OpenAiDoor:
         model = self._gateway.driver.catalog.find_model(name)
         if model is None:
             raise ModelNotFound
-        return json_response(await self._describe(model, self._stages()), visit.headers("application/json"))
+        return json_response(await self._describe(model, self._stages()), visit.lines())
 
     def _stages(self) -> dict[str, dict[str, object]]:
         return cast("dict[str, dict[str, object]]", self._gateway.driver.status().get("models", {}))

@@ -48,7 +48,7 @@ class ProcessDoor:
             told = await self._think(visit, work)
         except TheirsError as error:
             told = work.answer(visit, work.instead(self._lane_text(work.kind)), error_name(error))
-        return json_response(told, visit.headers(_JSON))
+        return json_response(told, visit.lines())
 
     async def _think(self, visit: Visit, work: "_Work") -> Fields:
         kind = work.kind

@@ -52,6 +52,6 @@ class Serving:
 
 async def serve(gateway: Gateway, host: str, port: int) -> Serving:
     """Listens; port 0 picks one. Raises OSError when the address is taken or not ours."""
-    refuse = partial(as_response, headers={"Server": "watchbill"})
+    refuse = partial(as_response, lines="Server: watchbill\r\n")
     listener = Listener(gateway.handle, refuse)
     return Serving(gateway, listener, *await listener.listen(host, port))

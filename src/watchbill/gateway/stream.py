@@ -34,10 +34,12 @@ class Out(ABC):
     async def open(self) -> Stream:
         """Sends the headers, unless they were sent."""
         if self._response is None:
-            headers = self.visit.headers(self.content_type)
-            headers["Cache-Control"] = "no-cache"
-            headers["X-Accel-Buffering"] = "no"
-            self._response = Stream(self.visit.request, headers)
+            headers = {
+                "Content-Type": self.content_type,
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+            self._response = Stream(self.visit.request, headers, lines=self.visit.lines())
             await self._response.open()
         return self._response
 

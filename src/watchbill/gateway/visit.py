@@ -7,6 +7,7 @@ import msgspec
 from watchbill.catalog import ApiKey
 from watchbill.gateway.auth import Pass
 from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.response import header
 from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Visit"]
@@ -47,20 +48,21 @@ class Visit(msgspec.Struct, eq=False):
         """How long the request has been in the house."""
         return int((asyncio.get_running_loop().time() - self.began) * 1000)
 
-    def headers(self, content_type: str) -> dict[str, str]:
-        """What every answer carries. Model, wait and load are left out while they are not known."""
-        headers = {"Content-Type": content_type, "Server": "watchbill", "X-Watchbill-Request-Id": self.id}
+    def lines(self) -> str:
+        """The headers that every answer carries. Model, wait and load are left out while they are not known."""
+        lines = f"Server: watchbill\r\nX-Watchbill-Request-Id: {self.id}\r\n"
         if self.lane:
-            headers["X-Watchbill-Lane"] = self.lane
+            lines += header("X-Watchbill-Lane", self.lane)
         start = self.start
         if start is not None:
-            headers["X-Watchbill-Model"] = start.model
-            headers["X-Watchbill-Wait-Ms"] = str(start.wait_ms)
-            headers["X-Watchbill-Load-Ms"] = str(start.load_ms)
+            model = header("X-Watchbill-Model", start.model)
+            lines += (
+                f"{model}X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
+            )
             if start.companions:
-                headers["X-Watchbill-With"] = ", ".join(start.companions)
+                lines += header("X-Watchbill-With", ", ".join(start.companions))
         if self.fallback:
-            headers["X-Watchbill-Fallback"] = self.fallback
-        if self.cors:
-            headers.update(self.cors)
-        return headers
+            lines += header("X-Watchbill-Fallback", self.fallback)
+        for name, value in self.cors.items():
+            lines += header(name, value)
+        return lines

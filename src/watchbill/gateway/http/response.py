@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from watchbill.gateway.http.request import Request
 
-__all__ = ["Answer", "Response", "Stream"]
+__all__ = ["Answer", "Response", "Stream", "header"]
 
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 #: Answers that have no body, and must not announce one.
@@ -17,33 +17,34 @@ _JOINED_BYTES_MAX = 2**16
 
 
 class Answer:
-    """What goes back to a client; it has at least one header. `closes`: the connection ends with it."""
+    """What goes back to a client. `closes`: the connection ends with it.
 
-    def __init__(self, headers: dict[str, str], status: int = 200) -> None:
+    `lines` are headers that were written down already, each with its line's end."""
+
+    def __init__(self, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         self.status = status
         self.headers = headers
+        self.lines = lines
         self.closes = False
         self.is_begun = False  # too late to change anything
 
     def head(self, request: Request, framing: str) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
         self.is_begun = True
-        headers = self.headers
-        text = "\r\n".join(map(": ".join, headers.items()))
-        breaks = len(headers) - 1
-        if text.count("\r") != breaks or text.count("\n") != breaks:
-            raise ValueError("a header of the answer has a line break")  # it would be a second header
+        lines = self.lines
+        for name, value in self.headers.items():
+            lines += header(name, value)
         close = "" if request.keeps_alive and not self.closes else "Connection: close\r\n"
         line = _STATUS_LINES.get(self.status) or f"{self.status} Unknown"
         date = _date(int(time.time()))
-        return f"HTTP/{request.version} {line}\r\n{text}\r\n{framing}{close}Date: {date}\r\n\r\n".encode()
+        return f"HTTP/{request.version} {line}\r\n{lines}{framing}{close}Date: {date}\r\n\r\n".encode()
 
 
 class Response(Answer):
     """A whole answer."""
 
-    def __init__(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
-        super().__init__(headers, status)
+    def __init__(self, body: bytes, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
+        super().__init__(headers, status, lines)
         self.body = body
 
     def pieces(self, request: Request) -> tuple[bytes, ...]:
@@ -60,8 +61,8 @@ class Response(Answer):
 class Stream(Answer):
     """An answer in pieces. An old client, who knows no chunks, learns of its end by the connection's."""
 
-    def __init__(self, request: Request, headers: dict[str, str], status: int = 200) -> None:
-        super().__init__(headers, status)
+    def __init__(self, request: Request, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
+        super().__init__(headers, status, lines)
         self._request = request
         self._connection = request.connection
         self._is_chunked = request.version == "1.1"
@@ -85,6 +86,14 @@ class Stream(Answer):
             self._has_ended = True
             if self._is_chunked and not self._is_silent:
                 await self._connection.send(b"0\r\n\r\n")
+
+
+@lru_cache(maxsize=256)
+def header(name: str, value: str) -> str:
+    """One header, as it is sent. Raises ValueError for one with a line break: it would be two."""
+    if "\r" in value or "\n" in value:
+        raise ValueError(f"the header {name} of an answer has a line break")
+    return f"{name}: {value}\r\n"
 
 
 @lru_cache(maxsize=1)
