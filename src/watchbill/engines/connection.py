@@ -55,7 +55,7 @@ class Deadlines:
     silence_ms: int = UPSTREAM_SILENCE_MS  # between two pieces of an answer
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """What is sent, and where. Path and headers are ours: no client's text ever gets into them."""
 
     endpoint: Endpoint

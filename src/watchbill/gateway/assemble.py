@@ -29,19 +29,19 @@ _CHAT = "chat.completion"
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
 
-class _Delta(msgspec.Struct, forbid_unknown_fields=True):
+class _Delta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content: str | None = None
     role: str | None = None  # an answer's is always the assistant
 
 
-class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+class _Choice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     delta: _Delta
     index: Literal[0] = 0
     finish_reason: str | None = None
     logprobs: None = None
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An event of a chat of one choice that carries words, or its end, and nothing else."""
 
     id: str

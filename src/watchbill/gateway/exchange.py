@@ -39,7 +39,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _JSON = "application/json"
 
 
-class Whole(msgspec.Struct, frozen=True):
+class Whole(msgspec.Struct, frozen=True, gc=False):
     """A whole answer of an engine: put together from a stream, or as the engine sent it."""
 
     content_type: str

@@ -106,7 +106,9 @@ class House:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
-        self.meters.check(visit.key)
+        key = visit.key if visit.key is not None and visit.key.is_bounded else None
+        if key is not None:
+            self.meters.check(key)
         try:
             ticket = self.driver.submit(wish)
         except TheirsError:
@@ -116,8 +118,8 @@ class House:
         visit.took(ticket)
         relay = Relay(self.upstream, ticket, visit, send, self._relays.discard, streamed, unknown)
         self._relays.add(relay)
-        if visit.key is not None and visit.key.is_bounded:
-            relay.meter(self.meters, visit.key)
+        if key is not None:
+            relay.meter(self.meters, key)
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, self._not_continued)
         if self.driver.catalog.spools:

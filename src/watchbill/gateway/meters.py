@@ -41,10 +41,8 @@ class Meters:
         self._clock = clock
         self._meters: dict[str, _Meter] = {}
 
-    def check(self, key: ApiKey | None) -> None:
+    def check(self, key: ApiKey) -> None:
         """Raises LaneFull when the key is over one of its bounds."""
-        if key is None or not key.is_bounded:
-            return
         meter, now = self._meters.setdefault(key.name, _Meter()), self._clock()
         if key.requests_max is not None and len(meter.open) >= key.requests_max:
             raise LaneFull(

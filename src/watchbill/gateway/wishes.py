@@ -81,9 +81,9 @@ RANGES: dict[str, Range] = {
 def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raises RequestError for a known number that is out of its range, or no number at all."""
     for name in ranges.keys() & body.keys():
-        value = body[name]
-        if value is not None and not ranges[name].fits(value):
-            raise RequestError(f"{name} must be {ranges[name]}")
+        value, known = body[name], ranges[name]
+        if value is not None and not known.fits(value):
+            raise RequestError(f"{name} must be {known}")
 
 
 def _asks_nothing(model: str, headers: Mapping[str, str], body: Mapping[str, object]) -> bool:
