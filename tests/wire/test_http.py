@@ -14,14 +14,21 @@ from hypothesis import strategies as st
 from support.house import eventually, house, raw
 from support.peer import chat_events, sse, stream_of
 from watchbill.gateway.answers import as_response
+from watchbill.gateway.http import inbox as inbox_module
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.listener import Listener
 from watchbill.gateway.http.request import Line, Request
 from watchbill.gateway.http.response import Answer, Response
-from watchbill.limits import PIPELINED_MAX, REQUEST_BUFFER_BYTES_MAX, REQUEST_HEAD_BYTES_MAX
+from watchbill.limits import (
+    PIPELINED_MAX,
+    REQUEST_BUFFER_BYTES_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+    REQUEST_HEADER_BYTES_MAX,
+)
 
 CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()
+MANY_HEADERS = b"".join(b"X%d: y\r\n" % at for at in range(100))
 
 
 def request(version: str = "1.1", *more: str) -> bytes:
@@ -298,7 +305,7 @@ def test_however_the_bytes_are_split_the_requests_are_the_same(
     assert "t" not in inbox.requests[1].headers
 
 
-@pytest.mark.parametrize("endless", [b"x" * 1024, b"X: y\r\n" * 200], ids=["a header", "headers"])
+@pytest.mark.parametrize("endless", [b"x" * 1024, MANY_HEADERS], ids=["a header", "headers"])
 def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
     """R39, R42: it would fill the memory within its deadline."""
     inbox = Inbox(Nobody())
@@ -335,3 +342,48 @@ async def test_half_a_request_holds_up_no_shutdown() -> None:
         answer = await raw(reader)
         assert (answer.status, answer.code) == (503, "shutting_down")
         writer.close()
+
+
+def test_a_tunnel_that_proposes_a_protocol_is_a_tunnel() -> None:
+    """R43: it is refused like any other, and what came before it is not concerned."""
+    inbox = Inbox(Nobody())
+    tunnel = b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    inbox.feed(b"GET / HTTP/1.1\r\n\r\n" + tunnel + request())
+    assert [(each.method, each.keeps_alive) for each in inbox.requests] == [("GET", True), ("CONNECT", False)]
+
+
+def test_a_proposal_changes_nothing_else_of_its_request() -> None:
+    """R43: an old client stays one, and who wants no further answer gets none."""
+    proposal = b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    for version, keeps_alive in (("1.0", False), ("1.1", False)):
+        inbox = Inbox(Nobody())
+        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + proposal)
+        assert [(each.version, each.keeps_alive) for each in inbox.requests] == [(version, keeps_alive)]
+    inbox = Inbox(Nobody())
+    inbox.feed(b"GET / HTTP/2.0\r\n" + proposal)
+    assert inbox.failure is not None
+
+
+@pytest.mark.parametrize("endless", [b"x" * 1024, b"X: y\r\n" * 200], ids=["a trailer", "trailers"])
+def test_trailers_without_an_end_are_not_collected(endless: bytes) -> None:
+    """R39, R42: nobody reads them, and they would fill the memory behind a body that waits for its turn."""
+    inbox = Inbox(Nobody())
+    inbox.feed(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: ")
+    for _ in range(REQUEST_HEAD_BYTES_MAX // len(endless) - 1):
+        inbox.feed(endless)
+    assert inbox.failure is None
+    inbox.feed(endless * 2)
+    assert inbox.failure is not None and inbox.requests[0].failure is inbox.failure
+
+
+def test_a_header_that_comes_again_and_again_is_not_longer_than_one_that_comes_once() -> None:
+    """R42: putting thousands of values into one text would hold up everybody else."""
+    inbox = Inbox(Nobody())
+    inbox.feed(b"GET / HTTP/1.1\r\n" + b"X: yy\r\n" * (REQUEST_HEADER_BYTES_MAX // 2))
+    assert "too long" in str(inbox.failure)
+
+
+def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
+    """R42: what a stranger sends does not stay in memory."""
+    Inbox(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")
+    assert max(map(len, inbox_module._names), default=0) < 100

@@ -25,8 +25,7 @@ __all__ = ["Inbox"]
 #: Headers' names as they came, and as they are looked up: clients send the same few dozen.
 _names: dict[bytes, str] = {}
 _NAMES_MAX = 512
-#: The headers that propose another protocol.
-_PROPOSAL = frozenset({"upgrade", "connection"})
+_NAME_BYTES_MAX = 64
 
 
 class Inbox:
@@ -41,7 +40,7 @@ class Inbox:
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._head_bytes = 0
+        self._head_bytes = 0  # that came since a head, or a piece of a body
         self.requests: deque[Request] = deque()  # whose turn has not come
         self.receiving: Request | None = None  # whose body has still to come
         self.heads = 0  # how many were whole
@@ -65,8 +64,8 @@ class Inbox:
         except httptools.HttpParserError as error:
             cause = error.__context__
             self.fail(cause if isinstance(cause, TheirsError) else _no_request(str(error)))
-        if self.receiving is None and self._head_bytes > REQUEST_HEAD_BYTES_MAX:
-            self.fail(_no_request("its head does not end"))
+        if self._head_bytes > REQUEST_HEAD_BYTES_MAX:
+            self.fail(_no_request("its head, or what follows its body, does not end"))
 
     def fail(self, error: TheirsError) -> None:
         """Nothing of what follows has a meaning."""
@@ -77,16 +76,17 @@ class Inbox:
 
     def _stay(self, rest: bytes) -> None:
         """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
-        method, target, headers = self._parser.get_method(), self._target, self._headers
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        target, headers = self._target, self._headers
         self._parser, self._target, self._headers = httptools.HttpRequestParser(self), b"", {}
         if method == b"CONNECT":
             self.requests[
                 -1
             ].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
             return
-        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name not in _PROPOSAL]
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name != "upgrade"]
         kept = "".join(lines).encode("utf-8", "surrogateescape")
-        self.feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, kept, rest))
+        self.feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, target, version, kept, rest))
 
     # ------------------------------------------------------------------ httptools' callbacks
 
@@ -106,12 +106,14 @@ class Inbox:
         key = _names.get(name) or _name(name)
         known = self._headers.setdefault(key, text)
         if known is not text:
+            if len(known) + len(text) > REQUEST_HEADER_BYTES_MAX:
+                raise _no_request("a header is too long")
             self._headers[key] = f"{known}, {text}"
 
     def on_headers_complete(self) -> None:
         """The head is there: the request can be answered while its body still comes."""
         parser, headers = self._parser, self._headers
-        if "upgrade" in headers and parser.should_upgrade():
+        if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             return  # it comes again, without its proposal
         version = parser.get_http_version()
         if len(self.requests) >= PIPELINED_MAX:
@@ -137,6 +139,7 @@ class Inbox:
         assert self.receiving is not None
         self.receiving.pieces.append(body)
         self.held += len(body)
+        self._head_bytes = 0
 
     def on_message_complete(self) -> None:
         """The end of a request."""
@@ -153,6 +156,6 @@ def _no_request(why: str) -> RequestError:
 
 def _name(raw: bytes) -> str:
     name = raw.decode("latin-1").lower()
-    if len(_names) < _NAMES_MAX:
+    if len(_names) < _NAMES_MAX and len(raw) <= _NAME_BYTES_MAX:
         _names[raw] = name
     return name
