@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from support.house import eventually, house, raw
 from support.peer import chat_events, sse, stream_of
 from watchbill.gateway.answers import as_response
+from watchbill.gateway.auth import Access
 from watchbill.gateway.http import inbox as inbox_module
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.listener import Listener
 from watchbill.gateway.http.request import Line, Request
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.response import Answer, Response, Stream
+from watchbill.gateway.visit import Visit
 from watchbill.limits import (
     PIPELINED_MAX,
     REQUEST_BUFFER_BYTES_MAX,
@@ -387,3 +390,152 @@ def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
     """R42: what a stranger sends does not stay in memory."""
     Inbox(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")
     assert max(map(len, inbox_module._names), default=0) < 100
+
+
+async def test_a_go_ahead_never_follows_an_answer() -> None:
+    """R43: whoever was refused sends no body; a word more would be taken for the answer to something else."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, _ = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
+        writer.write(head.replace(b"localhost", b"evil.example") + b"\r\n\r\n")
+        answer = await raw(reader)
+        assert (answer.status, answer.headers["connection"]) == (403, "close")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_an_old_client_gets_no_go_ahead() -> None:
+    """HTTP/1.0 does not know it, and would take it for the answer."""
+    async with house() as opened:
+        reader, writer = await opened.connect()
+        head, _, body = request("1.0", "Expect: 100-continue").partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        await eventually(lambda: opened.gateway.is_busy)
+        writer.write(body)
+        assert (await raw(reader)).status == 200
+        writer.close()
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_stream_without_a_body_announces_none(status: int) -> None:
+    """R43: a client would take its last chunk for the next answer."""
+
+    async def say_nothing(request: Request) -> Answer:
+        stream = Stream(request, {}, status)
+        await stream.open()
+        await stream.write(b"nothing")
+        await stream.end()
+        return stream
+
+    async with listening(say_nothing) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(request())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status) and b"chunked" not in head
+        writer.close()
+
+
+async def test_an_answer_that_was_begun_is_not_followed_by_another() -> None:
+    """R43: what breaks in the middle breaks the connection, and the client sees that the end is missing."""
+
+    async def break_off(visit: Visit) -> Answer:
+        stream = Stream(visit.request, {})
+        await stream.open()
+        await stream.write(b"half")
+        raise ValueError("a bug")
+
+    async with house() as opened, listening(opened.gateway.enter(Access.OPEN, break_off)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request())
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n4\r\nhalf\r\n")
+        writer.close()
+
+
+async def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """P3: a piece that is ready when its reader has just gone is dropped, and the log is not filled with it."""
+    ended = asyncio.Event()
+
+    async def stream(visit: Visit) -> Answer:
+        out = Stream(visit.request, {})
+        await out.open()
+        assert visit.request.transport is not None
+        visit.request.transport.close()  # as the loop does at the end of what the client sends
+        try:
+            await out.write(b"more")
+        finally:
+            ended.set()
+        return out
+
+    async with house() as opened, listening(opened.gateway.enter(Access.OPEN, stream)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request())
+        await ended.wait()
+        await reader.read()
+        opened.gateway.access.flush()
+        assert " 499 " in opened.log[-1]
+        assert not [each for each in caplog.records if each.levelname == "ERROR"]
+        writer.close()
+
+
+async def test_an_idle_client_that_leaves_its_answer_unread_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R40, P3: too little is left to count as a stalled reader, and closing in good order would wait for ever."""
+    monkeypatch.setattr(Listener, "idle_s", 0.3)
+    monkeypatch.setattr(Listener, "stall_s", 0.3)
+    lines: list[Line] = []
+
+    async def answer(request: Request) -> Answer:
+        lines.append(request.connection)
+        return Response(b"x" * 30_000, {})
+
+    async with listening(answer) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            client.send(b"GET / HTTP/1.1\r\n\r\n")
+            await eventually(lambda: lines)
+            transport = lines[0].transport
+            assert transport is not None
+            while not transport.get_write_buffer_size():
+                count = len(lines)
+                client.send(b"GET / HTTP/1.1\r\n\r\n")
+                await eventually(lambda count=count: len(lines) > count)
+            await eventually(lambda: lines[0].transport is None)
+
+
+async def test_an_answer_that_is_ready_is_sent_to_its_end_at_a_shutdown() -> None:
+    """P3: it was made; only its reader is slow."""
+    whole = 20_000_000
+
+    async def answer(_request: Request) -> Answer:
+        return Response(b"x" * whole, {})
+
+    listener = Listener(answer, partial(as_response, lines=""))
+    _, port = await listener.listen("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request())
+    head = await reader.readuntil(b"\r\n\r\n")
+    closing = asyncio.ensure_future(listener.close())
+    assert len(await reader.read()) == whole and b"Content-Length: 20000000" in head
+    await closing
+    assert not listener.connections
+    writer.close()
+
+
+async def test_a_client_that_left_before_its_last_answer_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """P3: its connection cannot be closed one way any more; it ends without a word."""
+    client = socket.socket()
+    ended = asyncio.Event()
+
+    async def refuse(_request: Request) -> Answer:
+        client.close()
+        ended.set()
+        answer = Response(b"no", {}, 413)
+        answer.closes = True
+        return answer
+
+    async with listening(refuse) as port:
+        client.connect(("127.0.0.1", port))
+        client.send(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+        await ended.wait()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]

@@ -177,6 +177,8 @@ class House:
             except TheirsError as error:
                 response = self.refuse(visit, error)
                 status = response.status
+            except ConnectionResetError:  # the client left in the middle of its answer
+                raise
             except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
                 response = self._broken(visit, error)
                 status = 500

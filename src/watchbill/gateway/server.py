@@ -8,6 +8,7 @@ Shutdown order: the listening socket first, so that no new client comes in vain;
 Retry-After; then who is served may finish, within a bound; then the rest is cut with an error event.
 """
 
+import asyncio
 from functools import partial
 
 from watchbill.gateway.answers import as_response
@@ -44,9 +45,11 @@ class Serving:
 
     async def close(self, *, grace_ms: int = DRAIN_MS) -> None:
         """Drains and closes. Takes at most `grace_ms` and a little."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_ms / 1000
         self._listener.stop_listening()
         await self.gateway.drain(grace_ms, DRAIN_LAST_MS)
-        await self._listener.close()
+        await self._listener.close(max(0.0, end - loop.time()))
         await self.gateway.close()
 
 

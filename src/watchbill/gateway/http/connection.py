@@ -37,8 +37,9 @@ class ClientConnection(asyncio.Protocol):
     """Serves one client."""
 
     __slots__ = (
-        "_answering", "_blocked_since", "_connections", "_drained", "_handle", "_inbox", "_is_leaving", "_is_paused",
-        "_loop", "_refuse", "_remote", "_seen", "_since", "_task", "_unread", "_waiter", "transport",
+        "_answering", "_blocked_since", "_connections", "_drained", "_gone", "_handle", "_inbox", "_is_leaving",
+        "_is_paused", "_is_ready", "_loop", "_refuse", "_remote", "_seen", "_since", "_task", "_unread", "_waiter",
+        "transport",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +55,9 @@ class ClientConnection(asyncio.Protocol):
         self._connections = connections
         self._inbox = Inbox(self)
         self._answering: Request | None = None
+        self._is_ready = False  # the answer is whole, and its reader slow
         self._is_leaving = False  # the last answer was sent
+        self._gone: asyncio.Future[None] | None = None  # for who waits for the connection's end
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # for what comes next
         self._is_paused = False
@@ -88,6 +91,8 @@ class ClientConnection(asyncio.Protocol):
         self.transport = None
         self._connections.discard(self)
         self.resume_writing()
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
         if self._task is not None:
             self._task.cancel()
 
@@ -131,7 +136,9 @@ class ClientConnection(asyncio.Protocol):
                 answer = await handle(request)
                 self._write(request, answer)
                 if self._blocked_since is not None:
+                    self._is_ready = True
                     await self._until_read()
+                    self._is_ready = False
                 if answer.closes or not request.keeps_alive:
                     self._leave(request)
                 elif not request.is_whole:
@@ -149,9 +156,12 @@ class ClientConnection(asyncio.Protocol):
             self._answering = None
 
     def _write(self, request: Request, answer: Answer) -> None:
-        """Sends an answer, unless it was streamed. Raises ConnectionResetError when the client has left."""
+        """Sends an answer, unless it was streamed. Raises ConnectionError when the client has left, or has seen
+        the beginning of another answer: half of one must not look whole."""
         if answer.is_begun:
             return
+        if request.is_answered:
+            raise ConnectionAbortedError("the answer broke off")
         assert isinstance(answer, Response)
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -185,7 +195,11 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
             return
         # Closed both ways while the client still sends, the connection would be reset, and the answer lost.
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # it has just left
+            transport.abort()
+            return
         self._resume()
         self._loop.call_later(LINGER_MS / 1000, transport.close)
 
@@ -208,8 +222,9 @@ class ClientConnection(asyncio.Protocol):
 
     async def body_news(self, request: Request) -> None:
         """Waits for more of a body; whoever asked whether to send it is told to go ahead."""
-        if request.headers.pop("expect", "").lower() == "100-continue":
+        if request.headers.pop("expect", "").lower() == "100-continue" and request.version == "1.1":
             await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return  # the news may have come meanwhile
         self._inbox.held = 0
         self._resume()
         waiter = self._waiter = self._loop.create_future()
@@ -249,6 +264,7 @@ class ClientConnection(asyncio.Protocol):
                 inbox.fail(ReceiptTimeout("the headers did not arrive in time"))
                 self._wake()
         elif lasts_s > patience.idle_s:
+            self._is_leaving = True
             transport.close()
 
     def stop_receiving(self) -> None:
@@ -257,13 +273,17 @@ class ClientConnection(asyncio.Protocol):
             self._inbox.fail(ShuttingDown())
             self._wake()
 
-    def close(self) -> "asyncio.Task[None]":
-        """Ends the connection; what is being answered is cut. The task is over when that has come to its end."""
-        assert self._task is not None
-        if self.transport is not None and (self._answering is None or self._is_leaving):
+    def close(self) -> "tuple[asyncio.Future[None], asyncio.Future[None]]":
+        """Ends the connection: an answer that is ready is still sent, one in the making is cut. Both futures are done
+        when that has come to its end."""
+        assert self._task is not None and self.transport is not None
+        self._gone = self._loop.create_future()
+        if self._answering is None or self._is_ready or self._is_leaving:
+            self._is_leaving = True
             self.transport.close()
-        self._task.cancel()
-        return self._task
+        else:
+            self._task.cancel()
+        return self._task, self._gone
 
     def abort(self) -> None:
         """Drops the connection at once."""

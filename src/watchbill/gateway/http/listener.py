@@ -53,13 +53,13 @@ class Listener:
         for connection in self.connections:
             connection.stop_receiving()
 
-    async def close(self) -> None:
-        """Ends every connection; what is being answered is cut."""
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Ends every connection. What is being answered is cut; who is slow to read a whole answer has `grace_s`."""
         self.stop_listening()
+        ends = [end for connection in list(self.connections) for end in connection.close()]
+        if ends:
+            await asyncio.wait(ends, timeout=grace_s + _LAST_S)
         if self._watcher is not None:
             self._watcher.cancel()
-        tasks = [connection.close() for connection in list(self.connections)]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_S)
         for connection in list(self.connections):
             connection.abort()

@@ -46,6 +46,7 @@ class Request(msgspec.Struct, eq=False):
     pieces: list[bytes] = []  # of the body: what has come and was not taken yet
     is_whole: bool = False  # the body has come to its end
     failure: TheirsError | None = None  # why it never will
+    is_answered: bool = False  # at least the head of an answer was written
     match: Mapping[str, str] = NO_VARIABLES  # what the variables of its address stand for
 
     @property

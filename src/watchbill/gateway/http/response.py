@@ -30,7 +30,9 @@ class Answer:
 
     def head(self, request: Request, framing: str) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
-        self.is_begun = True
+        self.is_begun = request.is_answered = True
+        if not request.is_whole and "expect" in request.headers:
+            self.closes = True  # it was told to go ahead with its body by nobody, and may never send it
         lines = self.lines
         for name, value in self.headers.items():
             lines += header(name, value)
@@ -65,8 +67,8 @@ class Stream(Answer):
         super().__init__(headers, status, lines)
         self._request = request
         self._connection = request.connection
-        self._is_chunked = request.version == "1.1"
-        self._is_silent = request.method == "HEAD"
+        self._is_chunked = request.version == "1.1" and status not in _BODILESS
+        self._is_silent = request.method == "HEAD" or status in _BODILESS
         self._has_ended = False
 
     async def open(self) -> None:
