@@ -411,6 +411,8 @@ async def test_pull_is_forwarded_to_an_ollama_behind_us() -> None:
     async with house(stream_of(said, content_type="application/x-ndjson"), catalog=CATALOG_HERE) as opened:
         engines = {"peer": EngineRules("peer", "ollama", url=f"http://127.0.0.1:{opened.peer.port}")}
         opened.driver.catalog = replace(CATALOG_HERE, engines=engines)
-        answer = await opened.ask("/api/pull", {"model": "tiny"})
-        assert (answer.status, answer.body) == (200, said)
-        assert (opened.peer.asked[-1].path, opened.peer.asked[-1].json) == ("/api/pull", {"model": "tiny"})
+        for address in ("/api/pull", "/lane/batch/api/pull", "/lane/a%0d%0ab/api/pull"):
+            answer = await opened.ask(address, {"model": "tiny"})
+            assert (answer.status, answer.body) == (200, said)
+            asked = opened.peer.asked[-1]
+            assert (asked.path, asked.json) == ("/api/pull", {"model": "tiny"})

@@ -32,6 +32,8 @@ LANE_PREFIX = "/lane/{lane}"
 #: Addresses of engines that have them; nothing in them is ours.
 PASSED = ("/v1/responses", "/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
 PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+#: What only Ollama can do with its models.
+FORWARDED = ("/api/pull", "/api/create", "/api/copy", "/api/push")
 
 
 class Gateway(House):
@@ -78,8 +80,7 @@ class Gateway(House):
 
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
-        own, v1, api, pass_on = self._own, self._openai, self._ollama, self._forwarding.forward
-        lending = self._lending
+        own, v1, api, lending = self._own, self._openai, self._ollama, self._lending
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -118,11 +119,8 @@ class Gateway(House):
             ("POST", "/api/chat", Access.KEY, api.chat),
             ("POST", "/api/embed", Access.KEY, api.embed),
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
-            ("POST", "/api/pull", Access.ADMIN, pass_on),
-            ("POST", "/api/create", Access.ADMIN, pass_on),
-            ("POST", "/api/copy", Access.ADMIN, pass_on),
-            ("POST", "/api/push", Access.ADMIN, pass_on),
-            ("DELETE", "/api/delete", Access.ADMIN, pass_on),
+            *(("POST", path, Access.ADMIN, self._forwarding.at(path)) for path in FORWARDED),
+            ("DELETE", "/api/delete", Access.ADMIN, self._forwarding.at("/api/delete")),
         ]
 
     async def lost(self, visit: Visit) -> Answer:

@@ -17,7 +17,7 @@ from watchbill.gateway.ndjson import line
 from watchbill.gateway.visit import Visit
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.house import Door, House
 
 __all__ = ["Forwarding"]
 
@@ -28,9 +28,15 @@ class Forwarding:
     def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
 
-    async def forward(self, visit: Visit) -> Answer:
-        """POST /api/pull, create, copy and push, DELETE /api/delete."""
-        path = visit.request.path
+    def at(self, path: str) -> "Door":
+        """The door of one address, which Ollama knows without its caller's lane."""
+
+        async def forward(visit: Visit) -> Answer:
+            return await self._forward(visit, path)
+
+        return forward
+
+    async def _forward(self, visit: Visit, path: str) -> Answer:
         endpoint = self._endpoint(path)
         body = encode(parse_object(await read_body(visit.request, self._gateway.server.body_max)))
         call = self._gateway.upstream.call(

@@ -30,7 +30,7 @@ class Answer:
 
     def head(self, request: Request, framing: str) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
-        self.is_begun = request.is_answered = True
+        self.is_begun = True
         if not request.is_whole and "expect" in request.headers:
             self.closes = True  # it was told to go ahead with its body by nobody, and may never send it
         lines = self.lines
@@ -39,7 +39,9 @@ class Answer:
         close = "" if request.keeps_alive and not self.closes else "Connection: close\r\n"
         line = _STATUS_LINES.get(self.status) or f"{self.status} Unknown"
         date = _date(int(time.time()))
-        return f"HTTP/{request.version} {line}\r\n{lines}{framing}{close}Date: {date}\r\n\r\n".encode()
+        head = f"HTTP/{request.version} {line}\r\n{lines}{framing}{close}Date: {date}\r\n\r\n".encode()
+        request.is_answered = True
+        return head
 
 
 class Response(Answer):
