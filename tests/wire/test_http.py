@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from support.house import eventually, house, raw
 from support.peer import chat_events, sse, stream_of
+from watchbill.catalog import Server
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.auth import Access
 from watchbill.gateway.http import inbox as inbox_module
@@ -29,6 +30,7 @@ from watchbill.limits import (
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_HEADER_BYTES_MAX,
 )
+from watchbill.units import Bytes
 
 CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()
 MANY_HEADERS = b"".join(b"X%d: y\r\n" % at for at in range(100))
@@ -539,3 +541,15 @@ async def test_a_client_that_left_before_its_last_answer_is_no_bug(caplog: pytes
         client.send(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
         await ended.wait()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+async def test_who_sends_half_a_body_is_told_that_the_connection_ends(path: str) -> None:
+    """R43: what follows has no meaning, and a client that does not know would ask again on a closed connection."""
+    async with house(server=Server(body_max=Bytes(100))) as opened:
+        for framing in (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"Content-Length: 1000\r\n\r\n"):
+            reader, writer = await opened.connect()
+            writer.write(b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b" % (path.encode(), framing))
+            answer = await raw(reader)
+            assert (answer.status, answer.headers.get("connection")) in ((400, "close"), (413, "close"))
+            writer.close()

@@ -31,8 +31,8 @@ class Answer:
     def head(self, request: Request, framing: str) -> bytes:
         """The status line and the headers. Raises ValueError for a header with a line break."""
         self.is_begun = True
-        if not request.is_whole and "expect" in request.headers:
-            self.closes = True  # it was told to go ahead with its body by nobody, and may never send it
+        if not request.is_whole and (request.failure is not None or "expect" in request.headers):
+            self.closes = True  # the body cannot be read, or waits for a go-ahead: it will never be whole
         lines = self.lines
         for name, value in self.headers.items():
             lines += header(name, value)
