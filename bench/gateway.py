@@ -3,7 +3,8 @@
     make bench BENCH=gateway           or: python bench/gateway.py [--seconds 6] [--json]
 
 The fake engine, the load generator and the daemon are processes of their own. The bare engine and the daemon are
-measured in turns, and ratios are medians over the turns: machines differ, are shared, and change their speed.
+asked the same in turns, one right after the other, and ratios are medians over the turns: machines differ, are shared,
+and change their speed within seconds.
 Engine and generator run on Python's own event loop, as those with which the peers' figures in the README were
 measured: a share of a faster engine says less about a gateway than about the engine.
 Below 20,000 requests/s of the bare engine at 64 connections the machine was busy with something else: the run is
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 TOKENS = 16
 #: How often the bare engine and the daemon are measured, one after the other.
 TURNS = 5
+WARM_UP_S = 1.0
 #: Targets; the first three decide the exit code.
 DIRECT_PER_S_MIN = 20_000
 ADDED_P50_MS_MAX = 0.35
@@ -86,14 +88,13 @@ def load(port: int, connections: int, seconds: float, tokens: int = 0) -> Figure
     return json.loads(done.stdout)
 
 
-def measure(port: int, seconds: float) -> Figures:
-    """Everything about one port."""
-    load(port, 16, 0.5)  # warm
-    one = load(port, 1, seconds)
-    sixteen = load(port, 16, seconds)
-    many = load(port, 64, seconds)
-    single = load(port, 1, seconds, TOKENS)
-    streams = load(port, 64, seconds, TOKENS)
+#: What is asked, by how many at once: whole answers, then streams of so many tokens.
+LOADS = {"one": (1, 0), "sixteen": (16, 0), "many": (64, 0), "single": (1, TOKENS), "streams": (64, TOKENS)}
+
+
+def figures(loads: dict[str, Figures]) -> Figures:
+    """What is shown of one side's loads."""
+    one, sixteen, many, single, streams = (loads[name] for name in LOADS)
     return {
         "p50_ms": one["p50_ms"],
         "p99_ms": one["p99_ms"],
@@ -135,12 +136,19 @@ def watchbill() -> "Iterator[tuple[int, int]]":
 
 def measure_in_turns(seconds: float) -> tuple[Figures, Figures]:
     """The medians of the bare engine and of the daemon, and of their ratios."""
+    turns: list[tuple[Figures, Figures]] = []
     with bare_engine() as engine, watchbill() as (daemon, pid):
-        turns = [(measure(engine, seconds / TURNS), measure(daemon, seconds / TURNS)) for _ in range(TURNS)]
+        for port in (engine, daemon):
+            load(port, 64, WARM_UP_S)
+        for turn in range(TURNS):
+            loads: dict[int, dict[str, Figures]] = {engine: {}, daemon: {}}
+            for name, (connections, tokens) in LOADS.items():
+                for port in (engine, daemon) if turn % 2 else (daemon, engine):
+                    loads[port][name] = load(port, connections, seconds / TURNS, tokens)
+            turns.append((figures(loads[engine]), figures(loads[daemon])))
         memory = memory_mb(pid)
     direct, through = (
-        {name: median(figures[name] for figures in side) for name in side[0]}
-        for side in zip(*turns, strict=True)
+        {name: median(each[name] for each in side) for name in side[0]} for side in zip(*turns, strict=True)
     )
     through["rss_mb"] = memory
     through["share_64"] = median(ours["per_s_64"] / bare["per_s_64"] for bare, ours in turns)

@@ -80,9 +80,8 @@ class Inbox:
         target, headers = self._target, self._headers
         self._parser, self._target, self._headers = httptools.HttpRequestParser(self), b"", {}
         if method == b"CONNECT":
-            self.requests[
-                -1
-            ].keeps_alive = False  # a tunnel is refused, and what comes through it is no request
+            # A tunnel is refused, and what comes through it is no request.
+            self.requests[-1].keeps_alive = False
             return
         lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name != "upgrade"]
         kept = "".join(lines).encode("utf-8", "surrogateescape")
