@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -279,7 +278,7 @@ class Nobody(Line):
 @asynccontextmanager
 async def listening(handle: Handle) -> AsyncIterator[int]:
     """A server with one handler; its port."""
-    listener = Listener(handle, partial(as_response, lines=""))
+    listener = Listener(handle, as_response)
     _, port = await listener.listen("127.0.0.1", 0)
     try:
         yield port
@@ -512,7 +511,7 @@ async def test_an_answer_that_is_ready_is_sent_to_its_end_at_a_shutdown() -> Non
     async def answer(_request: Request) -> Answer:
         return Response(b"x" * whole, {})
 
-    listener = Listener(answer, partial(as_response, lines=""))
+    listener = Listener(answer, as_response)
     _, port = await listener.listen("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request())

@@ -73,16 +73,7 @@ class Abilities:
         model = self._driver.catalog.find_model(wish.model)
         if model is None:
             return wish  # the scheduler says so
-        await self.of(model)
-        return self.check_known(wish, ability, messages) or wish
-
-    def check_known(self, wish: Wish, ability: Ability, messages: object = None) -> Wish | None:
-        """The same, where it is known what the model can do. None: `check` has to find that out first."""
-        model = self._driver.catalog.find_model(wish.model)
-        known = None if model is None else self._known.get(model.name)
-        if model is None or known is None or known[0] is not model:
-            return None
-        able = known[1]
+        able = await self.of(model)
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
         if (able.vision is not False and model.family is None) or not has_image(messages):

@@ -12,7 +12,7 @@ from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.response import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
-__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "retry_headers", "status_of"]
+__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "refuse", "status_of"]
 
 #: OpenAI's `type` of an error, by status; 5xx are `server_error`.
 _TYPES = {
@@ -64,7 +64,7 @@ def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -
     return _encode({"error": text, **(beside or {})})
 
 
-def retry_headers(error: TheirsError) -> dict[str, str]:
+def _retry_headers(error: TheirsError) -> dict[str, str]:
     """When, and whether, to try again."""
     status = status_of(error)
     headers: dict[str, str] = {}
@@ -79,15 +79,18 @@ def retry_headers(error: TheirsError) -> dict[str, str]:
     return headers
 
 
-def as_response(error: TheirsError, lines: str, beside: Mapping[str, object] | None = None) -> Response:
-    """A whole answer that says what went wrong."""
-    status = status_of(error)
-    every = {"Content-Type": "application/json", **retry_headers(error)}
+def as_response(error: TheirsError, lines: str = "", beside: Mapping[str, object] | None = None) -> Response:
+    """A whole answer that says what went wrong, in OpenAI's shape."""
+    return refuse(error, error_body(error, beside), "application/json", lines, status_of(error))
+
+
+def refuse(error: TheirsError, body: bytes, content_type: str, lines: str, status: int) -> Response:
+    """What every answer to an error has, whatever its shape."""
+    headers = {"Content-Type": content_type, **_retry_headers(error)}
     if status == 401:
-        every["WWW-Authenticate"] = "Bearer"
-    response = Response(error_body(error, beside), every, status, lines)
-    if status in (408, 413):
-        response.closes = True
+        headers["WWW-Authenticate"] = "Bearer"
+    response = Response(body, headers, status, lines)
+    response.closes = status in (408, 413)
     return response
 
 

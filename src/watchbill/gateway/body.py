@@ -20,7 +20,7 @@ from watchbill.limits import (
     JSON_VALUES_MAX,
 )
 
-__all__ = ["body_at_hand", "encode", "parse_object", "read_body"]
+__all__ = ["encode", "parse_object", "read_body"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
 _INTERPRETED = {
@@ -33,16 +33,14 @@ _encode = msgspec.json.Encoder().encode
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
-    body = body_at_hand(request, limit_bytes)
-    return await _receive(request, limit_bytes) if body is None else body
-
-
-def body_at_hand(request: Request, limit_bytes: int) -> bytes | None:
-    """The whole body, if it came with the head, as it nearly always does. None for who has to wait in `read_body`."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
-    body = request.take() if request.is_whole else None
-    if (request.content_length if body is None else len(body)) > limit_bytes:
+    if request.content_length > limit_bytes:
+        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+    if not request.is_whole:
+        return await _receive(request, limit_bytes)
+    body = request.take()  # nearly always: it came with the head
+    if len(body) > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     return body
 

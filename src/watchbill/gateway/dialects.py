@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from watchbill.errors import LaneFull, MethodNotAllowed, NotFound, TheirsError
-from watchbill.gateway.answers import as_response, retry_headers, status_of
+from watchbill.gateway.answers import as_response, refuse, status_of
 from watchbill.gateway.http.response import Response
 
 __all__ = ["anthropic_error", "refusal"]
@@ -49,7 +49,7 @@ def refusal(
     if path == "/" or path.startswith("/api/"):
         return _ollama(error, lines)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return _respond(status_of(error), anthropic_error(error, beside), lines, error)
+        return refuse(error, _encode(anthropic_error(error, beside)), _JSON, lines, status_of(error))
     return as_response(error, lines, beside)
 
 
@@ -65,14 +65,4 @@ def _ollama(error: TheirsError, lines: str) -> Response:
     if text := _TEXTS.get(type(error)):
         return Response(text.encode(), {"Content-Type": "text/plain"}, error.status, lines)
     status = 503 if isinstance(error, LaneFull) else status_of(error)
-    return _respond(status, {"error": str(error)}, lines, error)
-
-
-def _respond(status: int, body: dict[str, object], lines: str, error: TheirsError) -> Response:
-    every = {**retry_headers(error), "Content-Type": _JSON}
-    if status == 401:
-        every["WWW-Authenticate"] = "Bearer"
-    response = Response(_encode(body), every, status, lines)
-    if status in (408, 413):
-        response.closes = True
-    return response
+    return refuse(error, _encode({"error": str(error)}), _JSON, lines, status)

@@ -15,7 +15,7 @@ from watchbill.catalog import Model
 from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import body_at_hand, parse_object, read_body
+from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
 from watchbill.gateway.http.response import Answer, Response
@@ -71,11 +71,8 @@ class OpenAiDoor:
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        body, wish = self._at_hand(visit) or await self._read(visit)
-        abilities, said = self._gateway.abilities, body.get("messages")
-        wish = abilities.check_known(wish, "completion", said) or await abilities.check(
-            wish, "completion", said
-        )
+        body, wish = await self._read(visit)
+        wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
             as_is = partial(self._pass_on, visit)
@@ -95,15 +92,7 @@ class OpenAiDoor:
         return Response(body, {"Content-Type": whole.content_type}, lines=visit.lines())
 
     async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
-        return self._parse(visit, await read_body(visit.request, self._gateway.server.body_max))
-
-    def _at_hand(self, visit: Visit) -> tuple[Fields, Wish] | None:
-        """The same without waiting, if the body has come already."""
-        content = body_at_hand(visit.request, self._gateway.server.body_max)
-        return None if content is None else self._parse(visit, content)
-
-    def _parse(self, visit: Visit, content: bytes) -> tuple[Fields, Wish]:
-        body = parse_object(content)
+        body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
         check_ranges(body)
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):

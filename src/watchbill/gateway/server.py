@@ -9,7 +9,6 @@ Retry-After; then who is served may finish, within a bound; then the rest is cut
 """
 
 import asyncio
-from functools import partial
 
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.app import Gateway
@@ -55,6 +54,5 @@ class Serving:
 
 async def serve(gateway: Gateway, host: str, port: int) -> Serving:
     """Listens; port 0 picks one. Raises OSError when the address is taken or not ours."""
-    refuse = partial(as_response, lines="Server: watchbill\r\n")
-    listener = Listener(gateway.handle, refuse)
+    listener = Listener(gateway.handle, as_response)
     return Serving(gateway, listener, *await listener.listen(host, port))

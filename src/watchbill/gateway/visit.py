@@ -50,7 +50,7 @@ class Visit(msgspec.Struct, eq=False):
 
     def lines(self) -> str:
         """The headers that every answer carries. Model, wait and load are left out while they are not known."""
-        lines = f"Server: watchbill\r\nX-Watchbill-Request-Id: {self.id}\r\n"
+        lines = f"X-Watchbill-Request-Id: {self.id}\r\n"
         if self.lane:
             lines += header("X-Watchbill-Lane", self.lane)
         start = self.start

@@ -22,8 +22,6 @@ _HEADERS = tuple(
     f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
 )
 _HEADER_SET = frozenset(_HEADERS)
-
-
 #: Our own fields in a body.
 _FIELDS = frozenset({"priority", "keep_alive", "ttl"})
 

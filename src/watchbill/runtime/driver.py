@@ -194,9 +194,7 @@ class Driver:
         return model
 
     def _request(self, wish: Wish, now: int) -> m.Request:
-        catalog = self.catalog
-        # By its own name, nearly always.
-        model, lane = catalog.models.get(wish.model) or self._find(wish.model), catalog.lane_for(wish.lane)
+        model, lane = self._find(wish.model), self.catalog.lane_for(wish.lane)
         patience, asked, best = lane.max_wait_ms, wish.deadline_ms, wish.best_priority
         # Elsewhere nobody goes before who came earlier.
         priority = (lane.policy == "priority" and wish.priority) or lane.priority or model.priority

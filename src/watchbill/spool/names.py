@@ -129,8 +129,6 @@ def next_attempt(name: str) -> tuple[str, int] | None:
     match = _OWN.fullmatch(name)
     if match is None or match[4] is None:
         return None
-    if name.endswith("~0.jsonl"):  # most of them
-        return f"{name[:-7]}1.jsonl", 1
     attempt = int(match[4]) + 1
     return f"{name[: match.start(4)]}{attempt}{match[5]}", attempt
 

@@ -10,12 +10,10 @@ The next leader's fdatasync overlaps with this one's files. After a failed sync 
 log is left for replay, and the spool makes a new producer with a new log.
 """
 
-import bisect
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from watchbill.errors import TheirsError
@@ -221,12 +219,14 @@ class Producer:
 
     def _take_group(self) -> tuple[list[_Ticket], list[tuple[str, str]]]:
         with self._mutex:
+            size = count = 0
+            for ticket in self._waiting:
+                size += ticket.size
+                count += 1
+                if size >= GROUP_BYTES_MAX:
+                    break
+            group, self._waiting = self._waiting[:count], self._waiting[count:]
             marks, self._marks = self._marks, []
-            group, self._waiting = self._waiting, []
-            if len(group) > 1:
-                sums = list(accumulate(ticket.size for ticket in group))
-                count = bisect.bisect_left(sums, GROUP_BYTES_MAX) + 1
-                group, self._waiting = group[:count], group[count:]
             return group, marks
 
     def _hand_over(self, *, publishing: int = 0) -> None:

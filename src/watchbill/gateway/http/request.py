@@ -12,7 +12,7 @@ from watchbill.errors import TheirsError
 
 __all__ = ["Line", "Request"]
 
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Line(Protocol):
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, eq=False):
     is_whole: bool = False  # the body has come to its end
     failure: TheirsError | None = None  # why it never will
     is_answered: bool = False  # at least the head of an answer was written
-    match: Mapping[str, str] = NO_VARIABLES  # what the variables of its address stand for
+    match: Mapping[str, str] = _NO_VARIABLES  # what the variables of its address stand for
 
     @property
     def path(self) -> str:

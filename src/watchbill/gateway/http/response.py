@@ -39,7 +39,8 @@ class Answer:
         close = "" if request.keeps_alive and not self.closes else "Connection: close\r\n"
         line = _STATUS_LINES.get(self.status) or f"{self.status} Unknown"
         date = _date(int(time.time()))
-        head = f"HTTP/{request.version} {line}\r\n{lines}{framing}{close}Date: {date}\r\n\r\n".encode()
+        first = f"HTTP/{request.version} {line}\r\nServer: watchbill\r\nDate: {date}\r\n"
+        head = f"{first}{lines}{framing}{close}\r\n".encode()
         request.is_answered = True
         return head
 
