@@ -163,7 +163,7 @@ UPSTREAM_IDLE_CONNECTIONS_MAX = 64
 UPSTREAM_IDLE_MS = 4_000
 #: A connection that its engine closes this soon after a streamed answer was never meant to be kept.
 UPSTREAM_CLOSE_NOTICE_MS = 1_000
-#: Engines of which it is remembered that they close connections after streamed answers.
+#: Engines on loopback of which it is remembered how to ask them.
 UPSTREAM_MEMORY_MAX = 1_024
 
 # ------------------------------------------------------------------ pull
@@ -198,6 +198,7 @@ CONNECTION_LOOK_MS = 500
 #: A client that takes nothing of what is ready for it, for this long, is cut.
 READER_STALL_MS = 30_000
 REQUEST_LINE_BYTES_MAX = 8 * 2**10
+#: All values together of a header that was sent several times.
 REQUEST_HEADER_BYTES_MAX = 16 * 2**10
 REQUEST_HEADERS_MAX = 100
 #: All of a head; what has no end is not collected for ever.

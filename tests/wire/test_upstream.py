@@ -144,7 +144,7 @@ async def test_an_answer_is_the_same_however_it_is_framed_and_split(
     async with listening(*(says(*pieces) for pieces in [(answer,), *splits])) as peer:
         for _ in range(len(splits) + 1):
             assert await ask(upstream, peer) == (200, b"ok")
-            upstream._idle.clear()  # pyright: ignore[reportPrivateUsage]  a fresh connection for every split
+            upstream._ways.clear()  # pyright: ignore[reportPrivateUsage]  a fresh connection for every split
 
 
 async def test_an_answer_that_comes_byte_by_byte_is_whole(upstream: Upstream) -> None:
@@ -208,7 +208,14 @@ BROKEN = {
         ),
     ),
     "one endless header": ("too_large", says(b"HTTP/1.1 200 OK\r\n" + LONG_LINE, stays=True)),
-    "endless headers": ("too_large", says(b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 200, stays=True)),
+    "too many headers": (
+        "too_large",
+        says(b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: b\r\n" % n for n in range(200)) + b"\r\n", stays=True),
+    ),
+    "endless headers": (
+        "too_large",
+        says(b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * (UPSTREAM_HEAD_BYTES_MAX // 4), stays=True),
+    ),
     "endless interim answers": ("too_large", says(b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, stays=True)),
     "endless trailers": ("too_large", says(CHUNKED + b"2\r\nok\r\n0\r\n" + LONG_LINE, stays=True)),
     "an endless chunk extension": ("too_large", says(CHUNKED + b"2;" + LONG_LINE[3:], stays=True)),
@@ -373,7 +380,7 @@ async def test_the_pool_is_bounded(upstream: Upstream) -> None:
     async with listening(wait_for_all) as peer:
         upstream.deadlines = Deadlines()
         await asyncio.gather(*(ask(upstream, peer) for _ in range(count)))
-        idle = upstream._idle[("127.0.0.1", peer.port)]  # pyright: ignore[reportPrivateUsage]
+        idle = upstream._ways["127.0.0.1", peer.port]._idle  # pyright: ignore[reportPrivateUsage]
         assert len(idle) == UPSTREAM_IDLE_CONNECTIONS_MAX
 
 

@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_deadlines", "_header_count", "_interim", "_loop", "_on_lost", "_parser",
+        "_begun", "_deadline", "_deadlines", "_interim", "_loop", "_on_lost", "_parser",
         "_paused", "_received", "_timer", "_transport", "_unread", "_waiter", "_wordless", "failure",
         "followed_stream", "headers", "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status",
         "streamed",
@@ -100,7 +100,6 @@ class Connection(asyncio.Protocol):
     def _forget(self) -> None:
         self.status = 0  # until the head is there
         self.headers: dict[bytes, bytes] = {}  # by lower-case name, the first of each
-        self._header_count = 0
         self._received = False
         self._wordless = 0
         self._begun = False
@@ -275,21 +274,19 @@ class Connection(asyncio.Protocol):
         if self.status:
             return
         self.headers.setdefault(name.lower(), value)
-        self._header_count += 1
-        if self._header_count > UPSTREAM_HEADERS_MAX:
-            self._fail("too_large", "the engine sent too many headers")
 
     def on_headers_complete(self) -> None:
         """The head is there, unless it was only an interim answer (1xx)."""
         if self.is_done:
             return
         status = self._parser.get_status_code()
-        if status >= 200:
+        if len(self.headers) > UPSTREAM_HEADERS_MAX:
+            self._fail("too_large", "the engine sent too many headers")
+        elif status >= 200:
             self.status = status
         else:
             self._interim = True
             self.headers.clear()
-            self._header_count = 0
 
     def on_body(self, body: bytes) -> None:
         """A piece of the answer."""

@@ -8,34 +8,26 @@
     finally:
         call.abort()        # does nothing after the end of the answer
 
-Owns the pool of idle connections. Addresses come from an Endpoint only, that is from the config or from our
+Owns one `Way` for each engine on loopback. Addresses come from an Endpoint only, that is from the config or from our
 own port choice. Loopback is spoken to by our own lean client; anything else, and TLS, by aiohttp's
 (`engines.far`). Every failure is UpstreamFailed. A request is sent a second time in one case only: a kept
 connection turned out to be closed, and not a byte of an answer had come.
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Protocol
 
+from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
 from watchbill.engines.far import FarCall, FarSession
-from watchbill.limits import (
-    UPSTREAM_ANSWER_BYTES_MAX,
-    UPSTREAM_CLOSE_NOTICE_MS,
-    UPSTREAM_IDLE_CONNECTIONS_MAX,
-    UPSTREAM_IDLE_MS,
-    UPSTREAM_MEMORY_MAX,
-)
+from watchbill.engines.way import Address, Way
+from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_MEMORY_MAX
 
 __all__ = ["Call", "Deadlines", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
 
-_Address = tuple[str, int]
-
-_LOOPBACK = frozenset({"127.0.0.1", "localhost"})
 #: What an answer may say that is not compressed.
 _UNCOMPRESSED = frozenset({b"", b"identity"})
 _IS_JSON = b"Content-Type: application/json\r\n"
@@ -86,25 +78,29 @@ class Upstream:
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
         self.deadlines = deadlines or Deadlines()
-        self._idle: dict[_Address, list[Connection]] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._ways: dict[Address, Way] = {}  # those on loopback
         self._far: FarSession | None = None
-        #: Engines that close the connection after a streamed answer although they announced otherwise
-        #: (llama.cpp does): they are asked with `Connection: close`, which spares every second request
-        #: a retry.
-        self._closers: dict[_Address, None] = {}
 
     def call(self, outgoing: Outgoing, *, streamed: bool = False, deadlines: Deadlines | None = None) -> Call:
         """Prepares a request; nothing is sent before `head`."""
-        deadlines = deadlines or self.deadlines
         endpoint = outgoing.endpoint
-        if not endpoint.tls and (endpoint.host in _LOOPBACK or _is_loopback(endpoint.host)):
-            address = (endpoint.host, endpoint.port)
-            request = _request(outgoing, close=streamed and address in self._closers)
-            return NearCall(self, address, deadlines, streamed, request)
+        way = self._ways.get((endpoint.host, endpoint.port)) or self._find_way(endpoint)
+        if way is not None and not endpoint.tls:
+            request = _request(outgoing, close=streamed and way.closes)
+            return NearCall(way, deadlines or self.deadlines, streamed, request)
         if self._far is None:
             self._far = FarSession()
-        return FarCall(self._far, outgoing, deadlines)
+        return FarCall(self._far, outgoing, deadlines or self.deadlines)
+
+    def _find_way(self, endpoint: Endpoint) -> Way | None:
+        """The way to an engine that was not asked before; None when it is not on loopback."""
+        if endpoint.host != "localhost" and not _is_loopback(endpoint.host):
+            return None
+        if len(self._ways) >= UPSTREAM_MEMORY_MAX:
+            self._ways.pop(next(iter(self._ways))).close()
+        address = (endpoint.host, endpoint.port)
+        way = self._ways[address] = Way(address)
+        return way
 
     async def fetch(
         self, outgoing: Outgoing, *, timeout_ms: int, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX
@@ -123,113 +119,23 @@ class Upstream:
 
     async def close(self) -> None:
         """Ends every idle connection."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
-        self._idle.clear()
+        for way in self._ways.values():
+            way.close()
+        self._ways.clear()
         if self._far is not None:
             await self._far.close()
             self._far = None
-
-    # ------------------------------------------------------------------ the pool, for NearCall
-
-    def note_closer(self, address: _Address) -> None:
-        """Remembers that this engine closes a connection after a streamed answer."""
-        if len(self._closers) >= UPSTREAM_MEMORY_MAX:
-            del self._closers[next(iter(self._closers))]
-        self._closers[address] = None
-
-    def take_idle(self, address: _Address) -> Connection | None:
-        """A kept connection that is still open, the youngest first."""
-        connections = self._idle.get(address)
-        while connections:
-            connection = connections.pop()
-            if connection.is_usable:
-                return connection
-        return None
-
-    def release(self, address: _Address, connection: Connection) -> None:
-        """Takes a connection back after an answer: keeps it for the next request, within the pool's bounds."""
-        if not connection.keeps_alive or connection.failure is not None:
-            if connection.keeps_alive and connection.streamed:
-                self.note_closer(address)
-            connection.close()
-            return
-        connections = self._idle.get(address)
-        if connections is None:
-            connections = self._idle[address] = []
-        elif len(connections) >= UPSTREAM_IDLE_CONNECTIONS_MAX:
-            connection.close()
-            return
-        connection.is_kept = True
-        connection.idle_since = time.monotonic()
-        connections.append(connection)
-        if self._sweeper is None:
-            self._sweep_later()
-
-    async def connect(self, address: _Address, connect_ms: int) -> Connection:
-        """Opens a connection. Raises UpstreamFailed."""
-        loop = asyncio.get_running_loop()
-
-        def lost(connection: Connection) -> None:
-            self._lost(address, connection)
-
-        try:
-            async with asyncio.timeout(connect_ms / 1000):
-                _, connection = await loop.create_connection(lambda: Connection(loop, lost), *address)
-        except TimeoutError:
-            raise UpstreamFailed("timeout", "the engine does not accept connections") from None
-        except OSError as error:
-            # Every errno means the same to the caller: the engine is not there. The text says which it was.
-            raise UpstreamFailed(
-                "connect", f"the engine cannot be reached: {error.strerror or error}"
-            ) from None
-        return connection
-
-    def _lost(self, address: _Address, connection: Connection) -> None:
-        connections = self._idle.get(address)
-        if connections is None or connection not in connections:
-            return
-        connections.remove(connection)
-        idle_ms = (time.monotonic() - connection.idle_since) * 1000
-        if connection.streamed and idle_ms < UPSTREAM_CLOSE_NOTICE_MS:
-            self.note_closer(address)
-
-    def _sweep_later(self) -> None:
-        self._sweeper = asyncio.get_running_loop().call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
-
-    def _sweep(self) -> None:
-        self._sweeper = None
-        oldest = time.monotonic() - UPSTREAM_IDLE_MS / 1000
-        for address, connections in list(self._idle.items()):
-            young = [connection for connection in connections if connection.idle_since > oldest]
-            stale = [connection for connection in connections if connection.idle_since <= oldest]
-            if young:
-                self._idle[address] = young
-            else:
-                del self._idle[address]
-            for connection in stale:
-                connection.close()
-        if self._idle:
-            self._sweep_later()
 
 
 class NearCall:
     """A request over loopback on a connection of ours."""
 
     __slots__ = (
-        "_aborted", "_address", "_connection", "_deadlines", "_pool", "_released", "_request", "_streamed",
-        "content_type",
+        "_aborted", "_connection", "_deadlines", "_released", "_request", "_streamed", "_way", "content_type",
     )  # fmt: skip
 
-    def __init__(
-        self, pool: Upstream, address: _Address, deadlines: Deadlines, streamed: bool, request: bytes
-    ) -> None:
-        self._pool = pool
-        self._address = address
+    def __init__(self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes) -> None:
+        self._way = way
         self._deadlines = deadlines
         self._streamed = streamed
         self._request = request
@@ -241,7 +147,7 @@ class NearCall:
     async def head(self) -> int:
         connection = self._connection
         if connection is None:
-            connection = self._send(self._pool.take_idle(self._address) or await self._connect())
+            connection = self._send(self._way.take() or await self._connect())
         while not connection.status:
             if connection.failure is None:
                 await connection.changed()
@@ -263,12 +169,12 @@ class NearCall:
         if not connection.is_kept or failure.kind != "closed" or failure.received or self._aborted:
             return False
         if connection.followed_stream:
-            self._pool.note_closer(self._address)
+            self._way.closes = True
         return True
 
     async def _connect(self) -> Connection:
         self._connection = None  # so that a caller who was interrupted here can ask for the head again
-        connection = await self._pool.connect(self._address, self._deadlines.connect_ms)
+        connection = await self._way.connect(self._deadlines.connect_ms)
         if self._aborted:
             connection.abort()
             raise UpstreamFailed("aborted", "the request to the engine was cut")
@@ -294,7 +200,7 @@ class NearCall:
             return None
         if connection.is_done:
             self._released = True
-            self._pool.release(self._address, connection)
+            self._way.keep(connection)
         return piece
 
     async def chunk(self) -> bytes:
@@ -326,7 +232,7 @@ class NearCall:
         if connection.is_done:
             connection.take()
             self._released = True
-            self._pool.release(self._address, connection)
+            self._way.keep(connection)
         else:
             connection.abort()
 

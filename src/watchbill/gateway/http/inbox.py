@@ -25,6 +25,7 @@ __all__ = ["Inbox"]
 #: Headers' names as they came, and as they are looked up: clients send the same few dozen.
 _names: dict[bytes, str] = {}
 _NAMES_MAX = 512
+_VERSIONS = frozenset({"1.1", "1.0"})
 _NAME_BYTES_MAX = 64
 
 
@@ -96,11 +97,7 @@ class Inbox:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer: those are read over."""
-        if self.receiving is not None:
-            return
-        if len(value) > REQUEST_HEADER_BYTES_MAX:
-            raise _no_request("a header is too long")
+        """One header, or one trailer: those end in a dict that nobody reads."""
         text = value.decode("utf-8", "surrogateescape")
         key = _names.get(name) or _name(name)
         known = self._headers.setdefault(key, text)
@@ -114,10 +111,10 @@ class Inbox:
         parser, headers = self._parser, self._headers
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             return  # it comes again, without its proposal
-        version = parser.get_http_version()
-        if len(self.requests) >= PIPELINED_MAX:
+        version, requests = parser.get_http_version(), self.requests
+        if len(requests) >= PIPELINED_MAX:
             raise _no_request("too many came at once")
-        if version not in ("1.1", "1.0"):
+        if version not in _VERSIONS:
             raise _no_request("its version is unknown")
         if len(headers) > REQUEST_HEADERS_MAX:
             raise _no_request("it has too many headers")
@@ -131,7 +128,8 @@ class Inbox:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
-        self.requests.append(request)
+        self._target, self._headers = b"", {}
+        requests.append(request)
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body."""
@@ -145,7 +143,7 @@ class Inbox:
         request, self.receiving = self.receiving, None
         if request is not None:  # else it was a proposal
             request.is_whole = True
-            self._target, self._headers = b"", {}
+            self._headers.clear()  # of trailers
             self._head_bytes = self.held = 0
 
 
