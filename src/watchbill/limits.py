@@ -198,7 +198,6 @@ CONNECTION_LOOK_MS = 500
 #: A client that takes nothing of what is ready for it, for this long, is cut.
 READER_STALL_MS = 30_000
 REQUEST_LINE_BYTES_MAX = 8 * 2**10
-#: All values together of a header that was sent several times.
 REQUEST_HEADER_BYTES_MAX = 16 * 2**10
 REQUEST_HEADERS_MAX = 100
 #: All of a head; what has no end is not collected for ever.

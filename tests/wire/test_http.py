@@ -387,7 +387,7 @@ def test_trailers_without_an_end_are_not_collected(endless: bytes) -> None:
 def test_a_header_that_comes_again_and_again_is_not_longer_than_one_that_comes_once() -> None:
     """R42: putting thousands of values into one text would hold up everybody else."""
     inbox = Inbox(Nobody())
-    inbox.feed(b"GET / HTTP/1.1\r\n" + b"X: yy\r\n" * (REQUEST_HEADER_BYTES_MAX // 2))
+    inbox.feed(b"GET / HTTP/1.1\r\n" + b"X: yy\r\n" * (REQUEST_HEADER_BYTES_MAX // 2) + b"\r\n")
     assert "too long" in str(inbox.failure)
 
 

@@ -40,7 +40,7 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self.dropped = 0
 
-    def note(self, visit: Visit, status: int, now: float) -> None:
+    def note(self, visit: Visit, status: int) -> None:
         """One request is over. A status of 499 means that the client left first."""
         if self._sink is None:
             return
@@ -51,7 +51,7 @@ class AccessLog:
         path = request.target.partition("?")[0][:_PATH_CHARS_MAX]
         self._lines.append(
             f"{time.time():.3f} {visit.id} {request.remote} {visit.key.name if visit.key else '-'} "
-            f"{request.method} {ascii(path)[1:-1]} {status} {(now - visit.began) * 1000:.1f}ms "
+            f"{request.method} {ascii(path)[1:-1]} {status} {visit.age_s() * 1000:.1f}ms "
             f"model={visit.model or '-'} lane={visit.lane or '-'} "
             f"wait={start.wait_ms if start else '-'} load={start.load_ms if start else '-'}"
         )

@@ -69,7 +69,7 @@ class Gateway(House):
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """As the house does; unloads that clients asked for are ended first."""
-        self.closing.set()
+        self.begin_closing()
         await self._ollama.unloading.close()
         await super().drain(grace_ms, last_ms)
 
@@ -148,7 +148,7 @@ class Gateway(House):
             try:
                 preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
-                return self.refuse(self.visit(request, 0.0), error)
+                return self.refuse(Visit(request, 0.0), error)
             if preflight is not None:
                 return preflight
             known = self._served.methods(request)

@@ -7,9 +7,7 @@ requests inside, for a shutdown that sends away who waits and lets finish who is
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -67,13 +65,12 @@ class House:
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
-        self.closing = asyncio.Event()
+        self.closing = asyncio.Event()  # for who waits for it
+        self.is_draining = False  # the same, for who only looks
         self._relays: set[Relay] = set()
         self._not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
         self._visitors = 0
         self._emptied = asyncio.Event()
-        self._ids = itertools.count(1)
-        self._id_prefix = f"http-{os.urandom(4).hex()}-"
         self.reconfigure(server)
 
     def reconfigure(self, server: Server) -> None:
@@ -82,10 +79,6 @@ class House:
         self.guard = Guard(server)
 
     # ------------------------------------------------------------------ for the doors
-
-    def visit(self, request: Request, began: float) -> Visit:
-        """Opens the books for a request, under an id of its own."""
-        return Visit(request, f"{self._id_prefix}{next(self._ids)}", began)
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
@@ -104,7 +97,7 @@ class House:
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
         """Submits a wish. Raises what the scheduler refuses at once."""
-        if self.closing.is_set():
+        if self.is_draining:
             raise ShuttingDown
         key = visit.key if visit.key is not None and visit.key.is_bounded else None
         if key is not None:
@@ -132,10 +125,10 @@ class House:
 
     # ------------------------------------------------------------------ shutdown
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether the house is closing."""
-        return self.closing.is_set()
+    def begin_closing(self) -> None:
+        """From now on nobody new is let in."""
+        self.is_draining = True
+        self.closing.set()
 
     @property
     def is_busy(self) -> bool:
@@ -144,7 +137,7 @@ class House:
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """Sends away who waits, lets finish who is served, then cuts off who is still there."""
-        self.closing.set()
+        self.begin_closing()
         for relay in list(self._relays):
             relay.leave()
         await self._wait_empty(grace_ms)
@@ -167,7 +160,7 @@ class House:
         loop = asyncio.get_running_loop()
 
         async def handle(request: Request) -> Answer:
-            visit = self.visit(request, loop.time())
+            visit = Visit(request, loop.time())
             self._visitors += 1
             status = 499
             try:
@@ -186,8 +179,8 @@ class House:
                 self._visitors -= 1
                 if not self._visitors:
                     self._emptied.set()
-                self.access.note(visit, status, loop.time())
-            if self.closing.is_set() and not response.is_begun:
+                self.access.note(visit, status)
+            if self.is_draining and not response.is_begun:
                 response.closes = True
             return response
 

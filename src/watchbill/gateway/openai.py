@@ -65,13 +65,13 @@ class OpenAiDoor:
 
     async def embeddings(self, visit: Visit) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
-        body, wish = await self._read(visit)
+        body, wish = self._take(visit, await read_body(visit.request, self._gateway.server.body_max))
         wish = await self._gateway.abilities.check(wish, "embedding")
         whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        body, wish = await self._read(visit)
+        body, wish = self._take(visit, await read_body(visit.request, self._gateway.server.body_max))
         wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
@@ -91,8 +91,8 @@ class OpenAiDoor:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
         return Response(body, {"Content-Type": whole.content_type}, lines=visit.lines())
 
-    async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
-        body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
+    def _take(self, visit: Visit, content: bytes) -> tuple[Fields, Wish]:
+        body = parse_object(content)
         check_ranges(body)
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):

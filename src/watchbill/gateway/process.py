@@ -119,7 +119,7 @@ class _Work:
             "model": visit.model if error is None else None,
             "lane": self.kind.lane,
             "created_at": now_text(),
-            "wait_ms": visit.start.wait_ms if visit.start is not None else visit.age_ms(),
+            "wait_ms": visit.start.wait_ms if visit.start is not None else int(visit.age_s() * 1000),
         }
 
 

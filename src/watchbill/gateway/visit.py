@@ -1,6 +1,9 @@
 """A visit: one HTTP request while it is in the house, and what is said about it in headers and logs."""
 
 import asyncio
+import itertools
+import os
+from functools import lru_cache
 
 import msgspec
 
@@ -12,13 +15,16 @@ from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Visit"]
 
+_PREFIX = f"http-{os.urandom(4).hex()}-"
+_numbers = itertools.count(1)
+
 
 class Visit(msgspec.Struct, eq=False):
     """What is known about a request so far."""
 
     request: Request
-    id: str
     began: float
+    _id: str = ""
     key: ApiKey | None = None
     cors: dict[str, str] = {}
     lane: str = ""
@@ -28,6 +34,13 @@ class Visit(msgspec.Struct, eq=False):
     asked: dict[str, object] | None = None  # the request's body, for capture
     capture: str | None = None  # the spool that its type of work names
 
+    @property
+    def id(self) -> str:
+        """Its name in logs and headers: the scheduler's, once that has accepted it."""
+        if not self._id:
+            self._id = f"{_PREFIX}{next(_numbers)}"
+        return self._id
+
     def let_in(self, admitted: Pass) -> None:
         """The guard let the request pass."""
         self.key = admitted.key
@@ -35,7 +48,7 @@ class Visit(msgspec.Struct, eq=False):
 
     def took(self, ticket: Ticket) -> None:
         """The scheduler accepted the request."""
-        self.id = ticket.id
+        self._id = ticket.id
         self.lane = ticket.request.lane
         self.model = ticket.model
 
@@ -44,25 +57,30 @@ class Visit(msgspec.Struct, eq=False):
         self.start = start
         self.model = start.model
 
-    def age_ms(self) -> int:
+    def age_s(self) -> float:
         """How long the request has been in the house."""
-        return int((asyncio.get_running_loop().time() - self.began) * 1000)
+        return asyncio.get_running_loop().time() - self.began
 
     def lines(self) -> str:
         """The headers that every answer carries. Model, wait and load are left out while they are not known."""
-        lines = f"X-Watchbill-Request-Id: {self.id}\r\n"
-        if self.lane:
-            lines += header("X-Watchbill-Lane", self.lane)
         start = self.start
-        if start is not None:
-            model = header("X-Watchbill-Model", start.model)
-            lines += (
-                f"{model}X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
+        if start is None:
+            place = header("X-Watchbill-Lane", self.lane) if self.lane else ""
+            lines = f"X-Watchbill-Request-Id: {self.id}\r\n{place}"
+        else:
+            lines = (
+                f"X-Watchbill-Request-Id: {self.id}\r\n{_place(self.lane, start.model, start.companions)}"
+                f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )
-            if start.companions:
-                lines += header("X-Watchbill-With", ", ".join(start.companions))
         if self.fallback:
             lines += header("X-Watchbill-Fallback", self.fallback)
         for name, value in self.cors.items():
             lines += header(name, value)
         return lines
+
+
+@lru_cache(maxsize=256)
+def _place(lane: str, model: str, companions: tuple[str, ...]) -> str:
+    """Where a request was served; the same for many."""
+    lines = header("X-Watchbill-Lane", lane) + header("X-Watchbill-Model", model)
+    return lines + header("X-Watchbill-With", ", ".join(companions)) if companions else lines

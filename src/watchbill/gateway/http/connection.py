@@ -99,11 +99,13 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
             return  # nobody will answer what comes now
-        self._inbox.feed(data)
-        if self._inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
+        inbox, waiter = self._inbox, self._waiter
+        inbox.feed(data)
+        if inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
             self._is_paused = True
             self.transport.pause_reading()
-        self._wake()
+        if waiter is not None:
+            self._wake()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -33,14 +33,16 @@ class Inbox:
     """One connection's requests, in the order in which they came."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_line", "_parser", "_target", "failure", "heads", "held", "receiving", "requests",
+        "_head_bytes", "_line", "_lines", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
+        "requests",
     )  # fmt: skip
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._headers: dict[str, str] = {}
+        self._lines: list[bytes] = []  # names and values of headers, in turns
+        self._proposal: dict[str, str] = {}  # the headers of who would rather speak another protocol
         self._head_bytes = 0  # that came since a head, or a piece of a body
         self.requests: deque[Request] = deque()  # whose turn has not come
         self.receiving: Request | None = None  # whose body has still to come
@@ -78,8 +80,8 @@ class Inbox:
     def _stay(self, rest: bytes) -> None:
         """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        target, headers = self._target, self._headers
-        self._parser, self._target, self._headers = httptools.HttpRequestParser(self), b"", {}
+        target, headers = self._target, self._proposal
+        self._parser, self._target, self._proposal = httptools.HttpRequestParser(self), b"", {}
         if method == b"CONNECT":
             # A tunnel is refused, and what comes through it is no request.
             self.requests[-1].keeps_alive = False
@@ -97,27 +99,25 @@ class Inbox:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer: those end in a dict that nobody reads."""
-        text = value.decode("utf-8", "surrogateescape")
-        key = _names.get(name) or _name(name)
-        known = self._headers.setdefault(key, text)
-        if known is not text:
-            if len(known) + len(text) > REQUEST_HEADER_BYTES_MAX:
-                raise _no_request("a header is too long")
-            self._headers[key] = f"{known}, {text}"
+        """One header, or one trailer: nobody reads those."""
+        self._lines += (name, value)
 
     def on_headers_complete(self) -> None:
         """The head is there: the request can be answered while its body still comes."""
-        parser, headers = self._parser, self._headers
+        parser, headers, requests = self._parser, _headers_of(self._lines), self.requests
+        self._lines.clear()
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            self._proposal = headers
             return  # it comes again, without its proposal
-        version, requests = parser.get_http_version(), self.requests
+        version = parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
             raise _no_request("too many came at once")
         if version not in _VERSIONS:
             raise _no_request("its version is unknown")
         if len(headers) > REQUEST_HEADERS_MAX:
             raise _no_request("it has too many headers")
+        if self._head_bytes > REQUEST_HEADER_BYTES_MAX and _longest(headers) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
         self._head_bytes = self.held = 0
         self.heads += 1
         self.receiving = request = Request(
@@ -128,7 +128,7 @@ class Inbox:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
-        self._target, self._headers = b"", {}
+        self._target = b""
         requests.append(request)
 
     def on_body(self, body: bytes) -> None:
@@ -143,12 +143,40 @@ class Inbox:
         request, self.receiving = self.receiving, None
         if request is not None:  # else it was a proposal
             request.is_whole = True
-            self._headers.clear()  # of trailers
+            self._lines.clear()  # of trailers
             self._head_bytes = self.held = 0
 
 
 def _no_request(why: str) -> RequestError:
     return RequestError(f"this is no HTTP request: {why}")
+
+
+def _headers_of(lines: list[bytes]) -> dict[str, str]:
+    """Headers by lower-case name; of one that was sent twice, both values are in one text."""
+    names = lines[::2]
+    try:
+        headers = dict(zip(map(_names.__getitem__, names), map(bytes.decode, lines[1::2]), strict=True))
+    except (KeyError, UnicodeDecodeError):
+        headers = {}
+    return headers if len(headers) == len(names) else _unusual_headers_of(lines)
+
+
+def _unusual_headers_of(lines: list[bytes]) -> dict[str, str]:
+    """The same for names that nobody has sent before, names that come again, and texts of any bytes."""
+    headers: dict[str, str] = {}
+    for raw, value in zip(lines[::2], lines[1::2], strict=True):
+        name, text = _names.get(raw) or _name(raw), value.decode("utf-8", "surrogateescape")
+        known = headers.get(name)
+        if known is not None:
+            if len(known) + len(text) > REQUEST_HEADER_BYTES_MAX:
+                raise _no_request("a header is too long")
+            text = f"{known}, {text}"
+        headers[name] = text
+    return headers
+
+
+def _longest(headers: dict[str, str]) -> int:
+    return max(map(len, headers.values()), default=0)
 
 
 def _name(raw: bytes) -> str:

@@ -21,6 +21,8 @@ class Answer:
 
     `lines` are headers that were written down already, each with its line's end."""
 
+    __slots__ = ("closes", "headers", "is_begun", "lines", "status")
+
     def __init__(self, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         self.status = status
         self.headers = headers
@@ -37,9 +39,7 @@ class Answer:
         for name, value in self.headers.items():
             lines += header(name, value)
         close = "" if request.keeps_alive and not self.closes else "Connection: close\r\n"
-        line = _STATUS_LINES.get(self.status) or f"{self.status} Unknown"
-        date = _date(int(time.time()))
-        first = f"HTTP/{request.version} {line}\r\nServer: watchbill\r\nDate: {date}\r\n"
+        first = _first_lines(request.version, self.status, int(time.time()))
         head = f"{first}{lines}{framing}{close}\r\n".encode()
         request.is_answered = True
         return head
@@ -48,8 +48,10 @@ class Answer:
 class Response(Answer):
     """A whole answer."""
 
+    __slots__ = ("body",)
+
     def __init__(self, body: bytes, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
-        super().__init__(headers, status, lines)
+        Answer.__init__(self, headers, status, lines)
         self.body = body
 
     def pieces(self, request: Request) -> tuple[bytes, ...]:
@@ -101,6 +103,8 @@ def header(name: str, value: str) -> str:
     return f"{name}: {value}\r\n"
 
 
-@lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)
+@lru_cache(maxsize=8)
+def _first_lines(version: str, status: int, second: int) -> str:
+    """How an answer begins; the same for all within a second."""
+    line = _STATUS_LINES.get(status) or f"{status} Unknown"
+    return f"HTTP/{version} {line}\r\nServer: watchbill\r\nDate: {formatdate(second, usegmt=True)}\r\n"
