@@ -45,7 +45,7 @@ class EventReader(msgspec.Struct, eq=False):
             and len(piece) <= SSE_EVENT_BYTES_MAX
         ):
             events = piece[6:-2].split(b"\n\ndata: ")
-            if _LF not in b"".join(events):  # else there is another field, or an event without data
+            if piece.count(b"\n") == 2 * len(events):  # else there is another field, or an event without data
                 self._at_start = False
                 return events
         return self._feed_lines(piece)

@@ -83,24 +83,17 @@ class _Said(msgspec.Struct, eq=False):
         if choice is not None:
             self.has_choice = True
 
-    def top(self, object: str, choices: list[Fields]) -> Fields:
-        """The events' own fields."""
-        last = self.last
-        top: Fields = {"id": last.id, "object": object, "created": last.created, "model": last.model}
-        top |= self.more
-        top["choices"] = choices
-        return top
-
     def event(self) -> Fields:
         """One event that says all of it."""
         delta: Fields = {"content": "".join(self.words)} if self.words else {}
         choice: Fields = {"index": 0, "delta": delta, "finish_reason": self.finish_reason}
-        return self.top(self.last.object, [choice] if self.has_choice else [])
+        return {**self.answer(), "object": self.last.object, "choices": [choice] if self.has_choice else []}
 
     def answer(self) -> Fields:
         """The whole answer that they are."""
-        choice = _chat_choice(0, "".join(self.words), self.finish_reason)
-        return self.top(_CHAT, [choice] if self.has_choice else [])
+        last, choices = self.last, [_chat_choice(0, "".join(self.words), self.finish_reason)]
+        top: Fields = {"id": last.id, "object": _CHAT, "created": last.created, "model": last.model}
+        return {**top, **self.more, "choices": choices if self.has_choice else []}
 
 
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
