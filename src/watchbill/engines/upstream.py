@@ -85,7 +85,7 @@ class Upstream:
         """Prepares a request; nothing is sent before `head`."""
         endpoint = outgoing.endpoint
         way = self._ways.get((endpoint.host, endpoint.port)) or self._find_way(endpoint)
-        if way is not None and not endpoint.tls:
+        if way is not None and not endpoint.tls:  # a port may have changed to it
             request = _request(outgoing, close=streamed and way.closes)
             return NearCall(way, deadlines or self.deadlines, streamed, request)
         if self._far is None:
@@ -93,8 +93,8 @@ class Upstream:
         return FarCall(self._far, outgoing, deadlines or self.deadlines)
 
     def _find_way(self, endpoint: Endpoint) -> Way | None:
-        """The way to an engine that was not asked before; None when it is not on loopback."""
-        if endpoint.host != "localhost" and not _is_loopback(endpoint.host):
+        """The way to an engine that was not asked before; None when it is not on loopback, or speaks TLS."""
+        if endpoint.tls or not (endpoint.host == "localhost" or _is_loopback(endpoint.host)):
             return None
         if len(self._ways) >= UPSTREAM_MEMORY_MAX:
             self._ways.pop(next(iter(self._ways))).close()
