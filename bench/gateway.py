@@ -26,7 +26,7 @@ from statistics import median
 HERE = Path(__file__).parent
 TOKENS = 16
 #: How often the bare engine and the daemon are measured, one after the other.
-TURNS = 5
+TURNS = 9
 WARM_UP_S = 1.0
 #: Targets; the first three decide the exit code.
 DIRECT_PER_S_MIN = 20_000
