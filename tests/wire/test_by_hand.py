@@ -3,8 +3,11 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from support.house import CATALOG, house
 from watchbill.catalog import Catalog, Model
+from watchbill.engines.base import LoadError, Warm
 from watchbill.units import Bytes
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
@@ -48,3 +51,18 @@ async def test_a_load_brings_the_very_model_that_was_named_or_says_why_not() -> 
     async with house(catalog=catalog) as opened:
         answer = await opened.ask("/wb/v1/models/big/load", {})
         assert (answer.status, answer.code) == (503, "never_fits")
+
+
+@pytest.mark.parametrize("begins", ["a exited", "a: exited", "exited"])
+async def test_a_failed_load_names_the_model_once(begins: str) -> None:
+    """RES-20: engines name the model in their errors, or do not; what people read names it once."""
+
+    async def fails(_model: Model, _attempt: int) -> Warm:
+        raise LoadError(f"{begins} with status 9", hopeless=True)
+
+    async with house() as opened:
+        opened.engine.load = fails  # type: ignore[method-assign]
+        for _ in range(2):  # who waited for it, and who comes later
+            answer = await opened.ask("/wb/v1/models/a/load", {})
+            assert answer.json["error"]["message"] == "a: exited with status 9"
+        assert (await opened.ask("/wb/v1/status")).json["models"]["a"]["reason"] == "exited with status 9"
