@@ -163,6 +163,15 @@ def test_events_without_an_id_are_known_by_their_bytes(path: Path, corpus: Path)
         assert (report.appended, report.duplicates) == (1, 1)
 
 
+def test_a_number_and_its_text_are_drained_as_two_events(path: Path, corpus: Path) -> None:
+    """SPOOL-07: `1` and `"1"` are different values of JSON, and so are the ids."""
+    with Spool(path) as spool:
+        for identifier in (1, "1", 1):
+            spool.enqueue({"id": identifier, "kind": "note", "ts": 0})
+        report = Drain(spool, Corpus(corpus)).run_once()
+        assert (report.appended, report.duplicates) == (2, 1)
+
+
 def test_kinds_may_have_a_corpus_of_their_own(path: Path, tmp_path: Path) -> None:
     """SPOOL-04: one spool, several corpora."""
     notes, rest = tmp_path / "notes.jsonl", tmp_path / "rest.jsonl"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from watchbill.spool.corpus import Corpus
-from watchbill.spool.events import Event, event_id
+from watchbill.spool.events import Event, Id, event_id
 from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.item import BadLine, Item
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
@@ -200,7 +200,7 @@ class Drain:
 
     def _store(self, items: list[Item]) -> None:
         """Append a batch, corpus by corpus, then acknowledge. The order of leases is the corpus's order."""
-        by_corpus: dict[str, list[tuple[str, bytes]]] = {route: [] for route in self._corpora}
+        by_corpus: dict[str, list[tuple[Id, bytes]]] = {route: [] for route in self._corpora}
         keys = {route: corpus.id_key for route, corpus in self._corpora.items()}
         for item in items:
             for event, line in zip(item.events, item.lines, strict=True):
@@ -219,7 +219,7 @@ class Drain:
                 if not item.lease.settled:
                     self._settle(item, self.spool.done)
 
-    def _append(self, corpus: Corpus, events: list[tuple[str, bytes]]) -> bool:
+    def _append(self, corpus: Corpus, events: list[tuple[Id, bytes]]) -> bool:
         """Append until it succeeds; return False if told to stop before."""
         pause_s = BACKOFF_FIRST_S
         while True:
