@@ -166,6 +166,7 @@ class Consumer:
         name = lease.name if lease.own else _free_name(lease.name, self._layout.folder(State.POISON))
         temporary = f".{os.urandom(4).hex()}.reason"
         try:
+            self._make(folder)
             write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
             os.rename(temporary, f"{folder}/{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=root)
         except OSError as error:
@@ -283,14 +284,19 @@ class Consumer:
         date = datetime.datetime.fromtimestamp(day * 86_400, datetime.UTC).date().isoformat()
         folder = f"{State.DONE.value}/{date}"
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
+            self._make(State.DONE.value)
+            self._make(folder)
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._layout.root_fd)
         except OSError as error:
             raise disk_fault(error, f"open {folder}") from error
         if self._done_fd >= 0:
             os.close(self._done_fd)
         self._done_fd, self._done_day, self._done_folder = fd, day, folder
+
+    def _make(self, folder: str) -> None:
+        """Make a folder that is not there, or no longer: people free room by hand."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
 
     def _rest(self, stem: str, rest_s: float) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from watchbill.spool.atomic import write_file_durable
+from watchbill.spool.atomic import make_folder, write_file_durable
 from watchbill.spool.consumer import Consumer, Lease, reason_bytes
 from watchbill.spool.events import encode
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
@@ -391,9 +391,9 @@ class Spool:
     def split_out(self, item: Item, bad: BadLine) -> None:
         """Put a bundle's bad line into poison under a name of its own; a redelivery writes the same file."""
         name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
-        folder = self.layout.folder(State.POISON)
         reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
         try:
+            make_folder(folder := self.layout.folder(State.POISON))
             write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
             write_file_durable(folder / name, bad.line + b"\n")
         except OSError as error:
