@@ -24,6 +24,7 @@ from watchbill.spool import (
     drain_all,
     reader,
 )
+from watchbill.spool import consumer as consumer_module
 from watchbill.spool import drain as drain_module
 from watchbill.spool.inspect import State, entries, stats
 
@@ -290,7 +291,7 @@ def test_a_handler_fails_with_back_off_and_poisons_after_three(
     path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SPOOL-06, R9: retries rest; others pass meanwhile; after the last attempt the reason is the error."""
-    monkeypatch.setattr(drain_module, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(consumer_module, "BACKOFF_FIRST_S", 0.01)
     calls: list[str] = []
 
     def handle(each: dict[str, Any]) -> None:

@@ -198,6 +198,24 @@ def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> No
         assert again.event["id"] == 2
 
 
+@pytest.mark.timeout(20)
+def test_who_asks_while_everything_rests_is_told_at_once_that_nothing_is_there(tmp_path: Path) -> None:
+    """SPOOL-06: an event that rests is passed over; nobody waits for it in a circle. What else waits is leased."""
+    with Spool(tmp_path, durability="none") as spool, Spool(tmp_path, durability="none") as other:
+        spool.enqueue({"id": "tired"})
+        tired = spool.lease()
+        assert tired is not None
+        spool.release(tired, rest_s=3_600)
+        assert spool.lease() is None
+        assert spool.lease_many(9) == []
+        spool.enqueue_many([{"id": "taken"}, {"id": "fresh"}])
+        assert [item.event["id"] for item in spool.lease_many(1)] == ["taken"]
+        while (item := other.lease()) is not None:  # our listing is old now: tired and fresh are gone
+            other.done(item)
+        other.enqueue({"id": "new"})
+        assert [item.event["id"] for item in spool.lease_many(9)] == ["new"]
+
+
 @pytest.mark.parametrize("folder", ["queue-done", "queue-poison"])
 def test_a_worker_makes_the_folders_anew_that_somebody_removed(tmp_path: Path, folder: str) -> None:
     """SPOOL-03: who frees room by hand does not stop the queue."""

@@ -27,12 +27,12 @@ from watchbill.spool.atomic import FOLDER_MODE, rename_noreplace, write_file
 from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
-from watchbill.spool.limits import RESTING_MAX
+from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, RESTING_MAX
 from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, with_attempt
 from watchbill.spool.owner import Owner
 from watchbill.spool.scan import Candidates
 
-__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes"]
+__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes", "rest_after"]
 
 #: A file that cannot be moved for a reason of its own must not block the rest.
 _THIS_FILE_ONLY = frozenset(
@@ -89,9 +89,12 @@ class Consumer:
         """
         if self._orphans:
             self._return_orphans()
+        asked_at_s = time.monotonic()
         try:
             with self._lock:
                 while (path := self._candidates.pop(rescan=rescan)) is not None:
+                    # What rests stays in queue/: read over and over again, the listing would never end.
+                    rescan = rescan and not (self._resting and self._candidates.read_at_s >= asked_at_s)
                     if not retries and not path.endswith("~0.jsonl") and attempt_of(path) > 0:
                         self._candidates.push_back(path)
                         return None
@@ -312,6 +315,11 @@ class Consumer:
             return False
         del self._resting[stem]
         return True
+
+
+def rest_after(attempt: int) -> float:
+    """How long an event rests that failed for the first, second, ... time, in seconds."""
+    return min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
 
 
 def move_unique(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
 from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
@@ -175,8 +176,7 @@ class Drain:
         except PoisonEvent as error:
             return self._poison(item, str(error))
         except Exception as error:  # noqa: BLE001  the user's code: counted, written beside the event, retried
-            rest_s = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (item.attempt - 1))
-            if self.spool.fail(item, error, rest_s=rest_s):
+            if self.spool.fail(item, error, rest_s=rest_after(item.attempt)):
                 self.report.poisoned += len(item.events)
             else:
                 self.report.released += len(item.events)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from watchbill.spool.atomic import make_folder, write_file_durable
-from watchbill.spool.consumer import Consumer, Lease, reason_bytes
+from watchbill.spool.consumer import Consumer, Lease, reason_bytes, rest_after
 from watchbill.spool.events import encode
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import storage_warnings
@@ -243,8 +243,7 @@ class Spool:
 
     def fail(self, item: Item, error: BaseException, *, rest_s: float = 0.0) -> bool:
         """Release an event that failed, or poison it after its last attempt. Return True if it was poisoned."""
-        text = f"{type(error).__name__}: {error}"
-        return self._fail(self._consumer_of(item), item.lease, item.attempt, text, rest_s)
+        return self._fail(self._consumer_of(item), item.lease, f"{type(error).__name__}: {error}", rest_s)
 
     def recover(self, *, start: bool = True) -> Recovered:
         """Take back what dead workers left in flight, and show what dead writers left in their logs.
@@ -355,8 +354,8 @@ class Spool:
             self._parts.pid = os.getpid()
             self._recovered_at_s = None
 
-    def _fail(self, consumer: Consumer, lease: Lease, attempt: int, text: str, rest_s: float = 0.0) -> bool:
-        if attempt >= self.attempts:
+    def _fail(self, consumer: Consumer, lease: Lease, text: str, rest_s: float) -> bool:
+        if lease.attempt >= self.attempts:
             consumer.poison(lease, {"reason": f"retries exhausted: {text}", "error": "retries exhausted"})
             return True
         consumer.release(lease, rest_s)
@@ -385,7 +384,8 @@ class Spool:
             consumer.forget(lease)  # taken away by hand between lease and read
         except OSError as error:
             # The disk cannot read this file now; the event is not to blame until its last attempt.
-            self.given_up += self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
+            text = f"cannot be read: {error}"
+            self.given_up += self._fail(consumer, lease, text, rest_after(lease.attempt))
         return None
 
     def split_out(self, item: Item, bad: BadLine) -> None:
