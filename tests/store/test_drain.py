@@ -315,6 +315,24 @@ def test_a_handler_fails_with_back_off_and_poisons_after_three(
         assert reasons == {"retries exhausted: RuntimeError: tier asleep", "cannot ever"}
 
 
+def test_a_single_run_waits_for_what_rests_between_its_tries(
+    path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-06: `--once` ends when nothing waits any more; an event that failed still does."""
+    monkeypatch.setattr(consumer_module, "BACKOFF_FIRST_S", 0.01)
+    calls: list[str] = []
+
+    def handle(each: dict[str, Any]) -> None:
+        calls.append(each["id"])
+        if len(calls) < 3:
+            raise RuntimeError("tier asleep")
+
+    with Spool(path) as spool:
+        spool.enqueue(event("slow"))
+        report = Drain(spool, Corpus(corpus), handle=handle, poll_s=0.01).run_once()
+        assert (calls, report.appended, stats(spool).queue) == (["slow"] * 3, 1, 0)
+
+
 def test_a_worker_killer_does_not_drag_its_batch_into_poison(
     path: Path, corpus: Path, child: Callable[..., Any]
 ) -> None:

@@ -66,7 +66,8 @@ class Consumer:
         self.fd, self.path = self._owner.fd, self._owner.path
         self._candidates = Candidates(layout)
         self._lock = threading.Lock()
-        self._resting: dict[str, float] = {}
+        self._resting: dict[str, float] = {}  # stem -> until when
+        self._rest_ends_s = 0.0  # for the last of those that were put back
         self._orphans: list[Lease] = []
         self._done_day = -1
         self._done_fd = -1
@@ -80,6 +81,11 @@ class Consumer:
     def folders(self) -> list[str]:
         """Folders below queue/ in which an event may arrive."""
         return self._candidates.folders
+
+    @property
+    def rests_s(self) -> float:
+        """How long the last of the events that were put back still rests, in seconds."""
+        return max(0.0, self._rest_ends_s - time.monotonic())
 
     def lease(self, *, rescan: bool = True, retries: bool = True, batch: bool = False) -> Lease | None:
         """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
@@ -151,6 +157,7 @@ class Consumer:
         """Put an event back. This process leaves it alone for `rest_s`; others may take it at once."""
         if rest_s > 0:
             self._rest(stem_of(lease.name), rest_s)
+            self._rest_ends_s = max(self._rest_ends_s, time.monotonic() + rest_s)
         self._move(lease, State.QUEUE.value, lease.name)
         self._settle(lease)
 

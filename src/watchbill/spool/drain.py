@@ -111,13 +111,17 @@ class Drain:
         return self.report
 
     def run_once(self) -> DrainReport:
-        """Recover what crashed workers left, drain until nothing waits, and return."""
+        """Recover what crashed workers left, drain until nothing waits or rests between its tries, and return."""
         self.spool.recover()
         while not self._stop.is_set():
+            rests_s = self.spool.rests_s
             if not self._may_go():
                 self._stop.wait(self._poll_s)
             elif not self.step():
-                break
+                rests_s = max(rests_s, self.spool.rests_s)  # before, or its end may fall between
+                if not rests_s:
+                    break
+                self._stop.wait(min(rests_s, self._poll_s))
         self._let_go()
         return self.report
 
