@@ -8,7 +8,7 @@ import pytest
 from watchbill.catalog import Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.station import Ghost, Stage
-from watchbill.simulate.callers import Caller
+from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 
@@ -165,3 +165,13 @@ def test_an_eviction_is_answered_when_the_config_drops_the_model_meanwhile(
     world.run(60_000)
     assert "A" not in world.core.state.stations
     assert said(world) == ["A is out of memory"]
+
+
+def test_an_engine_that_does_not_go_is_not_said_to_be_gone(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-12: its memory is counted as foreign use then, and whoever asked for it hears why."""
+    world = world_of(model("A"), faults=Faults(answer_lost=1.0))
+    world.arrive("A", 500, lane="chat")
+    world.run(10_000)
+    world.feed(m.EvictAsked(1, "A"))
+    world.run(120_000)
+    assert world.replies == [m.Reply(1, False, "A: its engine could not be stopped")]

@@ -96,9 +96,12 @@ class Operator:
             if station is not None and station.stage is Stage.ASLEEP:
                 self._do.close(station, "", _WHY, now)  # it was about to sleep when it was asked to leave
             elif station is None or station.stage is Stage.ABSENT:
-                what = "is out of memory"
-                text = f"{name} {what}" if station is None else self._said(station, what)
-                self._state.out += [Reply(command, True, text) for command in self._commands.pop(name)]
+                ok, text = True, f"{name} is out of memory"
+                if station is not None:
+                    # What was in memory a moment ago and is hopeless now did not go when it was told to.
+                    ok = not (station.hopeless and station.is_quarantined(now))
+                    text = self._said(station, "is out of memory") if ok else f"{name}: {station.failure}"
+                self._state.out += [Reply(command, ok, text) for command in self._commands.pop(name)]
         for device in list(self._claims):
             if not self._state.used(device, *HOLDING, Stage.PLANNED):
                 for command in self._claims.pop(device):
