@@ -118,6 +118,7 @@ def test_a_crash_loop_ends_in_quarantine(place: Place) -> None:
     well = daemon.model("well")["pid"]
     status, headers, answer = daemon.chat("looper")
     assert (status, answer["error"]["code"]) == (503, "model_failed")
+    assert answer["error"]["message"].startswith("looper: exited with status")  # its name once
     assert "crashes while it loads" in answer["error"]["message"]  # the engine's own last words
     assert 1 <= int(headers["retry-after"]) <= 60
     looper = daemon.model("looper")

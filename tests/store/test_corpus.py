@@ -43,6 +43,20 @@ def test_each_id_is_appended_once_across_appenders_and_restarts(path: Path) -> N
     assert [line.id for line in reader.read(path)] == ["a", "b", "c", "d", "e"]
 
 
+def test_the_number_one_and_the_text_one_are_two_ids(path: Path) -> None:
+    """SPOOL-07: no event is left out for the id of another one; in one batch, in the next, and after a restart."""
+    number, text = (1, b'{"id": 1}'), ("1", b'{"id": "1"}')
+    with Corpus(path) as corpus:
+        assert corpus.append([number, text, number]).appended == 2
+        assert corpus.append([text, number]).duplicates == 2
+    for file in path.with_name("corpus.jsonl.ids").iterdir():
+        file.unlink()
+    with Corpus(path) as again:
+        assert again.append([number, text]).duplicates == 2
+    assert [line.id for line in reader.read(path)] == [1, "1"]
+    assert (reader.check(path).events, reader.check(path).duplicates) == (2, 0)
+
+
 def test_id_files_of_another_corpus_are_not_believed(path: Path) -> None:
     """SPOOL-07: a corpus that was taken away is filled anew; a duplicate is allowed, a loss is not."""
     corpus = Corpus(path)

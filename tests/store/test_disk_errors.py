@@ -4,8 +4,10 @@ import os
 import re
 import resource
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -240,6 +242,40 @@ def test_an_event_that_may_not_be_read_is_not_shown(tmp_path: Path) -> None:
         finally:
             if is_root:
                 os.seteuid(0)
+
+
+@pytest.fixture
+def nobodys_folder() -> Iterator[Path]:
+    """A folder of a user who may not read everything; the test is that user."""
+    with TemporaryDirectory() as folder:
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(folder, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+def test_a_file_that_cannot_be_read_rests_between_its_tries(nobodys_folder: Path) -> None:
+    """SPOOL-06: as an event whose handler failed does; a passing trouble does not use up its attempts at once."""
+    with Spool(nobodys_folder / "spool", durability="none") as spool:
+        spool.enqueue_many([{"id": "locked"}, {"id": "free"}])
+        locked, _ = sorted(entries(spool), key=lambda entry: entry.name)
+        locked.path.chmod(0)
+        items = spool.lease_many(9)
+        assert [item.event["id"] for item in items] == ["free"]
+        assert (spool.lease(), spool.given_up) == (None, 0)
+        (waiting,) = entries(spool, State.QUEUE)
+        assert (waiting.name.partition("~")[0], waiting.attempt) == (locked.name.partition("~")[0], 1)
+        waiting.path.chmod(0o640)
+        deadline = time.monotonic() + 20
+        while (again := spool.lease()) is None:
+            assert time.monotonic() < deadline
+            spool.wait(0.05)
+        assert (again.event["id"], again.attempt) == ("locked", 2)
 
 
 def test_a_drain_says_what_waits_for_room(

@@ -24,6 +24,7 @@ from watchbill.spool import (
     drain_all,
     reader,
 )
+from watchbill.spool import consumer as consumer_module
 from watchbill.spool import drain as drain_module
 from watchbill.spool.inspect import State, entries, stats
 
@@ -163,6 +164,15 @@ def test_events_without_an_id_are_known_by_their_bytes(path: Path, corpus: Path)
         assert (report.appended, report.duplicates) == (1, 1)
 
 
+def test_a_number_and_its_text_are_drained_as_two_events(path: Path, corpus: Path) -> None:
+    """SPOOL-07: `1` and `"1"` are different values of JSON, and so are the ids."""
+    with Spool(path) as spool:
+        for identifier in (1, "1", 1):
+            spool.enqueue({"id": identifier, "kind": "note", "ts": 0})
+        report = Drain(spool, Corpus(corpus)).run_once()
+        assert (report.appended, report.duplicates) == (2, 1)
+
+
 def test_kinds_may_have_a_corpus_of_their_own(path: Path, tmp_path: Path) -> None:
     """SPOOL-04: one spool, several corpora."""
     notes, rest = tmp_path / "notes.jsonl", tmp_path / "rest.jsonl"
@@ -281,7 +291,7 @@ def test_a_handler_fails_with_back_off_and_poisons_after_three(
     path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SPOOL-06, R9: retries rest; others pass meanwhile; after the last attempt the reason is the error."""
-    monkeypatch.setattr(drain_module, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(consumer_module, "BACKOFF_FIRST_S", 0.01)
     calls: list[str] = []
 
     def handle(each: dict[str, Any]) -> None:
@@ -303,6 +313,24 @@ def test_a_handler_fails_with_back_off_and_poisons_after_three(
         assert ids(corpus) == ["good"]
         reasons = {entry.reason["reason"] for entry in entries(spool, State.POISON)}
         assert reasons == {"retries exhausted: RuntimeError: tier asleep", "cannot ever"}
+
+
+def test_a_single_run_waits_for_what_rests_between_its_tries(
+    path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-06: `--once` ends when nothing waits any more; an event that failed still does."""
+    monkeypatch.setattr(consumer_module, "BACKOFF_FIRST_S", 0.01)
+    calls: list[str] = []
+
+    def handle(each: dict[str, Any]) -> None:
+        calls.append(each["id"])
+        if len(calls) < 3:
+            raise RuntimeError("tier asleep")
+
+    with Spool(path) as spool:
+        spool.enqueue(event("slow"))
+        report = Drain(spool, Corpus(corpus), handle=handle, poll_s=0.01).run_once()
+        assert (calls, report.appended, stats(spool).queue) == (["slow"] * 3, 1, 0)
 
 
 def test_a_worker_killer_does_not_drag_its_batch_into_poison(

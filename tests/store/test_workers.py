@@ -198,6 +198,40 @@ def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> No
         assert again.event["id"] == 2
 
 
+@pytest.mark.timeout(20)
+def test_who_asks_while_everything_rests_is_told_at_once_that_nothing_is_there(tmp_path: Path) -> None:
+    """SPOOL-06: an event that rests is passed over; nobody waits for it in a circle. What else waits is leased."""
+    with Spool(tmp_path, durability="none") as spool, Spool(tmp_path, durability="none") as other:
+        spool.enqueue({"id": "tired"})
+        tired = spool.lease()
+        assert tired is not None
+        spool.release(tired, rest_s=3_600)
+        assert spool.lease() is None
+        assert spool.lease_many(9) == []
+        spool.enqueue_many([{"id": "taken"}, {"id": "fresh"}])
+        assert [item.event["id"] for item in spool.lease_many(1)] == ["taken"]
+        while (item := other.lease()) is not None:  # our listing is old now: tired and fresh are gone
+            other.done(item)
+        other.enqueue({"id": "new"})
+        assert [item.event["id"] for item in spool.lease_many(9)] == ["new"]
+
+
+@pytest.mark.parametrize("folder", ["queue-done", "queue-poison"])
+def test_a_worker_makes_the_folders_anew_that_somebody_removed(tmp_path: Path, folder: str) -> None:
+    """SPOOL-03: who frees room by hand does not stop the queue."""
+    with Spool(tmp_path, durability="none", attempts=1) as spool:
+        spool.enqueue_many([{"id": number} for number in range(6)])
+        for number in range(2):
+            for item in spool.lease_many(2) if number else (spool.lease(),):
+                assert item is not None
+                spool.done(item) if folder == "queue-done" else spool.poison(item, "no")
+            shutil.rmtree(tmp_path / folder)
+        items = spool.lease_many(2)
+        spool.done_many(items) if folder == "queue-done" else spool.fail(items[0], ValueError("no"))
+        (there,) = {entry.state.value for entry in entries(spool, State.DONE, State.POISON)}
+        assert there == folder
+
+
 @pytest.mark.parametrize("durability", ["wal", "event", "none"])
 def test_a_spool_that_was_removed_is_made_anew(tmp_path: Path, durability: Durability) -> None:
     """SPOOL-02, SPOOL-03: its workers do not go on where nobody looks: old and new ones meet in the new folders."""
@@ -207,8 +241,8 @@ def test_a_spool_that_was_removed_is_made_anew(tmp_path: Path, durability: Durab
         with old.dequeue() as item:
             assert item is not None
         shutil.rmtree(path)
-        with contextlib.suppress(SpoolBroken):
-            old.enqueue({"id": "goes with the folders, or is refused"})
+        with pytest.raises(SpoolBroken, match=r"removed.*nothing was acknowledged"):
+            old.enqueue({"id": "refused"})
         with Spool(path, durability=durability) as new:
             old.enqueue({"id": "after"})
             with new.dequeue() as item:
@@ -218,6 +252,43 @@ def test_a_spool_that_was_removed_is_made_anew(tmp_path: Path, durability: Durab
             with old.dequeue() as item:
                 assert item is not None
                 assert item.event == {"id": "from the new one"}
+
+
+@pytest.mark.parametrize(
+    "folders", [["."], ["queue-wal"], ["queue-wal", "queue/.tmp"], ["queue"]], ids=",".join
+)
+@pytest.mark.parametrize("bundle", [False, True])
+def test_nothing_is_acknowledged_that_went_with_a_removed_folder(
+    tmp_path: Path, folders: list[str], bundle: bool
+) -> None:
+    """SPOOL-02: whatever somebody removes under a writer, what `enqueue` returns for is there; at worst it says why
+    not, once, and works again."""
+    path, acknowledged = tmp_path / "spool", list[str]()
+    with Spool(path) as spool:
+        spool.enqueue({"id": "before"})
+        for folder in folders:
+            shutil.rmtree(path / folder)
+        for number in range(3):
+            with contextlib.suppress(SpoolBroken):
+                spool.enqueue_many([{"id": f"{number}", "x": "x" * 2_000_000 * bundle}], bundle=bundle)
+                acknowledged.append(f"{number}")
+        assert acknowledged[-2:] == ["1", "2"]
+        with Spool(path) as other:
+            stats(other)  # shows what logs of dead writers hold
+            there = {item.events[0]["id"] for item in iter(other.lease, None)}
+        assert there >= set(acknowledged)
+
+
+def test_what_is_acknowledged_while_its_log_goes_is_durable_or_refused(tmp_path: Path) -> None:
+    """SPOOL-02: without a log the visible file alone, unsynced, is no acknowledgement."""
+    with Spool(tmp_path) as spool:
+        spool.enqueue({"id": 1})
+        for log in (tmp_path / "queue-wal").iterdir():
+            log.unlink()
+        with pytest.raises(SpoolBroken, match="removed"):
+            spool.enqueue({"id": 2})
+        spool.enqueue({"id": 3})
+        assert {json.loads(entry.path.read_bytes())["id"] for entry in entries(spool)} >= {1, 3}
 
 
 def test_a_writer_whose_temporary_folder_was_removed_loses_nothing(tmp_path: Path) -> None:

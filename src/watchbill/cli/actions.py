@@ -49,7 +49,8 @@ def evict(
 ) -> None:
     """Take a model out of memory.
 
-    Its running requests end first. A permanent model leaves only with --force.
+    Its running requests end first. A permanent model leaves only with --force. It comes back when somebody asks for it,
+    at once if somebody already waits.
     """
     session = common.session()
     content = while_watching(

@@ -19,6 +19,8 @@ CLI_LOG_TAIL_BYTES_MAX = 2**20
 CLI_CHAT_MESSAGES_MAX = 1000
 #: Lines of `spool list` for a person who does not say how many.
 CLI_SPOOL_ROWS = 50
+#: Files that `spool list --json` looks at between two writes.
+CLI_SPOOL_PIECE = 100
 #: Events that `spool enqueue` commits together, and their bytes.
 CLI_ENQUEUE_BATCH_MAX = 1_000
 CLI_ENQUEUE_BATCH_BYTES_MAX = 8 * 2**20

@@ -22,12 +22,21 @@ from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
 from watchbill.cli.spool_hook import app as hook
 from watchbill.cli.spool_hook import key
 from watchbill.cli.spool_moves import find_events, poison, release, requeue
-from watchbill.cli.spool_views import WORDS, as_fields, draw_entries, draw_event, draw_stats, events_of
+from watchbill.cli.spool_views import (
+    WORDS,
+    as_fields,
+    draw_entries,
+    draw_event,
+    draw_stats,
+    events_of,
+    listed_as_json,
+)
 from watchbill.cli.spool_work import drain, gc
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
 from watchbill.root import find_root
-from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State, oldest
+from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.inspect import by_age
 
 __all__ = ["app"]
 
@@ -114,15 +123,16 @@ def list_events(
     from watchbill.spool.replay import replay_dead, unreplayed
 
     states, terminal = [_state(word) for word in state or ()], which.terminal
+    kept = limit if limit is not None else 0 if json else CLI_SPOOL_ROWS
     with which.choose().look() as spool:
         replay_dead(spool.layout)
-        kept = limit if limit is not None else 0 if json else CLI_SPOOL_ROWS
-        found, total = oldest(spool, kept or sys.maxsize, *states)
+        entries, total = by_age(spool, *states, limit=kept or None)
         hidden = unreplayed(spool.layout)
-    if json:
-        told = {"events": [as_fields(each) for each in found], "total": total, "unreplayed": hidden}
-        terminal.show(jsonlib.dumps(told))
-        return
+        if json:
+            for piece in listed_as_json(entries, total=total, unreplayed=hidden):
+                terminal.write(piece)
+            return
+        found = list(entries)
     terminal.show(*(draw_entries(found, terminal) if found else ["no events"]))
     if total > len(found):
         terminal.note(f"and {total - len(found)} more; --limit 0 lists all")

@@ -1,14 +1,16 @@
 """How a spool looks: its counts, its files, one event."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import cast
 
+from watchbill.cli.bounds import CLI_SPOOL_PIECE
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.spool import Entry, State, Stats
 from watchbill.units import format_bytes, format_millis
 
-__all__ = ["WORDS", "as_fields", "draw_entries", "draw_event", "draw_stats", "events_of"]
+__all__ = ["WORDS", "as_fields", "draw_entries", "draw_event", "draw_stats", "events_of", "listed_as_json"]
 
 #: States as people write them.
 WORDS = {State.QUEUE: "queue", State.IN_FLIGHT: "in-flight", State.DONE: "done", State.POISON: "poison"}
@@ -30,6 +32,16 @@ def as_fields(entry: Entry) -> dict[str, object]:
     if entry.state is State.POISON:
         fields["reason"] = entry.reason.get("reason", "")
     return fields
+
+
+def listed_as_json(entries: Iterator[Entry], **told: int) -> Iterator[str]:
+    """A list of files as one line of JSON, in pieces that are made while they are written."""
+    yield json.dumps(told)[:-1] + ', "events": ['
+    before = ""
+    while fields := [json.dumps(as_fields(entry)) for entry in islice(entries, CLI_SPOOL_PIECE)]:
+        yield before + ", ".join(fields)
+        before = ", "
+    yield "]}\n"
 
 
 def draw_entries(found: Sequence[Entry], terminal: Terminal) -> list[str]:

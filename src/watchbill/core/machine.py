@@ -129,7 +129,7 @@ class Machine:
             self._dispatch.expire(now)
             self._residency.enforce_deadlines(now)
         self._do.drop_unwanted_plans(now)
-        self._operator.answer()
+        self._operator.answer(now)
         self._epochs.turn(now)
         if overdue or is_new:
             self._reset_faulty(now)  # before grants: nobody is sent to a model that is about to be reset

@@ -171,6 +171,7 @@ class EvictAsked(Event, frozen=True):
     command: int
     model: str
     force: bool = False
+    loads: tuple[str, ...] = ()  # requests that want no answer, only the model in memory
 
 
 class MaintenanceAsked(Event, frozen=True):

@@ -2,10 +2,12 @@
 
 from watchbill.core.messages import EvictAsked, MaintenanceAsked, Reply
 from watchbill.core.state import State
-from watchbill.core.station import HOLDING, Stage
+from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
 
 __all__ = ["Operator"]
+
+_WHY = "the operator asked for it"
 
 
 class Operator:
@@ -17,32 +19,59 @@ class Operator:
         self._claims: dict[str, list[int]] = {}  # device -> operators who wait for it to be empty
 
     def evict_asked(self, event: EvictAsked, now: int) -> None:
-        """Takes a model out by hand; the reply comes when its memory is back."""
+        """Takes a model out by hand; the reply comes when its memory is back.
+
+        Who wanted nothing but its load is refused, and nobody's turn is kept that nobody waits for. Who waits for an
+        answer keeps the place and brings the model back; the reply says so.
+        """
         station, reply = self._state.stations[event.model], self._state.out.append
         if station.model.shared:
-            reply(
-                Reply(event.command, False, f"{station.name} runs on a shared engine, which is never managed")
-            )
-        elif station.model.permanent and not event.force:
-            reply(
-                Reply(
-                    event.command,
-                    False,
-                    f"{station.name} is permanent; add --force to take it out all the same",
-                )
-            )
-        elif station.stage is Stage.ABSENT:
-            reply(Reply(event.command, True, f"{station.name} is not in memory"))
-        elif station.stage is Stage.PLANNED:
+            text = f"{station.name} runs on a shared engine, which is never managed"
+            reply(Reply(event.command, False, text))
+            return
+        if station.model.permanent and not event.force:
+            text = f"{station.name} is permanent; add --force to take it out all the same"
+            reply(Reply(event.command, False, text))
+            return
+        station.is_benched = True
+        self._dismiss(station, event.loads)
+        if station.stage is Stage.ABSENT:
+            reply(Reply(event.command, True, self._said(station, "is not in memory")))
+        elif station.stage is Stage.PLANNED and not station.naps:
             self._do.unplan(station, now)
-            reply(Reply(event.command, True, f"the planned load of {station.name} was dropped"))
+            reply(Reply(event.command, True, self._said(station, "was about to load; that was dropped")))
         else:
-            station.is_benched = True
             self._commands.setdefault(station.name, []).append(event.command)
-            self._do.close(station, "", "the operator asked for it", now)
+            self._do.close(station, "", _WHY, now)
             if event.force and station.stage is Stage.DRAINING:
                 for running in (*station.running.values(), *station.users.values()):
                     self._state.cut(running, "preempted" if running.begun else "requeue", now)
+
+    def _dismiss(self, station: Station, loads: tuple[str, ...]) -> None:
+        text = f"{station.name} was taken out of memory by hand before it was warm"
+        for line in self._lines(station):
+            line.ghost = None
+        for request_id in loads:
+            if request_id in station.line:
+                self._state.withdraw(station, request_id)
+                self._state.refuse(request_id, "preempted", text)
+
+    def _lines(self, station: Station) -> list[Station]:
+        """Where somebody may wait for a model: before itself, and before the companies it belongs to."""
+        return [station, *(c for c in self._state.companies.values() if station in c.members)]
+
+    def _said(self, station: Station, what: str) -> str:
+        """What became of a model, and whether it stays so."""
+        waiting = sum(len(line.line) for line in self._lines(station))
+        if not waiting:
+            return f"{station.name} {what}"
+        who = (
+            "1 request waits for it and brings"
+            if waiting == 1
+            else f"{waiting} requests wait for it and bring"
+        )
+        hint = "watchbill requests lists who waits, watchbill cancel ID ends it"
+        return f"{station.name} {what}; {who} it back ({hint})"
 
     def maintenance_asked(self, event: MaintenanceAsked, now: int) -> None:
         """RES-14: lends all memory of a device; the reply comes when everything has left it."""
@@ -60,12 +89,19 @@ class Operator:
         else:
             self._state.out.append(Reply(event.command, True, f"{event.device} is back in service"))
 
-    def answer(self) -> None:
+    def answer(self, now: int) -> None:
         """Tells the operators whose model is gone, or whose device is empty, by now."""
         for name in list(self._commands):
-            if self._state.stations[name].stage is Stage.ABSENT:
-                for command in self._commands.pop(name):
-                    self._state.out.append(Reply(command, True, f"{name} is out of memory"))
+            station = self._state.stations.get(name)  # None: gone from memory, and from the config
+            if station is not None and station.stage is Stage.ASLEEP:
+                self._do.close(station, "", _WHY, now)  # it was about to sleep when it was asked to leave
+            elif station is None or station.stage is Stage.ABSENT:
+                ok, text = True, f"{name} is out of memory"
+                if station is not None:
+                    # What was in memory a moment ago and is hopeless now did not go when it was told to.
+                    ok = not (station.hopeless and station.is_quarantined(now))
+                    text = self._said(station, "is out of memory") if ok else f"{name}: {station.failure}"
+                self._state.out += [Reply(command, ok, text) for command in self._commands.pop(name)]
         for device in list(self._claims):
             if not self._state.used(device, *HOLDING, Stage.PLANNED):
                 for command in self._claims.pop(device):

@@ -125,7 +125,7 @@ def check_source(model: Model) -> Path:
     try:
         read_header(path)
     except GgufError as error:
-        raise LoadError(f"{model.name} cannot be loaded: {error}", hopeless=True) from error
+        raise LoadError(f"{model.name}: {error}", hopeless=True) from error
     return path
 
 

@@ -270,7 +270,7 @@ class OwnedEngine:
         lines = host.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if host.process else []
         diagnosis = self._recipe.diagnose(lines)
         if diagnosis is not None and diagnosis.hopeless:
-            return LoadError(f"{host.model.name} cannot be loaded: {diagnosis.reason}", hopeless=True)
+            return LoadError(f"{host.model.name}: {diagnosis.reason}", hopeless=True)
         why = f": {diagnosis.reason}" if diagnosis else ""
         tail = "".join(f"\n  {line}" for line in lines)
         return LoadError(f"{host.model.name} {what}{why}{tail}", hopeless=hopeless)

@@ -82,6 +82,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._turned_at = self.now()
         self._commands = Commands(self.feed)
+        self._loads_by_hand: dict[str, str] = {}  # request -> model, where nothing but the load is wanted
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
         self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
         looks = {"memory": self._room.memory, "asleep": self._room.asleep}
@@ -276,18 +277,21 @@ class Driver:
         station = self._core.state.stations[name]
         if station.stage is Stage.READY:
             return f"{name} is already in memory"
-        ticket = self.submit(Wish(name, operator=True))
+        ticket = self.submit(Wish(name, operator=True, exact=True))
+        self._loads_by_hand[ticket.id] = name
         try:
             start = await ticket.granted()
             ticket.finish(ok=None)  # a load without an answer teaches nothing about answers
         finally:
+            del self._loads_by_hand[ticket.id]
             ticket.close()
         return f"{name} is in memory after {start.wait_ms / 1000:.1f} s"
 
     async def evict(self, model: str, /, *, force: bool = False) -> str:
         """Takes a model out of memory; returns when its memory is back."""
         name = self._find(model).name
-        return await self._commands.ask(lambda command: m.EvictAsked(command, name, force))
+        loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
+        return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads))
 
     async def _ask_maintenance(self, device: str, claimed: bool, why: str) -> str:
         return await self._commands.ask(lambda command: m.MaintenanceAsked(command, device, claimed, why))

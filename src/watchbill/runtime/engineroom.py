@@ -97,7 +97,7 @@ class EngineRoom:
             async with asyncio.timeout((action.deadline_ms + LOAD_OVERTIME_MS) / 1000):
                 warm = await engine.load(limited, action.attempt)
         except LoadError as error:
-            await self._failed(action, str(error), hopeless=error.hopeless)
+            await self._failed(action, _reason(model.name, error), hopeless=error.hopeless)
         except ConfigError as error:
             await self._failed(action, str(error), hopeless=True)
         except TimeoutError:
@@ -132,9 +132,10 @@ class EngineRoom:
                 raise LoadError(f"the engine of {action.model} cannot sleep")
             memory = await engine.sleep(action.model, action.attempt)
         except LoadError as error:
-            _LOG.warning("%s is stopped, because it does not sleep: %s", action.model, error)
+            reason = _reason(action.model, error)
+            _LOG.warning("%s is stopped, because it does not sleep: %s", action.model, reason)
             self._cool(action.model)
-            await self._stop(Stop(action.model, action.attempt, False, str(error)))
+            await self._stop(Stop(action.model, action.attempt, False, reason))
             return
         await self._look()
         self._feed(Slept(action.model, action.attempt, {**memory, **self._held_on_cards(action.model)}))
@@ -152,9 +153,8 @@ class EngineRoom:
                 raise LoadError(f"the engine of {action.model} cannot be woken")
             warm = await engine.rouse(model, action.attempt)
         except LoadError as error:
-            await self._failed(
-                Load(action.model, action.attempt, action.deadline_ms), str(error), hopeless=False
-            )
+            tried = Load(action.model, action.attempt, action.deadline_ms)
+            await self._failed(tried, _reason(action.model, error), hopeless=False)
         else:
             self.warm[action.model] = warm
             self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
@@ -236,3 +236,9 @@ class EngineRoom:
         pids = pids_of_tree(warm.pid)
         held = {device: sum(listed.get(pid, 0) for pid in pids) for device, listed in cards.items()}
         return {device: size for device, size in held.items() if size}
+
+
+def _reason(model: str, error: LoadError) -> str:
+    """What happened, without the name that an engine's error begins with: the core says of whom it tells."""
+    text = str(error)
+    return text.removeprefix(model).lstrip(": ") if text.startswith((f"{model}: ", f"{model} ")) else text

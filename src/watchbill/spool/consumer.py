@@ -27,12 +27,12 @@ from watchbill.spool.atomic import FOLDER_MODE, rename_noreplace, write_file
 from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
-from watchbill.spool.limits import RESTING_MAX
+from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, RESTING_MAX
 from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, with_attempt
 from watchbill.spool.owner import Owner
 from watchbill.spool.scan import Candidates
 
-__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes"]
+__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes", "rest_after"]
 
 #: A file that cannot be moved for a reason of its own must not block the rest.
 _THIS_FILE_ONLY = frozenset(
@@ -66,7 +66,8 @@ class Consumer:
         self.fd, self.path = self._owner.fd, self._owner.path
         self._candidates = Candidates(layout)
         self._lock = threading.Lock()
-        self._resting: dict[str, float] = {}
+        self._resting: dict[str, float] = {}  # stem -> until when
+        self._rest_ends_s = 0.0  # for the last of those that were put back
         self._orphans: list[Lease] = []
         self._done_day = -1
         self._done_fd = -1
@@ -81,6 +82,11 @@ class Consumer:
         """Folders below queue/ in which an event may arrive."""
         return self._candidates.folders
 
+    @property
+    def rests_s(self) -> float:
+        """How long the last of the events that were put back still rests, in seconds."""
+        return max(0.0, self._rest_ends_s - time.monotonic())
+
     def lease(self, *, rescan: bool = True, retries: bool = True, batch: bool = False) -> Lease | None:
         """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
 
@@ -89,9 +95,12 @@ class Consumer:
         """
         if self._orphans:
             self._return_orphans()
+        asked_at_s = time.monotonic()
         try:
             with self._lock:
                 while (path := self._candidates.pop(rescan=rescan)) is not None:
+                    # What rests stays in queue/: read over and over again, the listing would never end.
+                    rescan = rescan and not (self._resting and self._candidates.read_at_s >= asked_at_s)
                     if not retries and not path.endswith("~0.jsonl") and attempt_of(path) > 0:
                         self._candidates.push_back(path)
                         return None
@@ -148,6 +157,7 @@ class Consumer:
         """Put an event back. This process leaves it alone for `rest_s`; others may take it at once."""
         if rest_s > 0:
             self._rest(stem_of(lease.name), rest_s)
+            self._rest_ends_s = max(self._rest_ends_s, time.monotonic() + rest_s)
         self._move(lease, State.QUEUE.value, lease.name)
         self._settle(lease)
 
@@ -166,6 +176,7 @@ class Consumer:
         name = lease.name if lease.own else _free_name(lease.name, self._layout.folder(State.POISON))
         temporary = f".{os.urandom(4).hex()}.reason"
         try:
+            self._make(folder)
             write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
             os.rename(temporary, f"{folder}/{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=root)
         except OSError as error:
@@ -283,14 +294,19 @@ class Consumer:
         date = datetime.datetime.fromtimestamp(day * 86_400, datetime.UTC).date().isoformat()
         folder = f"{State.DONE.value}/{date}"
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
+            self._make(State.DONE.value)
+            self._make(folder)
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._layout.root_fd)
         except OSError as error:
             raise disk_fault(error, f"open {folder}") from error
         if self._done_fd >= 0:
             os.close(self._done_fd)
         self._done_fd, self._done_day, self._done_folder = fd, day, folder
+
+    def _make(self, folder: str) -> None:
+        """Make a folder that is not there, or no longer: people free room by hand."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
 
     def _rest(self, stem: str, rest_s: float) -> None:
         with self._lock:
@@ -306,6 +322,11 @@ class Consumer:
             return False
         del self._resting[stem]
         return True
+
+
+def rest_after(attempt: int) -> float:
+    """How long an event rests that failed for the first, second, ... time, in seconds."""
+    return min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
 
 
 def move_unique(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:

@@ -24,7 +24,7 @@ from watchbill.spool.atomic import (
     sync_data,
     write_file_durable,
 )
-from watchbill.spool.events import decode, event_id, id_digest
+from watchbill.spool.events import Id, decode, event_id, id_digest
 from watchbill.spool.faults import NO_ROOM, EventRefused, SpoolBroken, disk_fault
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import IDS_TAIL_BYTES_MAX
@@ -58,7 +58,7 @@ class Corpus:
         self._fd = -1
         self._end = -1  # up to here the ids are known; -1 before the first look
 
-    def append(self, events: Sequence[tuple[str, bytes]]) -> Appended:
+    def append(self, events: Sequence[tuple[Id, bytes]]) -> Appended:
         """Append (id, line) pairs durably, each id once. Raises SpoolFull or SpoolBroken: then none is there."""
         try:
             with self.locked():
@@ -83,7 +83,7 @@ class Corpus:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fresh(self, events: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
+    def _fresh(self, events: Sequence[tuple[Id, bytes]]) -> list[tuple[bytes, bytes]]:
         batch: dict[bytes, bytes] = {}
         for identifier, line in events:
             digest = id_digest(identifier)

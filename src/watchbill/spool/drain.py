@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
-from watchbill.spool.events import Event, event_id
+from watchbill.spool.events import Event, Id, event_id
 from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.item import BadLine, Item
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
@@ -110,13 +111,17 @@ class Drain:
         return self.report
 
     def run_once(self) -> DrainReport:
-        """Recover what crashed workers left, drain until nothing waits, and return."""
+        """Recover what crashed workers left, drain until nothing waits or rests between its tries, and return."""
         self.spool.recover()
         while not self._stop.is_set():
+            rests_s = self.spool.rests_s
             if not self._may_go():
                 self._stop.wait(self._poll_s)
             elif not self.step():
-                break
+                rests_s = max(rests_s, self.spool.rests_s)  # before, or its end may fall between
+                if not rests_s:
+                    break
+                self._stop.wait(min(rests_s, self._poll_s))
         self._let_go()
         return self.report
 
@@ -175,8 +180,7 @@ class Drain:
         except PoisonEvent as error:
             return self._poison(item, str(error))
         except Exception as error:  # noqa: BLE001  the user's code: counted, written beside the event, retried
-            rest_s = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (item.attempt - 1))
-            if self.spool.fail(item, error, rest_s=rest_s):
+            if self.spool.fail(item, error, rest_s=rest_after(item.attempt)):
                 self.report.poisoned += len(item.events)
             else:
                 self.report.released += len(item.events)
@@ -200,7 +204,7 @@ class Drain:
 
     def _store(self, items: list[Item]) -> None:
         """Append a batch, corpus by corpus, then acknowledge. The order of leases is the corpus's order."""
-        by_corpus: dict[str, list[tuple[str, bytes]]] = {route: [] for route in self._corpora}
+        by_corpus: dict[str, list[tuple[Id, bytes]]] = {route: [] for route in self._corpora}
         keys = {route: corpus.id_key for route, corpus in self._corpora.items()}
         for item in items:
             for event, line in zip(item.events, item.lines, strict=True):
@@ -219,7 +223,7 @@ class Drain:
                 if not item.lease.settled:
                     self._settle(item, self.spool.done)
 
-    def _append(self, corpus: Corpus, events: list[tuple[str, bytes]]) -> bool:
+    def _append(self, corpus: Corpus, events: list[tuple[Id, bytes]]) -> bool:
         """Append until it succeeds; return False if told to stop before."""
         pause_s = BACKOFF_FIRST_S
         while True:

@@ -14,9 +14,10 @@ from typing import Any, NoReturn, cast
 from watchbill.spool.faults import EventRefused
 from watchbill.spool.limits import DEPTH_MAX, EVENT_BYTES_MAX
 
-__all__ = ["Event", "decode", "encode", "event_id", "id_digest"]
+__all__ = ["Event", "Id", "decode", "encode", "event_id", "id_digest"]
 
 Event = dict[str, Any]
+Id = str | int
 
 #: A circle is found by the recursion limit: looking for circles would cost every event.
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
@@ -83,18 +84,20 @@ def decode(line: bytes) -> Event:
     return cast(Event, event)
 
 
-def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> str:
-    """Return the event's own id, else the sha256 of its bytes."""
+def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> Id:
+    """Return the event's own id, a text or an integer, else the sha256 of its bytes."""
     value = event.get(key)
     if isinstance(value, str) and value:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+        return value
     return "sha256:" + hashlib.sha256(line).hexdigest()
 
 
-def id_digest(identifier: str) -> bytes:
+def id_digest(identifier: Id) -> bytes:
     """Return 16 bytes that stand for an id: short enough to remember a million, too long to collide."""
+    if isinstance(identifier, int):  # not its text's: 1 and "1" are two ids, and the second is not to be lost
+        return hashlib.blake2b(str(identifier).encode(), digest_size=16, person=b"integer").digest()
     return hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

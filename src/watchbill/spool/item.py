@@ -7,14 +7,14 @@ a line. A bundle's bad lines are told apart from its good ones; a single event i
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill.spool.atomic import NotAFile, read_regular
-from watchbill.spool.consumer import Lease
+from watchbill.spool.atomic import NotAFile, make_folder, read_regular, write_file_durable
+from watchbill.spool.consumer import Lease, reason_bytes
 from watchbill.spool.events import Event, decode
 from watchbill.spool.faults import EventRefused
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX
-from watchbill.spool.names import is_bundle
+from watchbill.spool.names import is_bundle, stem_of
 
-__all__ = ["BadLine", "Item", "read_item"]
+__all__ = ["BadLine", "Item", "keep_bad_line", "read_item"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,15 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
         item.lines.append(data)
         item.events.append(decode(data))
     return item
+
+
+def keep_bad_line(item: Item, bad: BadLine, folder: Path) -> None:
+    """Write a bundle's bad line, and why it is bad, under a name of its own; again writes the same. Raises OSError."""
+    name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
+    reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
+    make_folder(folder)
+    write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
+    write_file_durable(folder / name, bad.line + b"\n")
 
 
 def _read_lines(item: Item) -> None:

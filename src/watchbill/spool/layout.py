@@ -40,10 +40,8 @@ class Layout:
         """Make what is missing and open the rest, or raise SpoolLayout, SpoolFull, SpoolBroken."""
         root = root.absolute()
         try:
-            folders = [root / state.value for state in State]
-            for folder in (*folders, root / "queue" / ".tmp", root / "queue-wal"):
-                make_folder(folder)
-            _check_one_filesystem(root, folders)
+            _make_folders(root)
+            _check_one_filesystem(root, [root / state.value for state in State])
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             return cls(root, os.open(root, flags), os.open(root / "queue", flags))
         except (NotADirectoryError, FileExistsError) as error:
@@ -77,10 +75,17 @@ class Layout:
         if os.fstat(self.queue_fd).st_nlink == 0:
             new = Layout.open(self.root)
             self.root_fd, self.queue_fd = new.root_fd, new.queue_fd
+        else:
+            _make_folders(self.root)
 
     def close(self) -> None:
         os.close(self.queue_fd)
         os.close(self.root_fd)
+
+
+def _make_folders(root: Path) -> None:
+    for folder in (*(root / state.value for state in State), root / "queue" / ".tmp", root / "queue-wal"):
+        make_folder(folder)
 
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:

@@ -132,6 +132,11 @@ class Log:
         self.end = start + len(data)
         self.records += len(records)
 
+    @property
+    def is_linked(self) -> bool:
+        """False when somebody removed the file under us: what is written to it then is nowhere."""
+        return os.fstat(self._fd).st_nlink > 0
+
     def close(self) -> None:
         """Close the file and keep it: whoever replays logs of dead writers will read it."""
         if self._fd >= 0:

@@ -38,6 +38,9 @@ __all__ = ["Producer", "Signer"]
 
 Sign = Callable[[bytes], bytes]
 
+_REMOVED = (
+    "somebody removed the spool's folder, or this writer's part of it; nothing was acknowledged, try again"
+)
 #: What a record costs in the log besides its event: name, checksum, its share of a mark. In bytes.
 _RECORD_BYTES = 150
 
@@ -147,6 +150,10 @@ class Producer:
                 self.checkpoint()
         except (SpoolFull, SpoolBroken):
             self.broken = True
+        with (
+            self._mutex
+        ):  # a writer that broke may have others in it still, with the log's descriptor in hand
+            self._await_stillness(lambda: not self._leading and not self._publishing)
         if self._log is not None:
             self._log.close()
         if self.broken:
@@ -181,7 +188,7 @@ class Producer:
             self._publisher.publish(ticket.records, [], sync=sync)
         except OSError as error:
             self.broken = not self._owner.is_ours
-            raise disk_fault(error, "store an event") from error
+            raise SpoolBroken(_REMOVED) if self.broken else disk_fault(error, "store an event") from error
         return ticket.names
 
     def _lead(self) -> None:
@@ -201,8 +208,20 @@ class Producer:
         try:
             # A full disk does not undo the acknowledgement: the log has them, we try again.
             visible = error is None and self._publish(records) is None
+            error = error or self._lost()  # asked last: until now somebody may have removed it
         finally:
             self._settle(group, error, (records[0].name, records[-1].name) if visible else None)
+
+    def _lost(self) -> TheirsError | None:
+        """Why the log does not hold what was just appended to it, although it took it."""
+        fault = SpoolBroken(_REMOVED)
+        try:
+            if self._log is None or self._log.is_linked:
+                return None
+        except OSError as error:
+            fault = disk_fault(error, "look at the spool's log")
+        self.broken = True
+        return fault
 
     def _settle(
         self, group: Sequence[_Ticket], error: TheirsError | None, mark: tuple[str, str] | None
@@ -254,8 +273,9 @@ class Producer:
         try:
             self._log_with_room().append(records, marks)
         except OSError as error:
-            if self._log is not None and self._log.failed:
-                self.broken = True
+            folder_is_gone = self._log is None and isinstance(error, FileNotFoundError)
+            if folder_is_gone or (self._log is not None and self._log.failed):
+                self.broken = True  # the next writer makes what is missing, and a log of its own
             return disk_fault(error, "write the spool's log")
         except (SpoolFull, SpoolBroken) as error:
             return error

@@ -21,12 +21,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from watchbill.spool.atomic import write_file_durable
-from watchbill.spool.consumer import Consumer, Lease, reason_bytes
+from watchbill.spool.consumer import Consumer, Lease, rest_after
 from watchbill.spool.events import encode
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import storage_warnings
-from watchbill.spool.item import BadLine, Item, read_item
+from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
 from watchbill.spool.layout import Layout, State
 from watchbill.spool.limits import (
     ATTEMPTS,
@@ -35,7 +34,6 @@ from watchbill.spool.limits import (
     EVENT_BYTES_MAX,
     RECOVER_EVERY_S,
 )
-from watchbill.spool.names import stem_of
 from watchbill.spool.producer import Producer, Signer
 from watchbill.spool.recovery import Recovered, recover
 from watchbill.spool.replay import replay_dead
@@ -111,6 +109,12 @@ class Spool:
         """Events that this Spool has leased and not settled: a tier may sleep only at 0 (SPOOL-09)."""
         consumer = self._parts.consumer
         return consumer.in_flight if consumer is not None else 0
+
+    @property
+    def rests_s(self) -> float:
+        """For how long this Spool still leaves alone an event that it has put back, in seconds; 0 when none."""
+        consumer = self._parts.consumer
+        return consumer.rests_s if consumer is not None else 0.0
 
     def warnings(self) -> list[str]:
         """Say what an operator should know about the disk under this spool."""
@@ -243,8 +247,7 @@ class Spool:
 
     def fail(self, item: Item, error: BaseException, *, rest_s: float = 0.0) -> bool:
         """Release an event that failed, or poison it after its last attempt. Return True if it was poisoned."""
-        text = f"{type(error).__name__}: {error}"
-        return self._fail(self._consumer_of(item), item.lease, item.attempt, text, rest_s)
+        return self._fail(self._consumer_of(item), item.lease, f"{type(error).__name__}: {error}", rest_s)
 
     def recover(self, *, start: bool = True) -> Recovered:
         """Take back what dead workers left in flight, and show what dead writers left in their logs.
@@ -355,8 +358,8 @@ class Spool:
             self._parts.pid = os.getpid()
             self._recovered_at_s = None
 
-    def _fail(self, consumer: Consumer, lease: Lease, attempt: int, text: str, rest_s: float = 0.0) -> bool:
-        if attempt >= self.attempts:
+    def _fail(self, consumer: Consumer, lease: Lease, text: str, rest_s: float) -> bool:
+        if lease.attempt >= self.attempts:
             consumer.poison(lease, {"reason": f"retries exhausted: {text}", "error": "retries exhausted"})
             return True
         consumer.release(lease, rest_s)
@@ -385,16 +388,13 @@ class Spool:
             consumer.forget(lease)  # taken away by hand between lease and read
         except OSError as error:
             # The disk cannot read this file now; the event is not to blame until its last attempt.
-            self.given_up += self._fail(consumer, lease, lease.attempt, f"cannot be read: {error}")
+            text = f"cannot be read: {error}"
+            self.given_up += self._fail(consumer, lease, text, rest_after(lease.attempt))
         return None
 
     def split_out(self, item: Item, bad: BadLine) -> None:
-        """Put a bundle's bad line into poison under a name of its own; a redelivery writes the same file."""
-        name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
-        folder = self.layout.folder(State.POISON)
-        reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
+        """Put a bundle's bad line into poison; a redelivery writes the same file."""
         try:
-            write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))
-            write_file_durable(folder / name, bad.line + b"\n")
+            keep_bad_line(item, bad, self.layout.folder(State.POISON))
         except OSError as error:
             raise disk_fault(error, f"split a bad line out of {item.name}") from error

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from watchbill.spool.atomic import fsync_folder, make_folder
 from watchbill.spool.corpus import Corpus
-from watchbill.spool.events import Event, decode, event_id, id_digest
+from watchbill.spool.events import Event, Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, disk_fault
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
@@ -34,7 +34,7 @@ class CorpusLine:
     """One good line: where it begins, its id, the event and its bytes."""
 
     offset: int
-    id: str
+    id: Id
     event: Event
     line: bytes
 

@@ -29,13 +29,13 @@ class Candidates:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._next: list[_Candidate] = []  # newest first: the next one is popped from the end
-        self._read_at_s = -RESCAN_S
+        self.read_at_s = -RESCAN_S  # when the listing was made
         self.folders: list[str] = []  # folders below queue/ seen by the last listing
 
     def pop(self, *, rescan: bool = True) -> str | None:
         """Return the path below queue/ of the oldest candidate, or None when nothing waits."""
         fresh = False
-        if rescan and time.monotonic() - self._read_at_s > RESCAN_S:
+        if rescan and time.monotonic() - self.read_at_s > RESCAN_S:
             self._read()
             fresh = True
         while True:
@@ -57,10 +57,10 @@ class Candidates:
     def forget(self) -> None:
         """Throw the listing away: the next pop reads the folder."""
         self._next.clear()
-        self._read_at_s = -RESCAN_S
+        self.read_at_s = -RESCAN_S
 
     def _read(self) -> None:
-        self._read_at_s = time.monotonic()
+        self.read_at_s = time.monotonic()
         self.folders = []
         self._next = []
         self._add("", os.listdir(self._layout.queue_fd))

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -288,6 +289,26 @@ def test_a_list_is_readable_and_bounded(alone, tmp_path):
     assert (len(whole["events"]), whole["total"]) == (60, 60)
     ages = [each["age_ms"] for each in whole["events"]]
     assert ages == sorted(ages, reverse=True)
+    some = json.loads(alone("spool", "list", "--spool", "s", "--json", "-n", "7").stdout)
+    assert (some["events"], some["total"]) == ([{**each, "age_ms": ANY} for each in whole["events"][:7]], 60)
+    none = json.loads(alone("spool", "list", "--spool", "s", "--json", "--state", "poison").stdout)
+    assert none == {"events": [], "total": 0, "unreplayed": 0}
+    assert alone("spool", "list", "--spool", "s", "--json").stdout.count("\n") == 1
+
+
+def test_a_long_list_for_scripts_is_written_while_it_is_read(alone, tmp_path):
+    """SPOOL-01: files are looked at one by one, no faster than the reader takes them, and never held all at once."""
+    with Spool(tmp_path / "s", durability="none") as spool:
+        spool.enqueue_many([json.loads(event(number)) for number in range(3_000)])
+    with alone.start("spool", "list", "--spool", "s", "--json") as listing:
+        assert listing.stdout is not None
+        begun = listing.stdout.read(100)
+        for path in (tmp_path / "s" / "queue").rglob("*.jsonl"):
+            path.unlink()
+        told = json.loads(begun + listing.stdout.read())
+    assert listing.returncode == 0
+    assert told["total"] == 3_000
+    assert 0 < len(told["events"]) < 2_000  # what is gone by now is not told of
 
 
 def test_hostile_names_and_texts_do_not_paint_the_terminal(alone, tmp_path):
