@@ -26,6 +26,8 @@ FOLDER_BATCH_MIN = 24
 LOG_BYTES_MAX = 64 * 1024 * 1024
 #: ... or when its first record is this old, in seconds.
 LOG_AGE_MAX_S = 30.0
+#: How long a writer that closes waits for the threads that are still in it.
+CLOSE_WAIT_S = 30.0
 #: Newlines written ahead in a log, in bytes: small first, because many writers write one event only.
 LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 #: A group at least this large extends the log by itself, in bytes.

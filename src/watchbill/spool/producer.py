@@ -23,6 +23,7 @@ from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import (
     CHECKPOINT_FILES_MAX,
+    CLOSE_WAIT_S,
     DIRECT_BYTES_MIN,
     GROUP_BYTES_MAX,
     LOG_AGE_MAX_S,
@@ -150,10 +151,9 @@ class Producer:
                 self.checkpoint()
         except (SpoolFull, SpoolBroken):
             self.broken = True
-        with (
-            self._mutex
-        ):  # a writer that broke may have others in it still, with the log's descriptor in hand
-            self._await_stillness(lambda: not self._leading and not self._publishing)
+        with self._mutex:
+            # A writer that broke may have others in it still, with the log's descriptor in hand.
+            self._await_stillness(lambda: not self._leading and not self._publishing, CLOSE_WAIT_S)
         if self._log is not None:
             self._log.close()
         if self.broken:
@@ -214,14 +214,14 @@ class Producer:
 
     def _lost(self) -> TheirsError | None:
         """Why the log does not hold what was just appended to it, although it took it."""
-        fault = SpoolBroken(_REMOVED)
         try:
             if self._log is None or self._log.is_linked:
                 return None
         except OSError as error:
-            fault = disk_fault(error, "look at the spool's log")
+            self.broken = True
+            return disk_fault(error, "look at the spool's log")
         self.broken = True
-        return fault
+        return SpoolBroken(_REMOVED)
 
     def _settle(
         self, group: Sequence[_Ticket], error: TheirsError | None, mark: tuple[str, str] | None
@@ -259,11 +259,11 @@ class Producer:
                 if self._stillness_wanted:
                     self._quiet.notify_all()
 
-    def _await_stillness(self, is_still: Callable[[], bool]) -> None:
+    def _await_stillness(self, is_still: Callable[[], bool], limit_s: float | None = None) -> None:
         """Wait for the others. Under the mutex; only somebody who waits here has to be notified."""
         self._stillness_wanted += 1
         try:
-            self._quiet.wait_for(is_still)
+            self._quiet.wait_for(is_still, limit_s)
         finally:
             self._stillness_wanted -= 1
 
