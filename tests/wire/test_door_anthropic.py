@@ -16,7 +16,7 @@ from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.errors import EngineFailed
 from watchbill.gateway import relay
-from watchbill.gateway.anthropic_tell import Events, Gathering
+from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening, message
 from watchbill.gateway.events import event
 from watchbill.units import Millis
 
@@ -115,6 +115,20 @@ async def test_an_engines_own_events_pass_unchanged() -> None:
             answer = await opened.ask("/v1/messages", {**ASK, "stream": True})
             assert answer.body == body
             assert answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_a_message_whose_beginning_the_engine_left_out_has_one() -> None:
+    """api.md: llama.cpp sends no message_start when an answer begins with half an emoji, and clients break on that."""
+    body = native_events("🌱 hello").partition(b"\n\n")[2]
+    async with served(stream_of(PING, body)) as (_, client):
+        whole = await client.messages.create(**ASK)
+        assert (whole.type, whole.role, whole.model) == ("message", "assistant", "a") and whole.id
+        assert [block.text for block in whole.content] == ["🌱 hello"]
+        assert (whole.usage.input_tokens, whole.usage.output_tokens) == (0, 2)
+        async with client.messages.stream(**ASK) as stream:
+            final = await stream.get_final_message()
+        assert (final.role, final.model, final.content[0].text) == ("assistant", "a", "🌱 hello")
+        assert final.usage.output_tokens == 2
 
 
 TOOLS = [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}]
@@ -331,11 +345,34 @@ def test_events_and_messages_are_the_same_at_every_byte() -> None:
         gathering.feed(native[:cut])
         gathering.feed(native[cut:])
         assert gathering.result()["content"] == [{"type": "text", "text": "hello there"}]
+    headless = PING + native.partition(b"\n\n")[2]
+    for body, added in ((native, 0), (headless, 1), (PING + native, 0)):
+        for cut in range(0, len(body) + 1, 3):
+            opening = Opening("1", "m")
+            told = opening.feed(body[:cut]) + opening.feed(body[cut:]) + opening.end()
+            assert (
+                told.endswith(body) and told[: len(told) - len(body)].count(b"event: message_start") == added
+            )
+
+
+def test_what_came_out_of_a_cache_is_counted_once() -> None:
+    """api.md: in Anthropic's words input_tokens are those that were read anew; clients add the cached ones."""
+    usage = {"prompt_tokens": 30, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 28}}
+    told = message({"choices": [], "usage": usage}, "1", "m")["usage"]
+    assert isinstance(told, dict) and (told["input_tokens"], told["cache_read_input_tokens"]) == (2, 28)
+
+
+def test_events_that_never_begin_are_not_held_for_ever() -> None:
+    """R30: what is held back of an engine has a bound."""
+    opening = Opening("1", "m")
+    assert opening.feed(b": hello\n") == b""
+    assert len(opening.feed(b": hello\n" * 2**18)) == 8 * (2**18 + 1)
+    assert opening.feed(b"data: {}\n\n") == b"data: {}\n\n"
 
 
 @given(st.binary(max_size=200))
 def test_garbage_of_an_engine_is_the_engines_failure(noise: bytes) -> None:
     """R30: whatever an engine sends, it never becomes a failure of ours."""
-    for make in (lambda: Events("1", "m"), Gathering):
+    for make in (lambda: Events("1", "m"), Gathering, lambda: Opening("1", "m")):
         with suppress(EngineFailed):
             make().feed(b"data: " + noise + b"\n\n" + native_events("x")[:-40])

@@ -12,7 +12,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
 from watchbill.gateway import anthropic_ask, anthropic_tell
 from watchbill.gateway.answers import EngineRefused, json_response
-from watchbill.gateway.anthropic_tell import PING, Events, Gathering
+from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.dialects import anthropic_error
@@ -58,7 +58,7 @@ class AnthropicDoor:
         if isinstance(answer, Fallback):
             told = anthropic_tell.fallen_back(answer, visit.id)
         elif asking.is_native:
-            told = answer.fields()
+            told = anthropic_tell.named(answer.fields(), visit.id, visit.model)
         else:
             told = anthropic_tell.message(answer.fields(), visit.id, visit.model)
         return json_response(told, visit.lines())
@@ -122,13 +122,16 @@ class MessagesOut(StreamOut):
         super().__init__(visit)
         self._asking = asking
         self._events: Events | None = None
+        self._opening: Opening | None = None
 
     async def comment(self, text: str) -> None:
         await self.send(PING)
 
     async def write(self, piece: bytes) -> None:
         if self._asking.is_native:
-            await super().write(piece)
+            if self._opening is None:
+                self._opening = Opening(self.visit.id, self.visit.model)
+            await super().write(self._opening.feed(piece))
             return
         if self._events is None:
             self._events = Events(self.visit.id, self.visit.model)
@@ -136,6 +139,8 @@ class MessagesOut(StreamOut):
 
     async def flush(self) -> None:
         if self._events is None:
+            if self._opening is not None:
+                await super().write(self._opening.end())
             await super().flush()
         else:
             await self.send(self._events.end())

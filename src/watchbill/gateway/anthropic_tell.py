@@ -3,6 +3,7 @@
     OpenAI chunks     ──▶ Events      ──▶ events        an engine that does not speak Anthropic's protocol
     OpenAI answer     ──▶ message     ──▶ one object
     Anthropic events  ──▶ Gathering   ──▶ one object    an engine that does, for a client without a stream
+    Anthropic events  ──▶ Opening     ──▶ events        the same for one with
 
 An answer is a row of blocks (text, thinking, tool_use); one is open at a time, and opening the next closes it.
 """
@@ -17,8 +18,9 @@ from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.events import Chunk, ChunkReader, event, read_chunk
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.toolcalls import ToolCalls
+from watchbill.limits import HALF_EVENT_BYTES_MAX
 
-__all__ = ["PING", "Events", "Gathering", "fallen_back", "fallen_back_events", "message"]
+__all__ = ["PING", "Events", "Gathering", "Opening", "fallen_back", "fallen_back_events", "message", "named"]
 
 Fields = dict[str, object]
 
@@ -26,6 +28,11 @@ _decode = msgspec.json.Decoder(Fields).decode
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 #: Where a delta of this type goes in its block.
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+#: Events that have a message around them.
+_INNER = frozenset({
+    "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop",
+})  # fmt: skip
 
 PING = event({"type": "ping"}, "ping")
 
@@ -85,8 +92,7 @@ class Events:
         if self._begun:
             return b""
         self._begun = True
-        head = _message(self._id, self._model, [], None, usage_of({}))
-        return event({"type": "message_start", "message": head}, "message_start")
+        return _start(self._id, self._model)
 
     def _turn_to(self, kind: object, block: Fields) -> bytes:
         if self._open == kind:
@@ -148,14 +154,13 @@ def fallen_back_events(fallback: Fallback, id: str) -> bytes:
 
 
 def usage_of(usage: Fields) -> Fields:
-    """Token counts in Anthropic's words."""
-    details = usage.get("prompt_tokens_details")
-    cached = cast("Fields", details).get("cached_tokens") if isinstance(details, dict) else None
+    """Token counts in Anthropic's words, where a part of the prompt that was read from a cache counts apart."""
+    cached = _count(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
     return {
-        "input_tokens": usage.get("prompt_tokens") or 0,
-        "output_tokens": usage.get("completion_tokens") or 0,
+        "input_tokens": max(0, _count(usage.get("prompt_tokens")) - cached),
+        "output_tokens": _count(usage.get("completion_tokens")),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached or 0,
+        "cache_read_input_tokens": cached,
     }
 
 
@@ -170,6 +175,58 @@ def _message(id: str, model: str, content: list[Fields], reason: str | None, usa
         "stop_sequence": None,
         "usage": usage,
     }
+
+
+def named(message: Fields, id: str, model: str) -> Fields:
+    """An engine's own message, under our name where it has none: see `Opening`."""
+    if "role" in message:
+        return message
+    usage = usage_of({}) | _object(message.get("usage"))
+    return _message(id, model, [], None, usage) | message | {"usage": usage}
+
+
+class Opening:
+    """An engine's own events, as they are, but for the first one where it is missing.
+
+    llama.cpp says `message_start` with its first token. One that is only half a character, as that of an emoji often
+    is, is held back there and takes the event with it; clients then have no message to put the blocks into."""
+
+    def __init__(self, id: str, model: str) -> None:
+        self._id = id
+        self._model = model
+        self._reader = EventReader()
+        self._held = b""
+        self._is_open = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """What can be sent: nothing before it is known which event is the first."""
+        if self._is_open:
+            return piece
+        self._held += piece
+        for payload in self._reader.feed(piece):
+            if (kind := _kind(payload)) != "ping":
+                self._is_open = True
+                return (_start(self._id, self._model) if kind in _INNER else b"") + self.end()
+        self._is_open = len(self._held) >= HALF_EVENT_BYTES_MAX
+        return self.end() if self._is_open else b""
+
+    def end(self) -> bytes:
+        """What is held back."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _start(id: str, model: str) -> bytes:
+    head = _message(id, model, [], None, usage_of({}))
+    return event({"type": "message_start", "message": head}, "message_start")
+
+
+def _kind(payload: bytes) -> object:
+    """What an event is, None where it is no object."""
+    try:
+        return _decode(payload).get("type")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class Gathering:
@@ -234,6 +291,10 @@ def _arguments(text: str) -> Fields:
         return _decode(text or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
         raise EngineFailed(f"the model called a tool with arguments that are no JSON: {error}") from None
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _object(value: object) -> Fields:
