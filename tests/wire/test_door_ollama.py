@@ -173,6 +173,35 @@ async def test_a_browser_is_told_where_to_look() -> None:
         assert answer.status == 200 and b"Watchbill" in answer.body
 
 
+async def test_a_prompt_is_counted_whole_however_much_of_it_the_engine_remembered() -> None:
+    """api.md: a real Ollama counts so (11 in chat_stream and in chat_nostream after it), and clients bill by it."""
+    usage = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
+    timings = {"cache_n": 10, "prompt_n": 1, "prompt_ms": 2.5, "predicted_n": 2, "predicted_ms": 4}
+    *words, last = chat_events("hello there", usage=False)
+    told = sse(*words, {"choices": [], "usage": usage, "timings": timings}, last)
+    async with house(stream_of(told), catalog=CATALOG_HERE) as opened:
+        for stream in (False, True):
+            answer = await opened.ask("/api/chat", {**CHAT, "stream": stream})
+            ended = json.loads(answer.body.splitlines()[-1])
+            assert (ended["prompt_eval_count"], ended["prompt_eval_duration"]) == (11, 2_500_000)
+            assert (ended["eval_count"], ended["eval_duration"]) == (2, 4_000_000)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("what", ["words", "a tool call"])
+async def test_who_divides_by_the_duration_of_an_answer_can(what: str, stream: bool) -> None:
+    """api.md: of an engine that tells no times; clients show tokens per second."""
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    delta = {"content": "hello"} if what == "words" else {"tool_calls": [call]}
+    begun = sse({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    ended = sse({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, "[DONE]")
+    async with house(stream_of(begun, ended), catalog=CATALOG_HERE) as opened:
+        answer = await opened.ask("/api/chat", {**CHAT, "stream": stream})
+        last = json.loads(answer.body.splitlines()[-1])
+        assert last["eval_duration"] > 0 and last["prompt_eval_duration"] > 0
+        assert last["eval_duration"] + last["prompt_eval_duration"] <= last["total_duration"]
+
+
 # ------------------------------------------------------------------ Ollama's own client
 
 

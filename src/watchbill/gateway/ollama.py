@@ -6,7 +6,6 @@ every other `keep_alive` is a hint to the scheduler. What only Ollama itself can
 delete) is forwarded to one that the config names, for callers with admin rights.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from watchbill.catalog import Model
@@ -21,6 +20,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.ollama_models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
+from watchbill.gateway.relay import Collector
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Unloading
 from watchbill.gateway.visit import Visit
@@ -116,7 +116,7 @@ class OllamaDoor:
         return await self._exchange.stream(visit, wish, asking.send, LinesOut(visit, asking))
 
     async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> Answer:
-        answer = await self._exchange.collect(visit, wish, asking.send, partial(Assembly, chat=asking.chat))
+        answer = await self._exchange.collect(visit, wish, asking.send, asking.collector)
         if isinstance(answer, Fallback):
             told = ollama_tell.fallen_back(answer, asking.telling)
         elif asking.passes:
@@ -226,6 +226,11 @@ class _Asking:
     def translation(self) -> Translation:
         """How this engine's stream becomes lines."""
         return Passed(self.telling) if self.passes else Translated(self.telling)
+
+    def collector(self) -> Collector:
+        """How this engine's stream becomes one answer; asked for when its first piece is there."""
+        self.telling.mark_first()
+        return Assembly(chat=self.chat)
 
     def _choose(self, start: Start) -> Outgoing:
         self.telling.load_ms = start.load_ms

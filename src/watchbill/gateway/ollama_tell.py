@@ -60,6 +60,10 @@ class Telling:
         """The engine is being asked."""
         self.sent_ns = time.monotonic_ns()
 
+    def mark_first(self) -> None:
+        """The engine's first word, or the beginning of its first tool call, is there."""
+        self.first_ns = self.first_ns or time.monotonic_ns()
+
     def object(self, text: str, beside: Mapping[str, object] | None = None, *, done: bool = False) -> Fields:
         """One line's object. `beside` goes beside the text: thoughts and tool calls."""
         head: Fields = {"model": self.model, "created_at": now_text()}
@@ -70,7 +74,8 @@ class Telling:
         return {**head, **said, "done": done}
 
     def durations(self, usage: Fields | None, timings: Fields | None) -> Fields:
-        """What the last object says about time and tokens."""
+        """What the last object says about time and tokens. A prompt counts whole, even where the engine had read a
+        part of it before: so it does in Ollama, and clients take it for what they used."""
         now = time.monotonic_ns()
         sent = self.sent_ns or self.began_ns
         first = self.first_ns or now
@@ -78,7 +83,7 @@ class Telling:
         return {
             "total_duration": now - self.began_ns,
             "load_duration": self.load_ms * _NS_PER_MS,
-            "prompt_eval_count": _int(timed.get("prompt_n"), used.get("prompt_tokens")),
+            "prompt_eval_count": _int(used.get("prompt_tokens"), timed.get("prompt_n")),
             "prompt_eval_duration": _ns(timed.get("prompt_ms"), first - sent),
             "eval_count": _int(timed.get("predicted_n"), used.get("completion_tokens")),
             "eval_duration": _ns(timed.get("predicted_ms"), now - first),
@@ -131,9 +136,10 @@ class Translated:
         self._reason = done_reason(chunk.finish_reason) if chunk.finish_reason else self._reason
         self._usage, self._timings = chunk.usage or self._usage, chunk.timings or self._timings
         beside = beside_text(chunk, telling)
+        if chunk.text or chunk.reasoning or chunk.tool_calls:
+            telling.mark_first()
         if not chunk.text and not beside:
             return b""
-        telling.first_ns = telling.first_ns or time.monotonic_ns()
         return line(telling.object(chunk.text, beside) | _logprobs(chunk))
 
 
