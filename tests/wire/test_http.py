@@ -77,6 +77,28 @@ async def test_old_clients_are_answered_in_their_own_version() -> None:
         writer.close()
 
 
+async def test_whoever_asks_for_a_head_alone_gets_it() -> None:
+    """RFC 9110: HEAD is there where GET is: `wget --spider` and load balancers look at /health so."""
+    async with house() as opened:
+        for path in (
+            "/health",
+            "/ready",
+            "/metrics",
+            "/v1/models",
+            "/v1/models/a",
+            "/wb/v1/status",
+            "/api/ps",
+        ):
+            asked = f"{{}} {path} HTTP/1.0\r\nHost: localhost\r\n\r\n"
+            whole = await opened.send(asked.format("GET").encode())
+            reader, writer = await opened.connect()
+            writer.write(asked.format("HEAD").encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert head.startswith(b"HTTP/1.0 200 ") and body == b"", path
+            assert path == "/metrics" or b"Content-Length: %d" % len(whole.body) in head
+
+
 async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
     """Many clients send the two apart; the connection goes on as with any other."""
     async with house() as opened:

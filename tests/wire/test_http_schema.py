@@ -66,7 +66,9 @@ async def test_every_address_of_our_own_is_in_the_schema_and_no_other() -> None:
     """LANE-09: compared with the router itself."""
     async with house() as opened:
         served = {
-            (method.lower(), re.sub(r":[^{}]*\}", "}", path)) for method, path, *_ in opened.gateway.routes()
+            (method.lower(), re.sub(r":[^{}]*\}", "}", path))
+            for method, path, *_ in opened.gateway.routes()
+            if method != "HEAD"  # a GET without its body
         }
     own = {(method, path) for method, path in served if not FOREIGN.match(path)}
     described = {(method, path) for path, methods in stored()["paths"].items() for method in methods}

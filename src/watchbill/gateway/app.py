@@ -34,6 +34,8 @@ PASSED = ("/v1/responses", "/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/ima
 PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 #: What only Ollama can do with its models.
 FORWARDED = ("/api/pull", "/api/create", "/api/copy", "/api/push")
+#: A stream without an end; there is nothing to say about it without its body.
+EVENTS = "/wb/v1/events"
 
 
 class Gateway(House):
@@ -80,13 +82,23 @@ class Gateway(House):
 
     def routes(self) -> list[Route]:
         """Every address that is served, and what it asks of its caller. Anything else is denied."""
+        asked = self._addresses()
+        # HEAD is GET without a body: health checks and proxies ask so.
+        heads = [
+            ("HEAD", path, access, door)
+            for method, path, access, door in asked
+            if method == "GET" and path != EVENTS
+        ]
+        return asked + heads
+
+    def _addresses(self) -> list[Route]:
         own, v1, api, lending = self._own, self._openai, self._ollama, self._lending
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
             ("GET", "/metrics", Access.KEY, own.metrics),
             ("GET", "/wb/v1/status", Access.KEY, own.status),
-            ("GET", "/wb/v1/events", Access.KEY, own.events),
+            ("GET", EVENTS, Access.KEY, own.events),
             ("GET", "/wb/v1/explain", Access.KEY, own.explain),
             ("GET", "/wb/v1/requests", Access.KEY, own.requests),
             ("GET", "/wb/v1/requests/{id}", Access.KEY, own.request),
@@ -108,11 +120,8 @@ class Gateway(House):
             ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
             ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
             ("GET", "/", Access.OPEN, api.root),
-            ("HEAD", "/", Access.OPEN, api.root),
             ("GET", "/api/version", Access.KEY, api.version),
-            ("HEAD", "/api/version", Access.KEY, api.version),
             ("GET", "/api/tags", Access.KEY, api.tags),
-            ("HEAD", "/api/tags", Access.KEY, api.tags),
             ("GET", "/api/ps", Access.KEY, api.ps),
             ("POST", "/api/show", Access.KEY, api.show),
             ("POST", "/api/generate", Access.KEY, api.generate),
