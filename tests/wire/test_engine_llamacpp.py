@@ -250,9 +250,13 @@ def test_the_embedded_server_takes_llama_servers_own_words() -> None:
         "-np",
         "2",
         "--embeddings",
+        "--no-jinja",
     ]
     llama_server.set_all(params, words)
     assert params.model.path == "x.gguf" and params.n_parallel == 2 and params.embedding
+    assert not params.use_jinja
+    llama_server.set_all(params, ["--jinja"])  # the default, and still in many a command line
+    assert params.use_jinja
     names = (params.flash_attn_type.name, params.load_mode.name, params.cache_type_k.name)
     assert names == ("LLAMA_FLASH_ATTN_TYPE_ENABLED", "LLAMA_LOAD_MODE_DIRECT_IO", "GGML_TYPE_Q8_0")
 

@@ -100,6 +100,8 @@ FLAGS: Mapping[str, Setter] = {
 
 SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--embedding": ("embedding", True),
+    "--jinja": ("use_jinja", True),
+    "--no-jinja": ("use_jinja", False),
     "--metrics": ("endpoint_metrics", True),
     "--no-slots": ("endpoint_slots", False),
     "--no-ui": ("ui", False),
