@@ -141,6 +141,16 @@ def test_a_plain_completion_is_answered_whole_and_in_pieces(client: Client) -> N
     assert (set(reasons[:-1]), reasons[-1]) == ({None}, "length")
 
 
+def test_a_text_that_is_too_long_for_an_encoder_is_the_callers_fault(client: Client) -> None:
+    """RES-20, LANE-09: llama.cpp answers 500; the client is told 400, tries no more, and the model stays."""
+    for _ in range(4):
+        with pytest.raises(openai.BadRequestError, match="too large"):
+            client.embeddings.create(model="vectors", input="a ship " * 3_000)
+    assert client.counter.sent == ["0"] * 4
+    answer = client.embeddings.with_raw_response.create(model="vectors", input="a ship")
+    assert answer.headers["x-watchbill-load-ms"] == "0"
+
+
 def test_texts_become_vectors(client: Client) -> None:
     """LANE-01: embeddings from a real encoder; the same text gives the same vector, another text another one."""
     answer = client.embeddings.create(model="vectors", input=["a ship", "a watch", "a ship"])

@@ -92,9 +92,21 @@ def test_a_model_that_answers_only_errors_is_reset_and_then_quarantined(place: P
     eventually(ask, 40)
     eventually(lambda: daemon.is_in("sick", "quarantined"), 20)
     model = daemon.model("sick")
-    assert (model["loads"], seen.count(502)) == (3, 9)
+    # One more may fail each time while the engine is asked whether it is well.
+    assert model["loads"] == 3 and 9 <= seen.count(502) <= 12
     alerts = [event["reason"].split(":")[0] for event in place.events("alert")]
     assert (alerts.count("watchdog"), alerts.count("quarantine")) == (3, 1)
     status, _, body = daemon.chat("sick")
     assert (status, body["error"]["code"]) == (503, "model_failed")
     assert daemon.chat("well")[0] == 200
+
+
+@pytest.mark.timeout(60)
+def test_a_model_that_failed_by_its_callers_fault_is_asked_and_stays(place: Place) -> None:
+    """RES-20: three failed answers in a row, and it answers when it is asked something easy: nobody loses it."""
+    place.config.write_text(scripted("moody", 'fail = "http-500", fail_times = 3'))
+    daemon = place.up()
+    assert [daemon.chat("moody")[0] for _ in range(3)] == [502] * 3
+    eventually(lambda: place.events("well"), 15)
+    assert daemon.chat("moody")[0] == 200
+    assert daemon.model("moody")["loads"] == 1 and not place.events("alert")

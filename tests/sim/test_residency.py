@@ -18,6 +18,7 @@ from watchbill.catalog import (
 )
 from watchbill.core import messages as m
 from watchbill.core.station import Stage
+from watchbill.core.watchdog import CHECK_MS
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import Faults, World
@@ -411,8 +412,42 @@ def test_a_model_that_gives_not_one_byte_in_all_its_time_is_reset(world_of: Worl
     lanes = {"chat": Lane("chat", timeout_ms=Millis(2_000))}
     world = world_of(model("A"), lanes=lanes)
     world._first_byte = lambda caller, granted: None  # type: ignore[method-assign]  it accepts and says nothing
+    world._acts[m.Check] = lambda action: None  # nor does it when it is asked something easy
     for i in range(3):
         world.at(1_000 + i * 4_000, lambda: world.arrive("A", 60_000, lane="chat"))
-    world.run(20_000)
+    world.run(12_000)
     assert [c.outcome for c in world.callers.values()] == ["run_timeout"] * 3
+    assert "watchdog" not in [a.kind for a in world.alerts]
+    world.run(12_000 + CHECK_MS)
     assert "watchdog" in [a.kind for a in world.alerts]
+
+
+def test_answers_that_fail_by_their_callers_fault_take_the_model_from_nobody(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: however many answers fail, a model that still answers is not reset; it is asked before."""
+    world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=30_000))
+    world._acts[m.Check] = lambda action: world.feed(m.Checked(action.model, action.attempt))
+    for i in range(20):
+        world.at(5_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(40_000)
+    assert [c.outcome for c in world.callers.values()] == ["failed"] * 20
+    assert world.tally.loads == 1 and not world.alerts
+    assert reasons(world, "well")[0].startswith("3 answers in a row failed, but it is well")
+
+
+def test_a_late_word_about_a_model_that_was_loaded_anew_is_dropped(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: what was asked of an engine says nothing about its successor."""
+    world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=14_000))
+    asked: list[m.Check] = []
+    world._acts[m.Check] = asked.append
+    for i in range(3):
+        world.at(5_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(15_000)
+    world.feed(m.Died("A", asked[0].attempt, "simulated crash"))
+    world.run(18_000)
+    later = world.arrive("A", 300, lane="chat")
+    world.run(40_000)
+    world.feed(m.Checked("A", asked[0].attempt, "no answer"))
+    assert later.outcome == "answered" and not world.alerts
+    assert world.core.state.late_answers == 1 and world.core.state.stations["A"].stage is Stage.READY

@@ -67,6 +67,7 @@ class Machine:
             m.Stopped: self._residency.stopped,
             m.Slept: self._residency.slept,
             m.Died: self._residency.died,
+            m.Checked: self._watchdog.checked,
             m.Observed: self._observed,
             m.EvictAsked: self._operator.evict_asked,
             m.MaintenanceAsked: self._operator.maintenance_asked,
@@ -148,7 +149,7 @@ class Machine:
         self._pressure.observed(event, now)
 
     def _reset_faulty(self, now: int) -> None:
-        for station, why in self._watchdog.faults():
+        for station, why in self._watchdog.faults(now):
             self._do.reset(station, why, now)
             self.state.out.append(m.Alert("watchdog", f"{station.name} was reset: {why}", station.name))
 
@@ -174,6 +175,7 @@ class Machine:
         """A timer is always armed while anything waits. Only a change is said."""
         wakes = self.state.wakes
         wakes += self._dispatch.deadlines()
+        wakes += self._watchdog.deadlines()
         for station in self.state.stations.values():
             if station.stage is not Stage.ABSENT or station.is_planned_for:
                 self._add_wakes(station)

@@ -130,6 +130,14 @@ class Slept(Event, frozen=True):
     measured: Mapping[str, int]  # what it still occupies; empty when the engine cannot tell
 
 
+class Checked(Event, frozen=True):
+    """A model whose answers had failed was asked something easy."""
+
+    model: str
+    attempt: int
+    failure: str | None = None  # what came instead of an answer
+
+
 class Died(Event, frozen=True):
     """An engine that was loading, warm or draining is gone without being asked."""
 
@@ -280,6 +288,13 @@ class Rouse(Action, frozen=True):
     model: str
     attempt: int
     deadline_ms: int
+
+
+class Check(Action, frozen=True):
+    """Ask a warm model something that it can answer if it is well; answer with Checked."""
+
+    model: str
+    attempt: int
 
 
 class Note(Action, frozen=True):

@@ -1,11 +1,12 @@
 """The watchdog: notices what nobody reports (RES-20, RES-18).
 
 A model that answers nothing but failures, or takes more memory than its quota, is reset like one that died: its work
-returns or fails, repeated failure leads to quarantine. And silence is an alarm: where background rotation should keep
-the house busy, nothing happening means that something is wrong.
+returns or fails, repeated failure leads to quarantine. Failures in a row may be the callers' fault, and one caller must
+not take a model from all others: before the reset it is asked something easy. And silence is an alarm: where background
+rotation should keep the house busy, nothing happening means that something is wrong.
 """
 
-from watchbill.core.messages import Alert
+from watchbill.core.messages import Alert, Check, Checked
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.units import format_bytes
@@ -14,6 +15,8 @@ __all__ = ["Watchdog"]
 
 #: Failed answers in a row that count as a dead engine.
 BAD_ANSWERS_MAX = 3
+#: A model that was asked something easy has failed when no answer came in this time.
+CHECK_MS = 30_000
 #: A model may take this much more than it needed before.
 QUOTA_FACTOR = 1.15
 #: Silence is counted from the rotation's interval and this.
@@ -26,16 +29,52 @@ class Watchdog:
     def __init__(self, state: State) -> None:
         self._state = state
         self._silent_since: int | None = None  # of the silence that was already reported
+        self._asked: dict[tuple[str, int], int] = {}  # models and attempts that are asked now -> until when
+        self._failed: dict[tuple[str, int], str] = {}  # what those said that gave no answer
 
-    def faults(self) -> list[tuple[Station, str]]:
+    def faults(self, now: int) -> list[tuple[Station, str]]:
         """The ready models that must be reset, and why."""
         found: list[tuple[Station, str]] = []
         for station in self._state.in_stage(Stage.READY):
-            if station.bad_answers >= BAD_ANSWERS_MAX:
-                found.append((station, f"{station.bad_answers} answers in a row failed"))
-            elif over := self._over_quota(station):
+            if over := self._over_quota(station):
                 found.append((station, over))
+            elif station.bad_answers >= BAD_ANSWERS_MAX and (why := self._examine(station, now)):
+                found.append((station, f"{station.bad_answers} answers in a row failed, and {why}"))
         return found
+
+    def _examine(self, station: Station, now: int) -> str | None:
+        """Has a model asked something easy. Why it is not well, once that is known."""
+        which = (station.name, station.attempt)
+        if (failure := self._failed.pop(which, None)) is not None:
+            return f"it failed when it was asked something easy: {failure}"
+        if which not in self._asked:
+            self._asked[which] = now + CHECK_MS
+            self._state.out.append(Check(*which))
+        elif now >= self._asked[which]:
+            del self._asked[which]
+            return "it said nothing when it was asked something easy"
+        return None
+
+    def checked(self, event: Checked, now: int) -> None:
+        """A model was asked something easy. If it answered, its callers had asked what it cannot do."""
+        which, station = (event.model, event.attempt), self._state.stations.get(event.model)
+        if self._asked.pop(which, None) is None or station is None or station.attempt != event.attempt:
+            self._state.late_answers += 1
+        elif event.failure is not None:
+            self._failed[which] = event.failure
+        else:
+            reason = (
+                f"{station.bad_answers} answers in a row failed, but it is well: the requests were at fault"
+            )
+            self._state.note("well", reason, station)
+            station.bad_answers = 0
+
+    def deadlines(self) -> list[int]:
+        """When a model that was asked must have answered. What is no longer ready is not asked any more."""
+        ready = {(station.name, station.attempt) for station in self._state.in_stage(Stage.READY)}
+        self._asked = {which: until for which, until in self._asked.items() if which in ready}
+        self._failed = {which: said for which, said in self._failed.items() if which in ready}
+        return list(self._asked.values())
 
     def _over_quota(self, station: Station) -> str | None:
         for device, held in station.held.items():

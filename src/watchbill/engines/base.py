@@ -56,6 +56,7 @@ class Warm:
     endpoint: Endpoint
     pid: int | None
     memory: Mapping[str, int]  # device -> bytes, measured; empty when it cannot be told
+    probe: str = "none"  # what proved it warm, and can be asked again
 
 
 class LoadError(ModelFailed):

@@ -96,7 +96,7 @@ class OllamaHost:
             text = f"{model.name} left Ollama's memory as soon as it was there; another client needs the room"
             raise LoadError(text)
         await self._renew(hold, loaded)
-        return Warm(endpoint, None, _split(loaded, model))
+        return Warm(endpoint, None, _split(loaded, model), probe)
 
     async def _pin(self, hold: Hold, timeout_ms: int, keep_alive: int | str = FOR_EVER) -> None:
         await self._api.load(

@@ -263,7 +263,7 @@ class OwnedEngine:
         except LoadError as error:
             raise self._failure(host, str(error), hopeless=error.hopeless) from error
         memory = await asyncio.to_thread(self.memory, host.model.name)
-        return await process.ended() if process.has_ended else Warm(endpoint, process.pid, memory)
+        return await process.ended() if process.has_ended else Warm(endpoint, process.pid, memory, probe)
 
     def _failure(self, host: Host, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""

@@ -54,8 +54,9 @@ class SystemdHost:
             tried = "was refused by the reactor" if answer.refused else f"is {answer.state or 'not up'}"
             raise LoadError(f"{model.name}: {unit} {tried}: {answer.text}", hopeless=answer.refused)
         hold.progress.text = f"{unit} was {answer.state}"
-        await warm_up(endpoint, model.health, model.probe or "http", hold.progress)
-        return Warm(endpoint, None, {})
+        probe = model.probe or "http"
+        await warm_up(endpoint, model.health, probe, hold.progress)
+        return Warm(endpoint, None, {}, probe)
 
     async def undo(self, hold: Hold) -> None:
         """Stops a unit that was, or may have been, started."""

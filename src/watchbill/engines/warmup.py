@@ -6,15 +6,16 @@ probe was answered, too: `chat` (one token), `embed` (one vector), `http` (healt
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
 
 from watchbill import limits
-from watchbill.engines.base import Endpoint, LoadError
+from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
-__all__ = ["PROBES", "Progress", "warm_up"]
+__all__ = ["PROBES", "Progress", "ask_again", "warm_up"]
 
 PROBES = ("chat", "embed", "http", "none")
 
@@ -44,9 +45,22 @@ async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progres
         await _wait_for_health(upstream, endpoint, health, progress)
         if probe in _QUESTIONS:
             progress.text = "it said it was healthy, but had not answered the probe"
-            await _probe(upstream, endpoint, probe)
+            await _probe(upstream, endpoint, probe, PROBE_HEADERS, limits.PROBE_MS_MAX)
     finally:
         await upstream.close()  # an idle connection would hold one of the engine's threads
+
+
+async def ask_again(warm: Warm) -> None:
+    """Asks a warm model once more for what proved it warm, as any caller would. Raises LoadError without an answer.
+
+    A model that was proved by less than an answer cannot prove itself."""
+    if warm.probe not in _QUESTIONS:
+        raise LoadError(f"its probe is {warm.probe!r}, which asks for no answer")
+    upstream = Upstream()
+    try:
+        await _probe(upstream, warm.endpoint, warm.probe, {}, limits.CHECK_MS_MAX)
+    finally:
+        await upstream.close()
 
 
 async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, progress: Progress) -> None:
@@ -64,13 +78,15 @@ async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, pr
         pause_ms = min(pause_ms * 1.2, limits.HEALTH_POLL_MS_MAX)
 
 
-async def _probe(upstream: Upstream, endpoint: Endpoint, kind: str) -> None:
+async def _probe(
+    upstream: Upstream, endpoint: Endpoint, kind: str, headers: Mapping[str, str], timeout_ms: int
+) -> None:
     path, fields, wanted = _QUESTIONS[kind]
     body = msgspec.json.encode({"model": endpoint.upstream_model, **fields})
-    outgoing = Outgoing(endpoint, "POST", path, body, PROBE_HEADERS)
+    outgoing = Outgoing(endpoint, "POST", path, body, headers)
     try:
         reply = await upstream.fetch(
-            outgoing, timeout_ms=limits.PROBE_MS_MAX, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
+            outgoing, timeout_ms=timeout_ms, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
         )
     except UpstreamFailed as failure:
         raise LoadError(f"says it is healthy, but failed the {kind} probe: {failure}") from failure

@@ -25,6 +25,8 @@ Fields = dict[str, object]
 _decode = msgspec.json.Decoder(Fields).decode
 
 _CHAT = "chat.completion"
+#: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
+_CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
@@ -242,9 +244,11 @@ def engine_error(status: int, answer: object) -> EngineRefused:
     if status >= 500 and isinstance(code, int) and 400 <= code < 600:
         status = code
     kind = fields.get("type")
-    message = fields.get("message") or fields.get("detail") or f"the engine answered {status}"
+    message = str(fields.get("message") or fields.get("detail") or f"the engine answered {status}")[:2000]
     kept = kind if isinstance(kind, str) else None
-    return EngineRefused(status, str(message)[:2000], kind=kept, param=fields.get("param"))
+    if status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
+        status, kept = 400, "invalid_request_error"
+    return EngineRefused(status, message, kind=kept, param=fields.get("param"))
 
 
 def _merge(into: Fields, delta: Fields) -> None:

@@ -196,13 +196,16 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
 
 def _pass_on(relay: Relay, answer: bytes) -> Whole:
     """An engine's whole answer as it is, or its error in our shape."""
-    relay.finish(ok=relay.status < 500)
-    if relay.status == 200:
-        return Whole(relay.content_type or _JSON, answer)
     if relay.status < 400:
+        relay.finish(ok=True)
+        if relay.status == 200:
+            return Whole(relay.content_type or _JSON, answer)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
     try:
         said: object = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = answer.decode("utf-8", "replace")
-    raise engine_error(relay.status, said)
+    error = engine_error(relay.status, said)
+    # By what it means: three failures in a row reset a model, and one caller must not do that to all others.
+    relay.finish(ok=error.answered < 500)
+    raise error

@@ -12,8 +12,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
 
 from watchbill.catalog import Catalog, EngineRules, Model
-from watchbill.core.messages import Died, Event, Load, Loaded, LoadFailed, Rouse, Sleep, Slept, Stop, Stopped
+from watchbill.core.messages import (
+    Check,
+    Checked,
+    Died,
+    Event,
+    Load,
+    Loaded,
+    LoadFailed,
+    Rouse,
+    Sleep,
+    Slept,
+    Stop,
+    Stopped,
+)
 from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Sleeper, Warm
+from watchbill.engines.warmup import ask_again
 from watchbill.errors import ConfigError
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes.trees import pids_of_tree
@@ -117,6 +131,23 @@ class EngineRoom:
     def _on_death(self, model: str, attempt: int, reason: str) -> None:
         self._cool(model)
         self._feed(Died(model, attempt, reason))
+
+    # ------------------------------------------------------------------ well or not
+
+    def check(self, action: Check) -> None:
+        """Begins to ask a warm model something easy."""
+        self._run(self._check(action), f"check {action.model}")
+
+    async def _check(self, action: Check) -> None:
+        warm = self.warm.get(action.model)
+        if warm is None:
+            return  # it is gone, which says enough
+        try:
+            await ask_again(warm)
+        except LoadError as error:
+            self._feed(Checked(action.model, action.attempt, _reason(action.model, error)))
+        else:
+            self._feed(Checked(action.model, action.attempt))
 
     # ------------------------------------------------------------------ asleep
 

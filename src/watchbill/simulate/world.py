@@ -16,6 +16,7 @@ from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.tipping import Policy
 from watchbill.simulate import naps
 from watchbill.simulate.callers import Caller, Faults, Tally
+from watchbill.simulate.checks import check
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
 from watchbill.simulate.task import run_task
@@ -79,7 +80,7 @@ class World:
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
             m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: partial(run_task, self),
-            m.Sleep: partial(naps.sleep, self), m.Rouse: partial(naps.rouse, self),
+            m.Sleep: partial(naps.sleep, self), m.Rouse: partial(naps.rouse, self), m.Check: partial(check, self),
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
