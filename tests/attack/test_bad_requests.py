@@ -228,6 +228,14 @@ async def test_http_that_could_mean_two_things_is_refused(request_bytes: bytes) 
         assert (await opened.ask("/health")).status == 200
 
 
+async def test_a_load_balancer_may_come_without_a_host() -> None:
+    """R43: HTTP/1.0 knows none, and no browser comes without; an empty one in HTTP/1.1 is refused as before."""
+    async with house() as opened:
+        assert (await opened.send(b"GET /health HTTP/1.0\r\n\r\n")).status == 200
+        assert (await opened.send(b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n")).status == 403
+        assert (await opened.send(b"GET /health HTTP/1.1\r\nHost:\r\n\r\n")).status == 403
+
+
 NO_HTTP = {
     "a key in a broken header": b"GET /health HTTP/1.1\r\n"
     + HOST

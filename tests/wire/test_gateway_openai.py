@@ -46,6 +46,7 @@ async def test_the_answer_names_request_model_lane_and_times() -> None:
     async with house() as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-Lane": "batch"})
         assert answer.headers["x-watchbill-request-id"].startswith("wb-")
+        assert answer.headers["x-request-id"] == answer.headers["x-watchbill-request-id"]
         assert answer.headers["x-watchbill-model"] == "a"
         assert answer.headers["x-watchbill-lane"] == "batch"
         assert answer.headers["x-watchbill-wait-ms"].isdecimal()

@@ -1,5 +1,6 @@
 """Who may come in: API keys, the Host header, and the Origin of web pages.
 
+Every browser names a Host; what comes without one, in HTTP/1.0, is a load balancer that looks whether we are well.
 Owns the three checks, made for every route and method before anything of the request is used. Denied by default:
 only routes that say so are open without a key. Keys are compared over digests, all of them, in constant time.
 """
@@ -58,7 +59,7 @@ class Guard:
         """Lets the request pass or raises: RequestError, Forbidden, AuthenticationFailed."""
         headers = request.headers
         host = headers.get("host", "")
-        if not self._is_known_host(host):
+        if not self._is_known_host(host) and (host or request.version != "1.0"):
             raise Forbidden("this Host is not served here; add it to server.hosts in the config")
         if not request.target.startswith("/"):
             raise RequestError("the request's address must be a path")

@@ -66,10 +66,11 @@ class Visit(msgspec.Struct, eq=False):
         start = self.start
         if start is None:
             place = header("X-Watchbill-Lane", self.lane) if self.lane else ""
-            lines = f"X-Watchbill-Request-Id: {self.id}\r\n{place}"
+            lines = f"X-Watchbill-Request-Id: {self.id}\r\nX-Request-Id: {self.id}\r\n{place}"
         else:
             lines = (
-                f"X-Watchbill-Request-Id: {self.id}\r\n{_place(self.lane, start.model, start.companions)}"
+                f"X-Watchbill-Request-Id: {self._id}\r\nX-Request-Id: {self._id}\r\n"
+                f"{_place(self.lane, start.model, start.companions)}"
                 f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )
         if self.fallback:
