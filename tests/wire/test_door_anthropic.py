@@ -95,6 +95,15 @@ async def test_the_anthropic_client_is_served(talk: Talk) -> None:
         assert opened.outcomes() == {"ok": 3}
 
 
+async def test_the_anthropic_client_lists_models() -> None:
+    """api.md: at the same address as OpenAI's, page by page, of which there is one."""
+    async with served(HELLO) as (opened, client):
+        listed = [model async for model in client.models.list()]
+        assert [model.id for model in listed] == list(opened.driver.catalog.models)
+        one = await client.models.retrieve(listed[0].id)
+        assert (one.type, one.display_name, one.created_at.year >= 2024) == ("model", listed[0].id, True)
+
+
 async def test_an_engine_that_lacks_the_protocol_is_asked_for_it_once() -> None:
     """api.md: pass through where the engine has it, else translate; one turn, and it is remembered."""
     async with served(HELLO) as (opened, client):

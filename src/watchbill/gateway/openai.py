@@ -6,6 +6,7 @@ it, numbers are checked, everything else goes through.
 """
 
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -52,6 +53,7 @@ class OpenAiDoor:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
         self._created_s = created_s
+        self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
 
     # ------------------------------------------------------------------ generation
 
@@ -102,11 +104,12 @@ class OpenAiDoor:
     # ------------------------------------------------------------------ models
 
     async def models(self, visit: Visit) -> Response:
-        """GET /v1/models."""
-        stages = self._stages()
+        """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
+        stages, names = self._stages(), list(self._gateway.driver.catalog.models)
         models = self._gateway.driver.catalog.models.values()
         listed = [await self._describe(model, stages) for model in models]
-        return json_response({"object": "list", "data": listed}, visit.lines())
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+        return json_response({"object": "list", "data": listed, "has_more": False, **ends}, visit.lines())
 
     async def model(self, visit: Visit) -> Response:
         """GET /v1/models/{id}."""
@@ -126,6 +129,9 @@ class OpenAiDoor:
             "object": "model",
             "created": self._created_s,
             "owned_by": "watchbill",
+            "type": "model",
+            "display_name": model.name,
+            "created_at": self._created_at,
             "status": {"value": _STATES.get(str(stage), "unloaded")},
             "meta": {"n_ctx": model.context},
             "aliases": list(model.aliases),
