@@ -451,3 +451,46 @@ def test_a_late_word_about_a_model_that_was_loaded_anew_is_dropped(world_of: Wor
     world.feed(m.Checked("A", asked[0].attempt, "no answer"))
     assert later.outcome == "answered" and not world.alerts
     assert world.core.state.late_answers == 1 and world.core.state.stations["A"].stage is Stage.READY
+
+
+def test_a_failed_check_that_a_good_answer_refuted_is_forgotten(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: what a model said once is not held against it later: it is asked anew, and no count of 0 is noted."""
+    world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=9_000))
+    asked: list[m.Check] = []
+    world._acts[m.Check] = asked.append
+    for i in range(4):
+        world.at(5_000 + i * 1_500, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(12_000)
+    assert [c.outcome for c in world.callers.values()] == ["failed"] * 3 + ["answered"]
+    world.feed(m.Checked("A", asked[0].attempt, "no answer in time"))
+    world.faults = replace(world.faults, until_ms=100_000)
+    for i in range(3):
+        world.at(60_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    world.run(64_000)
+    assert len(asked) == 2 and not world.alerts and stage(world, "A") is Stage.READY
+    world.feed(m.Checked("A", asked[1].attempt))
+    assert [reason[:16] for reason in reasons(world, "well")] == ["3 answers in a r"]
+
+
+def test_a_model_whose_slots_were_all_taken_is_not_reset_for_its_silence(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: a question that found no free slot proves nothing; who is served since before it is not cut off."""
+    world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=9_000))
+    asked: list[tuple[float, m.Check]] = []
+
+    def ask(action: m.Check) -> None:
+        asked.append((world.now, action))
+        failed = m.Checked(action.model, action.attempt, "no answer in 20 s")
+        world.at(world.now + 20_000, lambda: world.feed(failed))  # the engine's only slot is taken
+
+    world._acts[m.Check] = ask
+    for i in range(3):
+        world.at(5_000 + i * 1_500, lambda: world.arrive("A", 300, lane="chat"))
+    world.at(8_100, lambda: world.arrive("A", 100_000, lane="batch"))
+    world.run(105_000)
+    assert stage(world, "A") is Stage.READY and not world.alerts
+    gaps = [later - before for (before, _), (later, _) in pairwise(asked)]
+    assert gaps and min(gaps) >= CHECK_MS
+    world.run(150_000)
+    assert [c.outcome for c in world.callers.values()] == ["failed"] * 3 + ["answered"]

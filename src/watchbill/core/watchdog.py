@@ -29,7 +29,7 @@ class Watchdog:
     def __init__(self, state: State) -> None:
         self._state = state
         self._silent_since: int | None = None  # of the silence that was already reported
-        self._asked: dict[tuple[str, int], int] = {}  # models and attempts that are asked now -> until when
+        self._asked: dict[tuple[str, int], int] = {}  # models and attempts that are asked now -> since when
         self._failed: dict[tuple[str, int], str] = {}  # what those said that gave no answer
 
     def faults(self, now: int) -> list[tuple[Station, str]]:
@@ -45,24 +45,43 @@ class Watchdog:
     def _examine(self, station: Station, now: int) -> str | None:
         """Has a model asked something easy. Why it is not well, once that is known."""
         which = (station.name, station.attempt)
-        if (failure := self._failed.pop(which, None)) is not None:
-            return f"it failed when it was asked something easy: {failure}"
-        if which not in self._asked:
-            self._asked[which] = now + CHECK_MS
-            self._state.out.append(Check(*which))
-        elif now >= self._asked[which]:
-            del self._asked[which]
+        asked_at, failure = self._asked.get(which), self._failed.get(which)
+        if asked_at is None:
+            self._ask(which, now)
+            return None
+        is_over = now >= asked_at + CHECK_MS
+        if failure is None and not is_over:
+            return None
+        if _was_full(station, asked_at):
+            # There was no room for the question. Who has it will tell: a good answer ends all this.
+            if is_over:
+                self._ask(which, now)
+            return None
+        self._forget(which)
+        if failure is None:
             return "it said nothing when it was asked something easy"
-        return None
+        return f"it failed when it was asked something easy: {failure}"
+
+    def _ask(self, which: tuple[str, int], now: int) -> None:
+        self._forget(which)
+        self._asked[which] = now
+        self._state.out.append(Check(*which))
+
+    def _forget(self, which: tuple[str, int]) -> None:
+        self._asked.pop(which, None)
+        self._failed.pop(which, None)
 
     def checked(self, event: Checked, now: int) -> None:
         """A model was asked something easy. If it answered, its callers had asked what it cannot do."""
-        which, station = (event.model, event.attempt), self._state.stations.get(event.model)
-        if self._asked.pop(which, None) is None or station is None or station.attempt != event.attempt:
+        self._tidy()
+        which = (event.model, event.attempt)
+        if which not in self._asked:
             self._state.late_answers += 1
         elif event.failure is not None:
             self._failed[which] = event.failure
         else:
+            self._forget(which)
+            station = self._state.stations[event.model]
             reason = (
                 f"{station.bad_answers} answers in a row failed, but it is well: the requests were at fault"
             )
@@ -70,11 +89,21 @@ class Watchdog:
             station.bad_answers = 0
 
     def deadlines(self) -> list[int]:
-        """When a model that was asked must have answered. What is no longer ready is not asked any more."""
-        ready = {(station.name, station.attempt) for station in self._state.in_stage(Stage.READY)}
-        self._asked = {which: until for which, until in self._asked.items() if which in ready}
-        self._failed = {which: said for which, said in self._failed.items() if which in ready}
-        return list(self._asked.values())
+        """When a model that was asked must have answered."""
+        self._tidy()
+        return [asked_at + CHECK_MS for asked_at in self._asked.values()]
+
+    def _tidy(self) -> None:
+        """Forgets who was asked and is no longer ready, or gave a good answer since."""
+        if not self._asked:
+            return
+        suspects = {
+            (station.name, station.attempt)
+            for station in self._state.in_stage(Stage.READY)
+            if station.bad_answers >= BAD_ANSWERS_MAX
+        }
+        for which in self._asked.keys() - suspects:
+            self._forget(which)
 
     def _over_quota(self, station: Station) -> str | None:
         for device, held in station.held.items():
@@ -101,3 +130,9 @@ class Watchdog:
             self._silent_since = last
             text = f"no load, no grant and no background task for {(now - last) // 1000} s"
             self._state.out.append(Alert("silence", text))
+
+
+def _was_full(station: Station, since: int) -> bool:
+    """Whether every slot has been taken by the same requests all the time."""
+    held = sum(running.since <= since for running in station.running.values())
+    return held >= station.model.concurrency
