@@ -413,6 +413,19 @@ def test_a_header_that_comes_again_and_again_is_not_longer_than_one_that_comes_o
     assert "too long" in str(inbox.failure)
 
 
+@pytest.mark.parametrize("piece", [b"x", "é".encode()], ids=["letters", "bytes"])
+def test_a_header_that_is_too_long_is_refused_behind_another_request_too(piece: bytes) -> None:
+    """R42, R43: whether it came in one piece with what was before it changes nothing."""
+    before = request() + b"GET / HTTP/1.1\r\n\r\n"
+    value = piece * (REQUEST_HEADER_BYTES_MAX // len(piece) + 1)
+    sent = before + b"GET / HTTP/1.1\r\nX: " + value + b"\r\n\r\n"
+    for cut in (0, 10, len(before), len(before) + 10, len(sent) - 2):
+        inbox = Inbox(Nobody())
+        inbox.feed(sent[:cut])
+        inbox.feed(sent[cut:])
+        assert "too long" in str(inbox.failure) and len(inbox.requests) == 2, cut
+
+
 def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
     """R42: what a stranger sends does not stay in memory."""
     Inbox(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")

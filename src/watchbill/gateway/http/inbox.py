@@ -116,8 +116,6 @@ class Inbox:
             raise _no_request("its version is unknown")
         if len(headers) > REQUEST_HEADERS_MAX:
             raise _no_request("it has too many headers")
-        if self._head_bytes > REQUEST_HEADER_BYTES_MAX and _longest(headers) > REQUEST_HEADER_BYTES_MAX:
-            raise _no_request("a header is too long")
         self._head_bytes = self.held = 0
         self.heads += 1
         self.receiving = request = Request(
@@ -153,9 +151,11 @@ def _no_request(why: str) -> RequestError:
 
 def _headers_of(lines: list[bytes]) -> dict[str, str]:
     """Headers by lower-case name; of one that was sent twice, both values are in one text."""
-    names = lines[::2]
+    names, values = lines[::2], lines[1::2]
+    if max(map(len, values), default=0) > REQUEST_HEADER_BYTES_MAX:
+        raise _no_request("a header is too long")
     try:
-        headers = dict(zip(map(_names.__getitem__, names), map(bytes.decode, lines[1::2]), strict=True))
+        headers = dict(zip(map(_names.__getitem__, names), map(bytes.decode, values), strict=True))
     except (KeyError, UnicodeDecodeError):
         headers = {}
     return headers if len(headers) == len(names) else _unusual_headers_of(lines)
@@ -173,10 +173,6 @@ def _unusual_headers_of(lines: list[bytes]) -> dict[str, str]:
             text = f"{known}, {text}"
         headers[name] = text
     return headers
-
-
-def _longest(headers: dict[str, str]) -> int:
-    return max(map(len, headers.values()), default=0)
 
 
 def _name(raw: bytes) -> str:
