@@ -254,6 +254,28 @@ def test_a_spool_that_was_removed_is_made_anew(tmp_path: Path, durability: Durab
                 assert item.event == {"id": "from the new one"}
 
 
+def test_a_writer_whose_spool_was_moved_away_does_not_work_in_two_places(tmp_path: Path) -> None:
+    """SPOOL-02, SPOOL-03: once it finds its folder gone it is in the new one whole: there others see its events."""
+    path = tmp_path / "spool"
+    with Spool(path) as old:
+        old.enqueue({"id": "moved"})
+        with old.dequeue() as item:
+            assert item is not None
+        old.checkpoint()
+        path.rename(tmp_path / "aside")
+        with pytest.raises(SpoolBroken, match="nothing was acknowledged"):
+            old.enqueue({"id": "refused"})
+        old.enqueue_many([{"id": "after"}, {"id": "then"}])
+        with Spool(path) as new, new.dequeue() as item:
+            assert item is not None
+            assert item.event == {"id": "after"}
+        with old.dequeue() as item:
+            assert item is not None
+            assert (item.event, item.path.is_relative_to(path), item.path.exists()) == ({"id": "then"}, True, True)
+        shutil.rmtree(tmp_path / "aside")
+        old.enqueue({"id": "last"})
+
+
 @pytest.mark.parametrize(
     "folders", [["."], ["queue-wal"], ["queue-wal", "queue/.tmp"], ["queue"]], ids=",".join
 )

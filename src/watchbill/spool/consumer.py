@@ -64,6 +64,7 @@ class Consumer:
             layout.folder(State.IN_FLIGHT), f"{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
         )
         self.fd, self.path = self._owner.fd, self._owner.path
+        self._root_fd = layout.root_fd
         self._candidates = Candidates(layout)
         self._lock = threading.Lock()
         self._resting: dict[str, float] = {}  # stem -> until when
@@ -206,7 +207,8 @@ class Consumer:
 
     @property
     def is_ours(self) -> bool:
-        return self._owner.is_ours
+        """False when its folder is gone, or belongs to a spool that lies elsewhere by now."""
+        return self._owner.is_ours and self._root_fd == self._layout.root_fd
 
     def _claim(self, path: str, batch: bool) -> Lease | None:
         name = path.rpartition("/")[2]

@@ -67,16 +67,15 @@ class Layout:
         return self.root / "queue-signatures"
 
     def renew(self) -> None:
-        """Make the folders anew if somebody has removed them under us; otherwise we would work where nobody looks.
+        """Make the folders anew if somebody has removed or moved them; otherwise we would work where nobody looks.
 
         Raises OSError, and what `open` raises.
         The old descriptors stay open: another thread may be using them, and their numbers must not be reused.
         """
-        if os.fstat(self.queue_fd).st_nlink == 0:
+        _make_folders(self.root)
+        if not os.path.samestat(os.fstat(self.queue_fd), os.stat(self.root / "queue")):
             new = Layout.open(self.root)
             self.root_fd, self.queue_fd = new.root_fd, new.queue_fd
-        else:
-            _make_folders(self.root)
 
     def close(self) -> None:
         os.close(self.queue_fd)
