@@ -482,4 +482,31 @@ async def test_a_caller_who_is_at_fault_does_not_have_the_model_reset(said: str,
                 "/v1/chat/completions", {"model": "a", "messages": [], "stream": stream}
             )
             assert (answer.status, answer.code) == (400, "invalid_request_error")
-        assert opened.driver.status()["models"]["a"]["state"] == "ready"
+        assert opened.driver.status()["models"]["a"]["loads"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_is_told_of_the_fault_within_the_stream_is_at_fault_all_the_same(
+    path: str, stream: bool
+) -> None:
+    """RES-20: some engines say 200 and stream before they look at the request."""
+    told = (
+        b'data: {"error": {"code": 400, "message": "no such grammar", "type": "invalid_request_error"}}\n\n'
+    )
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        native = asked.path == "/v1/messages"
+        await (stream_of(status=404) if native else stream_of(told))(asked, writer)
+
+    async with house(talk) as opened:
+        for _ in range(4):
+            body: dict[str, object] = {
+                "model": "a",
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "stream": stream,
+            }
+            answer = await opened.ask(path, body)
+            assert b"no such grammar" in answer.body
+        assert opened.driver.status()["models"]["a"]["loads"] == 1

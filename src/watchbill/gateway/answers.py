@@ -12,7 +12,7 @@ from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.response import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
-__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "refuse", "status_of"]
+__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "refuse", "status_of", "verdict"]
 
 #: OpenAI's `type` of an error, by status; 5xx are `server_error`.
 _TYPES = {
@@ -48,6 +48,14 @@ class EngineRefused(EngineFailed):
 def status_of(error: TheirsError) -> int:
     """The HTTP status that an error becomes."""
     return error.answered if isinstance(error, EngineRefused) else error.status
+
+
+def verdict(error: TheirsError) -> bool | None:
+    """What an error says of the engine: that it failed, that it is well and the request is not, or nothing.
+
+    By what it means, wherever it was said: three failures in a row may reset a model, and one caller must not do that
+    to all others."""
+    return status_of(error) < 500 if isinstance(error, EngineFailed) else None
 
 
 def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -> bytes:

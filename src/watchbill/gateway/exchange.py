@@ -16,6 +16,7 @@ import msgspec
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
+from watchbill.gateway.answers import verdict
 from watchbill.gateway.assemble import engine_error
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for
@@ -182,8 +183,7 @@ async def _stream(relay: Relay, out: Out, first: bytes) -> None:
         await relay.stream(out, first)
         relay.finish(ok=True)
     except TheirsError as error:
-        # A reader that is too slow or a cut says nothing about the engine: three failures in a row reset a model.
-        relay.finish(ok=False if isinstance(error, EngineFailed) else None)
+        relay.finish(ok=verdict(error))  # a reader that is too slow, or a cut, says nothing about the engine
         raise
 
 
@@ -206,6 +206,5 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = answer.decode("utf-8", "replace")
     error = engine_error(relay.status, said)
-    # By what it means: three failures in a row reset a model, and one caller must not do that to all others.
-    relay.finish(ok=error.answered < 500)
+    relay.finish(ok=verdict(error))
     raise error

@@ -19,6 +19,7 @@ import msgspec
 from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.gateway.answers import verdict
 from watchbill.gateway.capturing import Tap
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.resume import Resumption
@@ -231,7 +232,7 @@ class Relay(msgspec.Struct, eq=False):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             if isinstance(error, EngineFailed):
-                self.finish(ok=False)
+                self.finish(ok=verdict(error))
             if isinstance(error, TheirsError):
                 self._outcome = error.code
         self.close()
