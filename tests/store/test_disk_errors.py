@@ -116,6 +116,25 @@ def test_a_short_write_leaves_nothing_half_visible(inventory: Any, child: Any, t
     assert (len(found.where), found.torn()) == (1, [])
 
 
+def test_a_writer_whose_log_failed_stays_broken_whatever_fails_after_it(child: Any, tmp_path: Path) -> None:
+    """SPOOL-02, R3: a bundle that finds no room beside the log does not bring the log back whose sync failed."""
+
+    def work(say: Callable[[object], None]) -> None:
+        with Spool(tmp_path / "spool") as spool:
+            spool.enqueue({"id": "in the log"})
+            producer = spool._producer()
+            producer.broken = True  # as its log's failed sync leaves it, in another thread
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+            try:
+                producer.commit([b"x" * 3_000_000], bundle=True)
+            except SpoolFull as error:
+                say(str(error))
+            say(producer.broken)
+
+    said = child(work).join()
+    assert said[1:] == [True]
+
+
 def test_a_read_only_remount_refuses_and_recovers(disk: Any, inventory: Any) -> None:
     """R4: on a read-only disk enqueue and lease raise SpoolBroken, stats still answers; writable again, all works."""
     path = disk.path / "spool"

@@ -271,7 +271,11 @@ def test_a_writer_whose_spool_was_moved_away_does_not_work_in_two_places(tmp_pat
             assert item.event == {"id": "after"}
         with old.dequeue() as item:
             assert item is not None
-            assert (item.event, item.path.is_relative_to(path), item.path.exists()) == ({"id": "then"}, True, True)
+            assert (item.event, item.path.is_relative_to(path), item.path.exists()) == (
+                {"id": "then"},
+                True,
+                True,
+            )
         shutil.rmtree(tmp_path / "aside")
         old.enqueue({"id": "last"})
 

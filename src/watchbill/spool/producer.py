@@ -187,8 +187,9 @@ class Producer:
         try:
             self._publisher.publish(ticket.records, [], sync=sync)
         except OSError as error:
-            self.broken = not self._owner.is_ours
-            raise SpoolBroken(_REMOVED) if self.broken else disk_fault(error, "store an event") from error
+            is_ours = self._owner.is_ours
+            self.broken = self.broken or not is_ours
+            raise disk_fault(error, "store an event") if is_ours else SpoolBroken(_REMOVED) from error
         return ticket.names
 
     def _lead(self) -> None:
