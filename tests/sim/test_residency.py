@@ -494,3 +494,28 @@ def test_a_model_whose_slots_were_all_taken_is_not_reset_for_its_silence(
     assert gaps and min(gaps) >= CHECK_MS
     world.run(150_000)
     assert [c.outcome for c in world.callers.values()] == ["failed"] * 3 + ["answered"]
+
+
+def test_who_sends_bad_requests_for_ever_does_not_have_the_model_asked_for_ever(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: a model that was found well is left alone for a while; what fails after it is still found out."""
+    world = world_of(model("A"), faults=Faults(answer_fails=1.0))
+    asked: list[float] = []
+    is_well = True
+
+    def ask(action: m.Check) -> None:
+        asked.append(world.now)
+        failure = None if is_well else "no answer"
+        world.at(world.now + 50, lambda: world.feed(m.Checked(action.model, action.attempt, failure)))
+
+    world._acts[m.Check] = ask
+    for i in range(800):
+        world.at(10_000 + i * 100, lambda: world.arrive("A", 20, lane="chat"))
+    world.run(92_000)
+    assert 2 <= len(asked) <= 1 + 82_000 / CHECK_MS and world.tally.loads == 1 and not world.alerts
+    is_well = False
+    for _ in range(3):
+        world.arrive("A", 20, lane="chat")
+    world.run(92_000 + CHECK_MS)
+    assert "watchdog" in [a.kind for a in world.alerts]

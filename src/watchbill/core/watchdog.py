@@ -15,7 +15,8 @@ __all__ = ["Watchdog"]
 
 #: Failed answers in a row that count as a dead engine.
 BAD_ANSWERS_MAX = 3
-#: A model that was asked something easy has failed when no answer came in this time.
+#: A model that was asked something easy has failed when no answer came in this time; one that answered is not asked
+#: again before it is over: who sends bad requests for ever must not have it answer us for ever.
 CHECK_MS = 30_000
 #: A model may take this much more than it needed before.
 QUOTA_FACTOR = 1.15
@@ -31,6 +32,7 @@ class Watchdog:
         self._silent_since: int | None = None  # of the silence that was already reported
         self._asked: dict[tuple[str, int], int] = {}  # models and attempts that are asked now -> since when
         self._failed: dict[tuple[str, int], str] = {}  # what those said that gave no answer
+        self._well: dict[tuple[str, int], int] = {}  # those that gave one -> when
 
     def faults(self, now: int) -> list[tuple[Station, str]]:
         """The ready models that must be reset, and why."""
@@ -47,7 +49,8 @@ class Watchdog:
         which = (station.name, station.attempt)
         asked_at, failure = self._asked.get(which), self._failed.get(which)
         if asked_at is None:
-            self._ask(which, now)
+            if now >= self._well.get(which, -CHECK_MS) + CHECK_MS:
+                self._ask(which, now)
             return None
         is_over = now >= asked_at + CHECK_MS
         if failure is None and not is_over:
@@ -86,24 +89,22 @@ class Watchdog:
                 f"{station.bad_answers} answers in a row failed, but it is well: the requests were at fault"
             )
             self._state.note("well", reason, station)
-            station.bad_answers = 0
+            station.bad_answers, self._well[which] = 0, now
 
     def deadlines(self) -> list[int]:
-        """When a model that was asked must have answered."""
+        """When a model that was asked must have answered, or may be asked again."""
         self._tidy()
-        return [asked_at + CHECK_MS for asked_at in self._asked.values()]
+        return [at + CHECK_MS for at in (*self._asked.values(), *self._well.values())]
 
     def _tidy(self) -> None:
-        """Forgets who was asked and is no longer ready, or gave a good answer since."""
-        if not self._asked:
+        """Forgets who is no longer ready, and what was asked of those that gave a good answer since."""
+        if not (self._asked or self._well):
             return
-        suspects = {
-            (station.name, station.attempt)
-            for station in self._state.in_stage(Stage.READY)
-            if station.bad_answers >= BAD_ANSWERS_MAX
-        }
-        for which in self._asked.keys() - suspects:
-            self._forget(which)
+        ready = {(station.name, station.attempt): station for station in self._state.in_stage(Stage.READY)}
+        self._well = {which: at for which, at in self._well.items() if which in ready}
+        for which in list(self._asked):
+            if which not in ready or ready[which].bad_answers < BAD_ANSWERS_MAX:
+                self._forget(which)
 
     def _over_quota(self, station: Station) -> str | None:
         for device, held in station.held.items():
