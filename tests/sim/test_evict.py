@@ -175,3 +175,24 @@ def test_an_engine_that_does_not_go_is_not_said_to_be_gone(world_of: WorldOf, mo
     world.feed(m.EvictAsked(1, "A"))
     world.run(120_000)
     assert world.replies == [m.Reply(1, False, "A: its engine could not be stopped")]
+
+
+def test_a_model_that_was_leaving_for_another_leaves_although_nobody_wants_that_one_any_more(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-02: a door that is opened again because a plan was dropped is closed for the operator who still waits."""
+    world = world_of(model("A"), model("B"))
+    served = world.arrive("A", 100_000, lane="chat")
+    world.run(14_000)
+    other = world.arrive("B", 500, lane="chat")
+    while stage(world, "A") is Stage.READY and world.now < 100_000:
+        world.run(world.now + 100)
+    assert (stage(world, "A"), stage(world, "B")) == (Stage.DRAINING, Stage.PLANNED)
+    world.feed(m.EvictAsked(1, "A"))
+    world.leave(other)
+    world.run(200_000)
+    assert (served.outcome, stage(world, "A"), said(world)) == (
+        "answered",
+        Stage.ABSENT,
+        ["A is out of memory"],
+    )

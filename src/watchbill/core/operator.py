@@ -93,8 +93,9 @@ class Operator:
         """Tells the operators whose model is gone, or whose device is empty, by now."""
         for name in list(self._commands):
             station = self._state.stations.get(name)  # None: gone from memory, and from the config
-            if station is not None and station.stage is Stage.ASLEEP:
-                self._do.close(station, "", _WHY, now)  # it was about to sleep when it was asked to leave
+            if station is not None and station.stage in (Stage.ASLEEP, Stage.READY):
+                # It was about to sleep when it was asked to leave, or on its way out for a model that nobody wants now.
+                self._do.close(station, "", _WHY, now)
             elif station is None or station.stage is Stage.ABSENT:
                 ok, text = True, f"{name} is out of memory"
                 if station is not None:
