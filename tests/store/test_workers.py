@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from watchbill.spool import Spool, SpoolBroken
+from watchbill.spool import LeaseLost, Spool, SpoolBroken
 from watchbill.spool.inspect import State, entries, stats
 from watchbill.spool.queue import Durability
 
@@ -196,6 +196,35 @@ def test_a_worker_whose_folder_was_removed_makes_a_new_one(tmp_path: Path) -> No
         again = spool.lease()
         assert again is not None
         assert again.event["id"] == 2
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_whose_batch_was_removed_makes_a_new_one(tmp_path: Path) -> None:
+    """SPOOL-03: it does not look for ever at events that it has no folder for."""
+    with Spool(tmp_path, durability="none") as spool:
+        spool.enqueue_many([{"id": number} for number in range(5)])
+        lost = spool.lease_many(2)
+        shutil.rmtree(lost[0].path.parent)
+        items = spool.lease_many(3)
+        assert [item.event["id"] for item in items] == [2, 3, 4]
+        with pytest.raises(LeaseLost):
+            spool.done(lost[0])
+        spool.done_many(items)
+        assert [entry.state for entry in entries(spool)] == [State.DONE] * 3
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_whose_folder_is_removed_while_it_leases_says_so(tmp_path: Path) -> None:
+    """SPOOL-03: once; then it has a new one."""
+    with Spool(tmp_path, durability="none") as spool:
+        spool.enqueue({"id": 1})
+        consumer = spool._consumer()  # after its look whether the folder is there
+        shutil.rmtree(consumer.path)
+        with pytest.raises(SpoolBroken, match="lease an event"):
+            consumer.lease()
+        again = spool.lease()
+        assert again is not None
+        assert again.event["id"] == 1
 
 
 @pytest.mark.timeout(20)

@@ -223,7 +223,12 @@ class Consumer:
                 os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
                 lease = Lease(own[0], own[1], True, folder, folder + own[0])
         except FileNotFoundError:
-            return None  # somebody else was faster
+            if os.fstat(target).st_nlink:
+                return None  # somebody else was faster
+            if not batch:
+                raise  # our own folder was removed: the event is still there, and would be for ever
+            self._close_batch()
+            return self._claim(path, batch)
         except OSError as error:
             if error.errno not in _THIS_FILE_ONLY:
                 raise
