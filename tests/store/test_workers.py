@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -394,3 +395,30 @@ def test_the_lock_file_says_who_it_is(tmp_path: Path) -> None:
         who = json.loads((item.path.parent / ".lock").read_text())
         assert who["pid"] == os.getpid()
         assert set(who) == {"host", "pid", "boot"}
+
+
+def test_writers_in_many_threads_whose_folder_is_removed_are_told_no_more(tmp_path: Path) -> None:
+    """SPOOL-02: who replaces a broken writer waits for the others in it: its descriptors are still in their hands."""
+    broken, is_over, said = list[OSError](), threading.Event(), Counter[str]()
+
+    def write(spool: Spool) -> None:
+        while not is_over.is_set():
+            try:
+                said[spool.enqueue({"id": "x"})[:0]] += 1
+            except SpoolBroken:
+                said["refused"] += 1
+            except OSError as error:
+                broken.append(error)
+
+    with Spool(tmp_path, durability="none") as spool:
+        threads = [threading.Thread(target=write, args=(spool,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 20
+        while said["refused"] < 60 and not broken and time.monotonic() < deadline:
+            shutil.rmtree(tmp_path / "queue" / ".tmp", ignore_errors=True)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert not broken
+    assert said["refused"]

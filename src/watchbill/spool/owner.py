@@ -66,10 +66,11 @@ class Owner:
 
     def abandon(self) -> None:
         """Close the descriptors and leave the folder to whoever recovers it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            os.close(self._lock_fd)
-            self.fd = self._lock_fd = -1
+        fds = self.fd, self._lock_fd
+        self.fd = self._lock_fd = -1  # before they are closed: their numbers may belong to others at once
+        if fds[0] >= 0:
+            for fd in fds:
+                os.close(fd)
 
 
 def _new_lock(path: Path) -> int:

@@ -39,9 +39,7 @@ __all__ = ["Producer", "Signer"]
 
 Sign = Callable[[bytes], bytes]
 
-_REMOVED = (
-    "somebody removed the spool's folder, or this writer's part of it; nothing was acknowledged, try again"
-)
+_REMOVED = "somebody removed the spool's folder, or a part of it; nothing was acknowledged, try again"
 #: What a record costs in the log besides its event: name, checksum, its share of a mark. In bytes.
 _RECORD_BYTES = 150
 
@@ -83,6 +81,7 @@ class Producer:
         self._waiting: list[_Ticket] = []
         self._leading = False
         self._publishing = self._stillness_wanted = 0
+        self._direct = 0  # callers that write beside the log
         self._marks: list[tuple[str, str]] = []
         self._unseen: list[Record] = []
         self._recent: list[str] | None = []
@@ -152,8 +151,10 @@ class Producer:
         except (SpoolFull, SpoolBroken):
             self.broken = True
         with self._mutex:
-            # A writer that broke may have others in it still, with the log's descriptor in hand.
-            self._await_stillness(lambda: not self._leading and not self._publishing, CLOSE_WAIT_S)
+            # A writer that broke may have others in it still, with its descriptors in hand.
+            self._await_stillness(
+                lambda: not (self._leading or self._publishing or self._direct), CLOSE_WAIT_S
+            )
         if self._log is not None:
             self._log.close()
         if self.broken:
@@ -184,12 +185,19 @@ class Producer:
         return Record(stem_of(record.name) + SIGNATURE_SUFFIX, sign(record.content))
 
     def _publish_directly(self, ticket: _Ticket, *, sync: bool = False) -> list[str]:
+        with self._mutex:
+            self._direct += 1
         try:
             self._publisher.publish(ticket.records, [], sync=sync)
         except OSError as error:
             is_ours = self._owner.is_ours
             self.broken = self.broken or not is_ours
             raise disk_fault(error, "store an event") if is_ours else SpoolBroken(_REMOVED) from error
+        finally:
+            with self._mutex:
+                self._direct -= 1
+                if self._stillness_wanted:
+                    self._quiet.notify_all()
         return ticket.names
 
     def _lead(self) -> None:
