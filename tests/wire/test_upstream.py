@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from watchbill.engines.base import Endpoint
+from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
 from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
+from watchbill.engines.warmup import ask_again
 from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX, UPSTREAM_IDLE_CONNECTIONS_MAX
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -485,3 +486,16 @@ async def test_requests_ask_for_uncompressed_answers(upstream: Upstream) -> None
         head, _, body = peer.requests[0].partition(b"\r\n\r\n")
         assert b"Accept-Encoding: identity" in head and b"Host: 127.0.0.1:" in head
         assert body == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b'{"choices": "\xff"}', b'{"choices":' + b"[" * 5_000, b"<html>"],
+    ids=["bytes", "depth", "no JSON"],
+)
+async def test_garbage_is_no_answer_to_a_model_that_is_asked_whether_it_is_well(answer: bytes) -> None:
+    """RES-20: the watchdog hears of it at once, whatever the engine sends."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer)
+    async with listening(says(head + answer)) as peer:
+        with pytest.raises(LoadError, match="chat probe"):
+            await ask_again(Warm(peer.endpoint, None, {}, "chat"))

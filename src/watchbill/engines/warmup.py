@@ -98,6 +98,6 @@ async def _probe(
 def _has(answer: bytes, wanted: str) -> bool:
     try:
         found = cast("object", msgspec.json.decode(answer))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(found, dict) and bool(cast("dict[str, object]", found).get(wanted))
