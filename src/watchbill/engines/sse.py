@@ -5,8 +5,6 @@ bytes were split, for all three kinds of newline; a single event larger than its
 engine which never ends a line cannot fill the memory. Never decodes JSON.
 """
 
-import msgspec
-
 from watchbill.errors import EngineFailed
 from watchbill.limits import SSE_EVENT_BYTES_MAX
 
@@ -24,15 +22,18 @@ class EventTooLarge(EngineFailed):
     """The engine sent a stream event larger than the limit."""
 
 
-class EventReader(msgspec.Struct, eq=False):
+class EventReader:
     """Turns a stream of bytes into the payloads of its `data:` fields."""
 
-    _rest: bytes = b""  # the line that has no end yet
-    _parts: list[bytes] = []  # its further pieces
-    _parts_size: int = 0
-    _data: list[bytes] = []  # data lines of the event that has no end yet
-    _size: int = 0
-    _at_start: bool = True
+    __slots__ = ("_at_start", "_data", "_parts", "_parts_size", "_rest", "_size")
+
+    def __init__(self) -> None:
+        self._rest = b""  # the line that has no end yet
+        self._parts: list[bytes] = []  # its further pieces
+        self._parts_size = 0
+        self._data: list[bytes] = []  # data lines of the event that has no end yet
+        self._size = 0
+        self._at_start = True
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The payloads that `piece` completes, in order. Raises EventTooLarge."""

@@ -246,7 +246,7 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes:
         more = b"" if "Content-Type" in outgoing.headers else more
         for name, value in outgoing.headers.items():
             more += _checked(f"{name}: {value}\r\n", 1)
-    return b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), more, body)
+    return b"".join((head, f"Content-Length: {len(body)}\r\n".encode(), more, b"\r\n", body))
 
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)

@@ -56,14 +56,17 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     timings: Fields | None = None
 
 
-class _Said(msgspec.Struct, eq=False):
+class _Said:
     """What plain events said together."""
 
-    last: _Plain
-    has_choice: bool = False
-    words: list[str] = []
-    finish_reason: str | None = None
-    more: Fields = {}  # usage and the like, in the order they came
+    __slots__ = ("finish_reason", "has_choice", "last", "more", "words")
+
+    def __init__(self, last: _Plain) -> None:
+        self.last = last
+        self.has_choice = False
+        self.words: list[str] = []
+        self.finish_reason: str | None = None
+        self.more: Fields = {}  # usage and the like, in the order they came
 
     def take(self, events: list[_Plain]) -> None:
         """Adds further events."""
@@ -101,16 +104,19 @@ class _Said(msgspec.Struct, eq=False):
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
 
 
-class Assembly(msgspec.Struct, eq=False):
+class Assembly:
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
-    chat: bool
-    _reader: EventReader = msgspec.field(default_factory=EventReader)
-    _held: list[bytes] = []  # events that are not read yet
-    _said: _Said | None = None  # by plain events since the last other one
-    _top: Fields = {}  # of the events before, as `_choices`
-    _choices: dict[int, Fields] = {}
-    _is_done: bool = False
+    __slots__ = ("_choices", "_held", "_is_done", "_reader", "_said", "_top", "chat")
+
+    def __init__(self, *, chat: bool) -> None:
+        self.chat = chat
+        self._reader = EventReader()
+        self._held: list[bytes] = []  # events that are not read yet
+        self._said: _Said | None = None  # by plain events since the last other one
+        self._top: Fields = {}  # of the events before, as `_choices`
+        self._choices: dict[int, Fields] = {}
+        self._is_done = False
 
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
@@ -137,7 +143,7 @@ class Assembly(msgspec.Struct, eq=False):
             self._is_done = True
             held.pop()
         try:
-            events = _decode_plain(b"[%b]" % b",".join(held)) if self.chat else []
+            events = _decode_plain(b"[" + b",".join(held) + b"]") if self.chat else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) != len(held):  # they are not plain, or two in one

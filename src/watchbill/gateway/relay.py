@@ -12,9 +12,8 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
-
-import msgspec
 
 from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
@@ -59,7 +58,8 @@ class Collector(Protocol):
         ...
 
 
-class Relay(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Relay:
     """One request's way to its engine. Every step can be interrupted and taken up again."""
 
     upstream: Upstream

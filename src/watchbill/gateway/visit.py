@@ -3,9 +3,9 @@
 import asyncio
 import itertools
 import os
+from collections.abc import Mapping
 from functools import lru_cache
-
-import msgspec
+from types import MappingProxyType
 
 from watchbill.catalog import ApiKey
 from watchbill.gateway.auth import Pass
@@ -17,22 +17,28 @@ __all__ = ["Visit"]
 
 _PREFIX = f"http-{os.urandom(4).hex()}-"
 _numbers = itertools.count(1)
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-class Visit(msgspec.Struct, eq=False):
+class Visit:
     """What is known about a request so far."""
 
-    request: Request
-    began: float
-    _id: str = ""
-    key: ApiKey | None = None
-    cors: dict[str, str] = {}
-    lane: str = ""
-    model: str = ""
-    start: Start | None = None
-    fallback: str | None = None  # why no model gave the answer
-    asked: dict[str, object] | None = None  # the request's body, for capture
-    capture: str | None = None  # the spool that its type of work names
+    __slots__ = (
+        "_id", "asked", "began", "capture", "cors", "fallback", "key", "lane", "model", "request", "start",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, began: float) -> None:
+        self.request = request
+        self.began = began
+        self._id = ""
+        self.key: ApiKey | None = None
+        self.cors = _NOTHING
+        self.lane = ""
+        self.model = ""
+        self.start: Start | None = None
+        self.fallback: str | None = None  # why no model gave the answer
+        self.asked: dict[str, object] | None = None  # the request's body, for capture
+        self.capture: str | None = None  # the spool that its type of work names
 
     @property
     def id(self) -> str:

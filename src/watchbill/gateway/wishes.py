@@ -76,9 +76,10 @@ RANGES: dict[str, Range] = {
 
 def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raises RequestError for a known number that is out of its range, or no number at all."""
-    for name in ranges.keys() & body.keys():
-        value, known = body[name], ranges[name]
-        kind = type(value)
+    for name, value in body.items():
+        if name not in ranges:
+            continue
+        kind, known = type(value), ranges[name]
         if kind is int or (kind is float and not known.whole):  # as nearly all are
             if known.low <= value <= known.high:  # pyright: ignore[reportOperatorIssue]  it is a number
                 continue

@@ -15,6 +15,7 @@ caller who left can never strand an in-flight count.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -66,7 +67,8 @@ class Desk(Protocol):
         ...
 
 
-class Ticket(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Ticket:
     """One request of one caller. Not thread-safe: lives on the driver's event loop."""
 
     request: Request

@@ -33,7 +33,7 @@ class Inbox:
     """One connection's requests, in the order in which they came."""
 
     __slots__ = (
-        "_head_bytes", "_line", "_lines", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
+        "_head_bytes", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
         "requests",
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ class Inbox:
         self._line = line
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._lines: list[bytes] = []  # names and values of headers, in turns
+        self._headers: dict[str, str] = {}  # of the head that comes, or trailers
         self._proposal: dict[str, str] = {}  # the headers of who would rather speak another protocol
         self._head_bytes = 0  # that came since a head, or a piece of a body
         self.requests: deque[Request] = deque()  # whose turn has not come
@@ -99,13 +99,19 @@ class Inbox:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer: nobody reads those."""
-        self._lines += (name, value)
+        """One header, or one trailer: nobody reads those. Of one that is sent twice, both values are in one text."""
+        headers, key = self._headers, _names.get(name) or _name(name)
+        text = value.decode("utf-8", "surrogateescape")
+        if key in headers:
+            text = f"{headers[key]}, {text}"
+        if len(value) > REQUEST_HEADER_BYTES_MAX or len(text) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+        headers[key] = text
 
     def on_headers_complete(self) -> None:
         """The head is there: the request can be answered while its body still comes."""
-        parser, headers, requests = self._parser, _headers_of(self._lines), self.requests
-        self._lines.clear()
+        parser, headers, requests = self._parser, self._headers, self.requests
+        self._headers = {}
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._proposal = headers
             return  # it comes again, without its proposal
@@ -141,38 +147,12 @@ class Inbox:
         request, self.receiving = self.receiving, None
         if request is not None:  # else it was a proposal
             request.is_whole = True
-            self._lines.clear()  # of trailers
+            self._headers.clear()  # of trailers
             self._head_bytes = self.held = 0
 
 
 def _no_request(why: str) -> RequestError:
     return RequestError(f"this is no HTTP request: {why}")
-
-
-def _headers_of(lines: list[bytes]) -> dict[str, str]:
-    """Headers by lower-case name; of one that was sent twice, both values are in one text."""
-    names, values = lines[::2], lines[1::2]
-    if max(map(len, values), default=0) > REQUEST_HEADER_BYTES_MAX:
-        raise _no_request("a header is too long")
-    try:
-        headers = dict(zip(map(_names.__getitem__, names), map(bytes.decode, values), strict=True))
-    except (KeyError, UnicodeDecodeError):
-        headers = {}
-    return headers if len(headers) == len(names) else _unusual_headers_of(lines)
-
-
-def _unusual_headers_of(lines: list[bytes]) -> dict[str, str]:
-    """The same for names that nobody has sent before, names that come again, and texts of any bytes."""
-    headers: dict[str, str] = {}
-    for raw, value in zip(lines[::2], lines[1::2], strict=True):
-        name, text = _names.get(raw) or _name(raw), value.decode("utf-8", "surrogateescape")
-        known = headers.get(name)
-        if known is not None:
-            if len(known) + len(text) > REQUEST_HEADER_BYTES_MAX:
-                raise _no_request("a header is too long")
-            text = f"{known}, {text}"
-        headers[name] = text
-    return headers
 
 
 def _name(raw: bytes) -> str:

@@ -6,8 +6,6 @@ from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
-import msgspec
-
 from watchbill.errors import TheirsError
 
 __all__ = ["Line", "Request"]
@@ -34,20 +32,34 @@ class Line(Protocol):
         ...
 
 
-class Request(msgspec.Struct, eq=False):
+class Request:
     """One request. `headers` are by lower-case name; of one that was sent twice, both values are in one text."""
 
-    connection: Line
-    method: str
-    target: str  # the path and the query, as they were sent
-    version: str
-    headers: dict[str, str]
-    keeps_alive: bool
-    pieces: list[bytes] = []  # of the body: what has come and was not taken yet
-    is_whole: bool = False  # the body has come to its end
-    failure: TheirsError | None = None  # why it never will
-    is_answered: bool = False  # at least the head of an answer was written
-    match: Mapping[str, str] = _NO_VARIABLES  # what the variables of its address stand for
+    __slots__ = (
+        "connection", "failure", "headers", "is_answered", "is_whole", "keeps_alive", "match", "method", "pieces",
+        "target", "version",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0917  one for each part of a head
+        self,
+        connection: Line,
+        method: str,
+        target: str,
+        version: str,
+        headers: dict[str, str],
+        keeps_alive: bool,
+    ) -> None:
+        self.connection = connection
+        self.method = method
+        self.target = target  # the path and the query, as they were sent
+        self.version = version
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+        self.pieces: list[bytes] = []  # of the body: what has come and was not taken yet
+        self.is_whole = False  # the body has come to its end
+        self.failure: TheirsError | None = None  # why it never will
+        self.is_answered = False  # at least the head of an answer was written
+        self.match = _NO_VARIABLES  # what the variables of its address stand for
 
     @property
     def path(self) -> str:
