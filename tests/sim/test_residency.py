@@ -33,6 +33,11 @@ def stage(world: World, name: str) -> Stage:
     return world.core.state.stations[name].stage
 
 
+def callers_come(world: World, count: int, first_ms: int, each_ms: int) -> None:
+    for number in range(count):
+        world.at(first_ms + number * each_ms, lambda: world.arrive("A", 300, lane="chat"))
+
+
 def reasons(world: World, event: str, model: str | None = None) -> list[str]:
     return [n.reason for _, n in world.journal if n.event == event and model in (None, n.model)]
 
@@ -276,8 +281,7 @@ def test_the_watchdog_resets_what_nobody_reports(world_of: WorldOf, model: Model
     """RES-20: only failures in a row, or more memory than its quota: hard reset and an alert."""
     faults = Faults(answer_fails=1.0, until_ms=30_000) if fault == "answers" else None
     world = world_of(model("A", 4), faults=faults)
-    for i in range(4):
-        world.at(5_000 + i * 2_000, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 4, 5_000, 2_000)
     world.run(16_000)
     if fault == "memory":
         world.engines["A"].held["gpu:0"] = 5 * GB
@@ -428,8 +432,7 @@ def test_answers_that_fail_by_their_callers_fault_take_the_model_from_nobody(
     """RES-20: however many answers fail, a model that still answers is not reset; it is asked before."""
     world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=30_000))
     world._acts[m.Check] = lambda action: world.feed(m.Checked(action.model, action.attempt))
-    for i in range(20):
-        world.at(5_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 20, 5_000, 1_000)
     world.run(40_000)
     assert [c.outcome for c in world.callers.values()] == ["failed"] * 20
     assert world.tally.loads == 1 and not world.alerts
@@ -441,8 +444,7 @@ def test_a_late_word_about_a_model_that_was_loaded_anew_is_dropped(world_of: Wor
     world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=14_000))
     asked: list[m.Check] = []
     world._acts[m.Check] = asked.append
-    for i in range(3):
-        world.at(5_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 3, 5_000, 1_000)
     world.run(15_000)
     world.feed(m.Died("A", asked[0].attempt, "simulated crash"))
     world.run(18_000)
@@ -458,14 +460,12 @@ def test_a_failed_check_that_a_good_answer_refuted_is_forgotten(world_of: WorldO
     world = world_of(model("A"), faults=Faults(answer_fails=1.0, until_ms=9_000))
     asked: list[m.Check] = []
     world._acts[m.Check] = asked.append
-    for i in range(4):
-        world.at(5_000 + i * 1_500, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 4, 5_000, 1_500)
     world.run(12_000)
     assert [c.outcome for c in world.callers.values()] == ["failed"] * 3 + ["answered"]
     world.feed(m.Checked("A", asked[0].attempt, "no answer in time"))
     world.faults = replace(world.faults, until_ms=100_000)
-    for i in range(3):
-        world.at(60_000 + i * 1_000, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 3, 60_000, 1_000)
     world.run(64_000)
     assert len(asked) == 2 and not world.alerts and stage(world, "A") is Stage.READY
     world.feed(m.Checked("A", asked[1].attempt))
@@ -485,8 +485,7 @@ def test_a_model_whose_slots_were_all_taken_is_not_reset_for_its_silence(
         world.at(world.now + 20_000, lambda: world.feed(failed))  # the engine's only slot is taken
 
     world._acts[m.Check] = ask
-    for i in range(3):
-        world.at(5_000 + i * 1_500, lambda: world.arrive("A", 300, lane="chat"))
+    callers_come(world, 3, 5_000, 1_500)
     world.at(8_100, lambda: world.arrive("A", 100_000, lane="batch"))
     world.run(105_000)
     assert stage(world, "A") is Stage.READY and not world.alerts

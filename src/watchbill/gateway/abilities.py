@@ -57,13 +57,9 @@ class Abilities:
 
     async def of(self, model: Model) -> Able:
         """What this model can do."""
-        return self._recall(model) or await self._find_out(model)
-
-    def _recall(self, model: Model) -> Able | None:
         known = self._known.get(model.name)
-        return known[1] if known is not None and known[0] is model else None
-
-    async def _find_out(self, model: Model) -> Able:
+        if known is not None and known[0] is model:
+            return known[1]
         catalog = self._driver.catalog
         able = _able(model, catalog.engines[model.engine].driver, (await self._files.facts(model)).header)
         self._known = {name: kept for name, kept in self._known.items() if name in catalog.models}
@@ -77,7 +73,7 @@ class Abilities:
         model = self._driver.catalog.find_model(wish.model)
         if model is None:
             return wish  # the scheduler says so
-        able = self._recall(model) or await self._find_out(model)
+        able = await self.of(model)
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
         if (able.vision is not False and model.family is None) or not has_image(messages):

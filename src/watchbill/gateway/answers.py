@@ -5,6 +5,7 @@ the closed list in `errors`. Never contains a traceback, a path or a prompt.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 
@@ -12,7 +13,16 @@ from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.response import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
-__all__ = ["EngineRefused", "as_response", "error_body", "json_response", "refuse", "status_of", "verdict"]
+__all__ = [
+    "EngineRefused",
+    "as_response",
+    "engine_error",
+    "error_body",
+    "json_response",
+    "refuse",
+    "status_of",
+    "verdict",
+]
 
 #: OpenAI's `type` of an error, by status; 5xx are `server_error`.
 _TYPES = {
@@ -28,6 +38,8 @@ _TYPES = {
 }
 #: What a client is told to wait when nobody knows better.
 _RETRY_AFTER_DEFAULT_S = 5
+#: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
+_CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503})
 
@@ -43,6 +55,25 @@ class EngineRefused(EngineFailed):
         self.answered = status if status < 500 or status == 501 else 502
         self.kind = kind
         self.param = param
+
+
+def engine_error(status: int, answer: object) -> EngineRefused:
+    """What an engine says about its failure, as an error of ours that keeps its words."""
+    error: object = answer
+    if isinstance(answer, dict):
+        error = cast("dict[str, object]", answer).get("error", cast("dict[str, object]", answer))
+    if not isinstance(error, dict):
+        return EngineRefused(status, str(error)[:2000] or f"the engine answered {status}")
+    fields = cast("dict[str, object]", error)
+    code = fields.get("code")
+    if status >= 500 and isinstance(code, int) and 400 <= code < 600:
+        status = code
+    kind = fields.get("type")
+    message = str(fields.get("message") or fields.get("detail") or f"the engine answered {status}")[:2000]
+    kept = kind if isinstance(kind, str) else None
+    if status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
+        status, kept = 400, "invalid_request_error"
+    return EngineRefused(status, message, kind=kept, param=fields.get("param"))
 
 
 def status_of(error: TheirsError) -> int:

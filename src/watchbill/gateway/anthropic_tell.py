@@ -14,7 +14,7 @@ import msgspec
 
 from watchbill.engines.sse import EventReader
 from watchbill.errors import EngineFailed
-from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.answers import engine_error
 from watchbill.gateway.events import Chunk, ChunkReader, event, read_chunk
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.toolcalls import ToolCalls

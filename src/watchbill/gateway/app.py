@@ -71,7 +71,7 @@ class Gateway(House):
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """As the house does; unloads that clients asked for are ended first."""
-        self.begin_closing()
+        self.closing.set()
         await self._ollama.unloading.close()
         await super().drain(grace_ms, last_ms)
 

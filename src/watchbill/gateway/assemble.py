@@ -15,18 +15,16 @@ import msgspec
 
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
-from watchbill.gateway.answers import EngineRefused
+from watchbill.gateway.answers import engine_error
 from watchbill.limits import ASSEMBLY_EVENTS_HELD
 
-__all__ = ["Assembly", "engine_error"]
+__all__ = ["Assembly"]
 
 Fields = dict[str, object]
 
 _decode = msgspec.json.Decoder(Fields).decode
 
 _CHAT = "chat.completion"
-#: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
-_CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
@@ -236,25 +234,6 @@ def _finish_message(message: Fields) -> None:
             call.pop("index", None)  # a whole answer has no such field
     elif message.get("content") is None:
         message["content"] = ""
-
-
-def engine_error(status: int, answer: object) -> EngineRefused:
-    """What an engine says about its failure, as an error of ours that keeps its words."""
-    error: object = answer
-    if isinstance(answer, dict):
-        error = cast("Fields", answer).get("error", cast("Fields", answer))
-    if not isinstance(error, dict):
-        return EngineRefused(status, str(error)[:2000] or f"the engine answered {status}")
-    fields = cast("Fields", error)
-    code = fields.get("code")
-    if status >= 500 and isinstance(code, int) and 400 <= code < 600:
-        status = code
-    kind = fields.get("type")
-    message = str(fields.get("message") or fields.get("detail") or f"the engine answered {status}")[:2000]
-    kept = kind if isinstance(kind, str) else None
-    if status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
-        status, kept = 400, "invalid_request_error"
-    return EngineRefused(status, message, kind=kept, param=fields.get("param"))
 
 
 def _merge(into: Fields, delta: Fields) -> None:

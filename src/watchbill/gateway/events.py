@@ -10,7 +10,7 @@ import msgspec
 
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
-from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.answers import engine_error
 
 __all__ = ["Chunk", "ChunkReader", "event", "read_chunk"]
 

@@ -16,8 +16,7 @@ import msgspec
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
-from watchbill.gateway.answers import verdict
-from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.answers import engine_error, verdict
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.http.response import Answer

@@ -65,8 +65,7 @@ class House:
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
-        self.closing = asyncio.Event()  # for who waits for it
-        self.is_draining = False  # the same, for who only looks
+        self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
         self._visitors = 0
@@ -125,10 +124,10 @@ class House:
 
     # ------------------------------------------------------------------ shutdown
 
-    def begin_closing(self) -> None:
-        """From now on nobody new is let in."""
-        self.is_draining = True
-        self.closing.set()
+    @property
+    def is_draining(self) -> bool:
+        """Whether the house is closing."""
+        return self.closing.is_set()
 
     @property
     def is_busy(self) -> bool:
@@ -137,7 +136,7 @@ class House:
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """Sends away who waits, lets finish who is served, then cuts off who is still there."""
-        self.begin_closing()
+        self.closing.set()
         for relay in list(self._relays):
             relay.leave()
         await self._wait_empty(grace_ms)

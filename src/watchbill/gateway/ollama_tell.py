@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import msgspec
 
 from watchbill.errors import EngineFailed, TheirsError
-from watchbill.gateway.assemble import engine_error
+from watchbill.gateway.answers import engine_error
 from watchbill.gateway.events import Chunk, ChunkReader, read_chunk
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.ndjson import LineReader, line

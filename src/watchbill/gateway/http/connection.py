@@ -99,13 +99,12 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
             return  # nobody will answer what comes now
-        inbox, waiter = self._inbox, self._waiter
+        inbox = self._inbox
         inbox.feed(data)
         if inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
             self._is_paused = True
             self.transport.pause_reading()
-        if waiter is not None:
-            self._wake()
+        self._wake()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -21,8 +21,6 @@ class Answer:
 
     `lines` are headers that were written down already, each with its line's end."""
 
-    __slots__ = ("closes", "headers", "is_begun", "lines", "status")
-
     def __init__(self, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         self.status = status
         self.headers = headers
@@ -48,10 +46,8 @@ class Answer:
 class Response(Answer):
     """A whole answer."""
 
-    __slots__ = ("body",)
-
     def __init__(self, body: bytes, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
-        Answer.__init__(self, headers, status, lines)
+        super().__init__(headers, status, lines)
         self.body = body
 
     def pieces(self, request: Request) -> tuple[bytes, ...]:
