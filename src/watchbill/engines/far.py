@@ -10,8 +10,9 @@ from typing import TypeVar, cast
 
 import aiohttp
 
+from watchbill.engines.call import Call
 from watchbill.engines.connection import Deadlines, Outgoing, UpstreamFailed
-from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX
+from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX
 
 __all__ = ["FarCall", "FarSession"]
 
@@ -44,7 +45,7 @@ class FarSession:
             self._session = None
 
 
-class FarCall:
+class FarCall(Call):
     """One request over aiohttp's client."""
 
     def __init__(self, session: FarSession, outgoing: Outgoing, deadlines: Deadlines) -> None:
@@ -59,25 +60,43 @@ class FarCall:
         if outgoing.body:
             self._headers.setdefault("Content-Type", "application/json")
         self._deadlines = deadlines
+        self.content_type = ""
         self._answer: aiohttp.ClientResponse | None = None
+        self._piece: bytes | None = None  # that has come and was not taken yet
+        self._failure: UpstreamFailed | None = None
         self._step: asyncio.Task[object] | None = None
         self._aborted = False
         self._begun = False
 
-    @property
-    def content_type(self) -> str:
-        assert self._answer is not None
-        return self._answer.content_type.lower()
+    def poll(self) -> int:
+        if self._failure is not None:
+            raise self._failure
+        return 0 if self._answer is None else self._answer.status
 
-    async def head(self) -> int:
+    def take(self) -> bytes | None:
+        piece, self._piece = self._piece, None
+        if piece is None and self._failure is not None:
+            raise self._failure
+        return piece
+
+    async def news(self) -> None:
+        try:
+            if self._answer is None:
+                await self._hear_head()
+            else:
+                await self._hear_piece(self._answer)
+        except UpstreamFailed as error:
+            self._failure = error
+
+    async def _hear_head(self) -> None:
         answer = await self._guarded(self._open, self._deadlines.connect_ms + self._deadlines.first_byte_ms)
-        self._answer = answer
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            self.abort()
+            answer.close()
             raise UpstreamFailed(
                 "garbled", "the engine compressed its answer although asked not to", received=True
             )
-        return answer.status
+        self._answer = answer
+        self.content_type = answer.content_type.lower()
 
     async def _open(self) -> aiohttp.ClientResponse:
         return await self._session.get().request(
@@ -89,28 +108,12 @@ class FarCall:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_ms / 1000),
         )
 
-    def take(self) -> bytes | None:
-        return None  # whether something has come is aiohttp's own affair
-
-    async def chunk(self) -> bytes:
-        assert self._answer is not None
+    async def _hear_piece(self, answer: aiohttp.ClientResponse) -> None:
         bound_ms = self._deadlines.silence_ms if self._begun else self._deadlines.first_byte_ms
-        piece = await self._guarded(self._answer.content.readany, bound_ms)
+        piece = self._piece = await self._guarded(answer.content.readany, bound_ms)
         self._begun = True
         if not piece:
-            self._answer.release()
-        return piece
-
-    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
-        body = bytearray()
-        while piece := await self.chunk():
-            body += piece
-            if len(body) > limit_bytes:
-                self.abort()
-                raise UpstreamFailed(
-                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
-                )
-        return bytes(body)
+            answer.release()
 
     def abort(self) -> None:
         self._aborted = True

@@ -15,12 +15,13 @@ connection turned out to be closed, and not a byte of an answer had come.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Protocol
 
 from watchbill.engines.base import Endpoint
+from watchbill.engines.call import Call
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
 from watchbill.engines.far import FarCall, FarSession
 from watchbill.engines.way import Address, Way
@@ -40,37 +41,6 @@ class Reply:
     status: int
     content_type: str
     body: bytes
-
-
-class Call(Protocol):
-    """One request on its way, and its answer."""
-
-    @property
-    def content_type(self) -> str:
-        """The answer's media type, lower case, without parameters."""
-        ...
-
-    async def head(self) -> int:
-        """Sends the request and returns the answer's status. Raises UpstreamFailed.
-
-        A caller who stops waiting (a timeout of its own) may call again: nothing is sent twice."""
-        ...
-
-    def take(self) -> bytes | None:
-        """What has come already: a piece, nothing at the answer's end, None for who has to wait in `chunk`."""
-        ...
-
-    async def chunk(self) -> bytes:
-        """The next piece of the answer, empty at its end. Raises UpstreamFailed when it breaks off."""
-        ...
-
-    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
-        """The whole rest of the answer. Raises UpstreamFailed, also when it is larger than the limit."""
-        ...
-
-    def abort(self) -> None:
-        """Cuts the request wherever it is; whoever waits gets UpstreamFailed. Does nothing after the end."""
-        ...
 
 
 class Upstream:
@@ -127,11 +97,11 @@ class Upstream:
             self._far = None
 
 
-class NearCall:
+class NearCall(Call):
     """A request over loopback on a connection of ours."""
 
     __slots__ = (
-        "_aborted", "_connection", "_deadlines", "_released", "_request", "_streamed", "_way", "content_type",
+        "_connection", "_deadlines", "_failure", "_is_again", "_released", "_request", "_streamed", "_way", "content_type",
     )  # fmt: skip
 
     def __init__(self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes) -> None:
@@ -140,21 +110,20 @@ class NearCall:
         self._streamed = streamed
         self._request = request
         self._connection: Connection | None = None
-        self._aborted = False
+        self._failure: UpstreamFailed | None = None  # where no connection has one
+        self._is_again = False  # a kept connection was closed before a byte of an answer: the next is a new one
         self._released = False  # the connection may serve another request by now
         self.content_type = ""
 
-    async def head(self) -> int:
+    def poll(self) -> int:
         connection = self._connection
         if connection is None:
-            connection = self._send(self._way.take() or await self._connect())
-        while not connection.status:
-            if connection.failure is None:
-                await connection.changed()
-            elif self._may_send_again(connection, connection.failure):
-                connection = self._send(await self._connect())
-            else:
-                raise connection.failure
+            self._send_at_once()
+            return 0
+        if not connection.status:
+            if connection.failure is not None:
+                self._send_again(connection, connection.failure)
+            return 0
         headers = connection.headers
         if b"content-encoding" in headers and headers[b"content-encoding"] not in _UNCOMPRESSED:
             connection.abort()
@@ -164,26 +133,39 @@ class NearCall:
         self.content_type = _media_type(headers.get(b"content-type", b""))
         return connection.status
 
-    def _may_send_again(self, connection: Connection, failure: UpstreamFailed) -> bool:
-        """The kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
-        if not connection.is_kept or failure.kind != "closed" or failure.received or self._aborted:
-            return False
+    def _send_at_once(self) -> None:
+        """Sends the request if there is a kept connection; else `news` opens one."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_again and (kept := self._way.take()) is not None:
+            self._connection = kept
+            kept.begin(self._request, self._deadlines, streamed=self._streamed)
+
+    def _send_again(self, connection: Connection, failure: UpstreamFailed) -> None:
+        """A kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
+        if not connection.is_kept or failure.kind != "closed" or failure.received:
+            raise failure
         if connection.followed_stream:
             self._way.closes = True
-        return True
+        self._connection, self._is_again = None, True
 
-    async def _connect(self) -> Connection:
-        self._connection = None  # so that a caller who was interrupted here can ask for the head again
-        connection = await self._way.connect(self._deadlines.connect_ms)
-        if self._aborted:
+    def news(self) -> Awaitable[None]:
+        connection = self._connection
+        return self._connect() if connection is None else connection.changed()
+
+    async def _connect(self) -> None:
+        if self._failure is not None:
+            return
+        try:
+            connection = await self._way.connect(self._deadlines.connect_ms)
+        except UpstreamFailed as error:
+            self._failure = error
+            return
+        if self._failure is not None:
             connection.abort()
-            raise UpstreamFailed("aborted", "the request to the engine was cut")
-        return connection
-
-    def _send(self, connection: Connection) -> Connection:
+            return
         self._connection = connection
         connection.begin(self._request, self._deadlines, streamed=self._streamed)
-        return connection
 
     def take(self) -> bytes | None:
         if self._released:
@@ -203,29 +185,10 @@ class NearCall:
             self._way.keep(connection)
         return piece
 
-    async def chunk(self) -> bytes:
-        assert self._connection is not None
-        while (piece := self.take()) is None:
-            await self._connection.changed()
-        return piece
-
-    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while piece := await self.chunk():
-            size += len(piece)
-            if size > limit_bytes:
-                self.abort()
-                raise UpstreamFailed(
-                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
-                )
-            pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
     def abort(self) -> None:
         if self._released:
             return
-        self._aborted = True
+        self._failure = UpstreamFailed("aborted", "the request to the engine was cut")
         connection = self._connection
         if connection is None:
             return

@@ -71,9 +71,17 @@ class Abilities:
 
         An image is never handed down to a smaller model of the family, which may be blind."""
         model = self._driver.catalog.find_model(wish.model)
-        if model is None:
-            return wish  # the scheduler says so
-        able = await self.of(model)
+        if model is not None:
+            await self.of(model)
+        return self.check_known(wish, ability, messages) or wish  # unknown still: the scheduler says so
+
+    def check_known(self, wish: Wish, ability: Ability, messages: object = None) -> Wish | None:
+        """The same without waiting; None for a model at whose file nobody has looked yet."""
+        model = self._driver.catalog.find_model(wish.model)
+        known = self._known.get(model.name) if model is not None else None
+        if model is None or known is None or known[0] is not model:
+            return None
+        able = known[1]
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
         if (able.vision is not False and model.family is None) or not has_image(messages):

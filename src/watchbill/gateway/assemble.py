@@ -16,7 +16,7 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.limits import ASSEMBLY_EVENTS_HELD
+from watchbill.limits import ASSEMBLY_HELD_BYTES
 
 __all__ = ["Assembly"]
 
@@ -54,29 +54,98 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     timings: Fields | None = None
 
 
-class _Said:
-    """What plain events said together."""
+_decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+_CR = 13  # as a number, which bytes are searched for at once
 
-    __slots__ = ("finish_reason", "has_choice", "last", "more", "words")
 
-    def __init__(self, last: _Plain) -> None:
-        self.last = last
-        self.has_choice = False
-        self.words: list[str] = []
-        self.finish_reason: str | None = None
-        self.more: Fields = {}  # usage and the like, in the order they came
+class Assembly:
+    """One answer in the making. `feed` bytes of the stream, then `result`."""
 
-    def take(self, events: list[_Plain]) -> None:
-        """Adds further events."""
-        self.last = events[-1]
-        words, more, choice = self.words, self.more, None
+    __slots__ = (
+        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_is_done", "_last", "_more", "_reader", "_top",
+        "_words", "chat",
+    )  # fmt: skip
+
+    def __init__(self, *, chat: bool) -> None:
+        self.chat = chat
+        self._held: list[bytes] = []  # pieces that are not read yet
+        self._held_bytes = 0
+        self._is_done = False
+        # what plain events said since the last other one
+        self._last: _Plain | None = None
+        self._words: list[str] = []
+        self._finish_reason: str | None = None
+        self._has_choice = False
+        self._more: Fields = {}  # usage and the like, in the order they came
+        # what all events said before
+        self._reader: EventReader | None = None  # None: they were all plain
+        self._top: Fields = {}
+        self._choices: dict[int, Fields] = {}
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
+        the latest at the end."""
+        self._held.append(piece)
+        self._held_bytes += len(piece)
+        if self._held_bytes >= ASSEMBLY_HELD_BYTES or piece.find(b'"error"') >= 0:
+            self._read_held()
+
+    def result(self) -> Fields:
+        """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        self._read_held()
+        if self._reader is None and self._last is not None and not self._held:
+            answer, is_finished = self._said(self._last), self._finish_reason is not None
+        else:
+            answer, is_finished = self._finish()
+        if not is_finished and not self._is_done:
+            raise EngineFailed("the engine's stream ended before its answer did")
+        return answer
+
+    def _read_held(self) -> None:
+        """Reads what came; the beginning of an event may be held on."""
+        text, self._held, self._held_bytes = b"".join(self._held), [], 0
+        if self.chat and (self._reader is None or self._reader.is_between_events):
+            end = text.rfind(b"\n\n") + 2
+            if self._read_plain(text[:end]):
+                if end < len(text):
+                    self.feed(text[end:])
+                return
+        self._read_others(text)
+
+    # ------------------------------------------------------------------ plain events
+
+    def _read_plain(self, text: bytes) -> bool:
+        """Reads plain events at once. False when there is anything else: then nothing was read."""
+        if not text.startswith(b"data: ") or _CR in text:
+            return False
+        payloads = text[6:-2].split(b"\n\ndata: ")
+        if text.count(b"\n") != 2 * len(payloads):  # there is another field, or an event without data
+            return False
+        is_done = payloads[-1] == DONE
+        if is_done:
+            payloads.pop()
+        try:
+            events = _decode_plain(b"[" + b",".join(payloads) + b"]")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        if len(events) != len(payloads):  # two in one
+            return False
+        if is_done:
+            self._is_done = True
+        if events:
+            self._take_plain(events)
+        return True
+
+    def _take_plain(self, events: list[_Plain]) -> None:
+        self._last = events[-1]
+        words, more, choice = self._words, self._more, None
         for event in events:
             for choice in event.choices:
                 content = choice.delta.content
                 if content is not None:
                     words.append(content)
                 if choice.finish_reason is not None:
-                    self.finish_reason = choice.finish_reason
+                    self._finish_reason = choice.finish_reason
             if event.usage is not None:
                 more["usage"] = event.usage
             if event.system_fingerprint is not None:
@@ -84,80 +153,34 @@ class _Said:
             if event.timings is not None:
                 more["timings"] = event.timings
         if choice is not None:
-            self.has_choice = True
+            self._has_choice = True
 
-    def event(self) -> Fields:
-        """One event that says all of it."""
-        delta: Fields = {"content": "".join(self.words)} if self.words else {}
-        choice: Fields = {"index": 0, "delta": delta, "finish_reason": self.finish_reason}
-        return {**self.answer(), "object": self.last.object, "choices": [choice] if self.has_choice else []}
-
-    def answer(self) -> Fields:
-        """The whole answer that they are."""
-        last, choices = self.last, [_chat_choice(0, "".join(self.words), self.finish_reason)]
+    def _said(self, last: _Plain) -> Fields:
+        """The whole answer that plain events are."""
+        choices = [_chat_choice(0, "".join(self._words), self._finish_reason)] if self._has_choice else []
         top: Fields = {"id": last.id, "object": _CHAT, "created": last.created, "model": last.model}
-        return {**top, **self.more, "choices": choices if self.has_choice else []}
+        return {**top, **self._more, "choices": choices}
 
+    def _merge_plain(self) -> None:
+        """Takes one event that says what plain ones said together."""
+        last, words, reason, has_choice = self._last, self._words, self._finish_reason, self._has_choice
+        if last is None:
+            return
+        delta: Fields = {"content": "".join(words)} if words else {}
+        choice: Fields = {"index": 0, "delta": delta, "finish_reason": reason}
+        event = {**self._said(last), "object": last.object, "choices": [choice] if has_choice else []}
+        self._last, self._words, self._finish_reason, self._has_choice, self._more = None, [], None, False, {}
+        self._take_fields(event)
 
-_decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+    # ------------------------------------------------------------------ all others
 
-
-class Assembly:
-    """One answer in the making. `feed` bytes of the stream, then `result`."""
-
-    __slots__ = ("_choices", "_held", "_is_done", "_reader", "_said", "_top", "chat")
-
-    def __init__(self, *, chat: bool) -> None:
-        self.chat = chat
-        self._reader = EventReader()
-        self._held: list[bytes] = []  # events that are not read yet
-        self._said: _Said | None = None  # by plain events since the last other one
-        self._top: Fields = {}  # of the events before, as `_choices`
-        self._choices: dict[int, Fields] = {}
-        self._is_done = False
-
-    def feed(self, piece: bytes) -> None:
-        """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage, both at
-        the latest at the end."""
-        self._held += self._reader.feed(piece)
-        if len(self._held) >= ASSEMBLY_EVENTS_HELD or piece.find(b'"error"') >= 0:
-            self._read_held()
-
-    def result(self) -> Fields:
-        """The whole answer. Raises EngineFailed when the stream ended before its end."""
-        self._held += self._reader.end()
-        self._read_held()
-        if self._said is None or self._top or self._choices:
-            answer, is_finished = self._finish()
-        else:  # all events were plain
-            answer, is_finished = self._said.answer(), self._said.finish_reason is not None
-        if not is_finished and not self._is_done:
-            raise EngineFailed("the engine's stream ended before its answer did")
-        return answer
-
-    def _read_held(self) -> None:
-        held, self._held = self._held, []
-        if held and held[-1] == DONE:
-            self._is_done = True
-            held.pop()
-        try:
-            events = _decode_plain(b"[" + b",".join(held) + b"]") if self.chat else []
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            events = []
-        if len(events) != len(held):  # they are not plain, or two in one
-            self._merge_said()
-            for payload in held:
-                self._take(payload)
-        elif events:
-            said = self._said
-            if said is None:
-                said = self._said = _Said(events[-1])
-            said.take(events)
-
-    def _merge_said(self) -> None:
-        if self._said is not None:
-            said, self._said = self._said, None
-            self._take_fields(said.event())
+    def _read_others(self, text: bytes) -> None:
+        """Reads events one by one, as fields."""
+        self._merge_plain()
+        if self._reader is None:
+            self._reader = EventReader()
+        for payload in self._reader.feed(text):
+            self._take(payload)
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
@@ -202,7 +225,10 @@ class Assembly:
 
     def _finish(self) -> tuple[Fields, bool]:
         """The answer, and whether each of its choices has an end."""
-        self._merge_said()
+        self._read_others(b"".join(self._held))
+        assert self._reader is not None
+        for payload in self._reader.end():
+            self._take(payload)
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             message = choice.get("message")

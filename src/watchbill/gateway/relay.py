@@ -38,6 +38,8 @@ __all__ = ["Collector", "Relay"]
 _UNKNOWN_ADDRESS = frozenset({404, 405, 501})
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
+#: An attempt failed, and no turn has its number.
+_ANY_ATTEMPT = -1
 _CUTS: dict[str, type[TheirsError]] = {
     "preempted": Preempted,
     "run_timeout": RunTimeout,
@@ -127,8 +129,10 @@ class Relay:
 
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
+        assert self._call is not None
         try:
-            piece = await self._piece()
+            while (piece := self._take(self._call)) is None:
+                await self._call.news()
         except UpstreamFailed as error:
             raise self._reason(error) from None
         self._listen(piece)
@@ -141,13 +145,14 @@ class Relay:
         collector: Collector | None = None
         resume, is_overheard = self.resume, self.tap is not None or self._spend is not None
         while True:
-            piece, size = await self._advance(), 0
+            while (piece := self._poll()) is None:
+                await self._news()
             if make is not None and self.is_stream:
                 collector = collector or make()
             elif collector is not None:
                 collector = self._ask_anew()
                 continue
-            call = self._call
+            call, size = self._call, 0
             assert call is not None
             plain: list[bytes] = []
             take = plain.append if collector is None else collector.feed
@@ -163,8 +168,8 @@ class Relay:
                         resume.go_on()
                         self._return_turn()
                         break
-                    at_hand = call.take() if resume is None else None
-                    piece = await self._piece() if at_hand is None else at_hand
+                    while (piece := self._take(call)) is None:
+                        await call.news()
                     if piece and resume is None:
                         self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
@@ -266,25 +271,41 @@ class Relay:
 
     async def _advance(self) -> bytes:
         """Goes on from where it was interrupted, to the first piece of the answer."""
-        while True:
-            try:
-                call = self._call
-                if call is None:
-                    start = self.ticket.turn or await self.ticket.granted()
-                    if start.attempt == self._failed_attempt:
-                        # The engine failed us a moment ago and the scheduler does not know yet: its news come first.
-                        await asyncio.sleep(RETRY_PAUSE_MS / 1000)
-                    call = self._begin(start)
-                if not self.status:
-                    status = self.status = await call.head()
-                    if status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
-                        call.abort()
-                        self._call, self.status = None, 0
-                        continue
-                piece = call.take() if self.resume is None else None
-                return await self._piece() if piece is None else piece
-            except UpstreamFailed as error:
-                self._give_back(error)
+        while (piece := self._poll()) is None:
+            await self._news()
+        return piece
+
+    def _poll(self) -> bytes | None:
+        """The first piece of the answer, None for who has to wait for `_news` of it."""
+        try:
+            call = self._call
+            if call is None:
+                start = self.ticket.turn
+                if start is None or start.attempt == self._failed_attempt:
+                    return None
+                call = self._begin(start)
+            status = self.status
+            if not status:
+                status = self.status = call.poll()
+                if status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
+                    call.abort()
+                    self._call, self.status = None, 0
+                    return self._poll()
+            return self._take(call) if status else None
+        except UpstreamFailed as error:
+            self._give_back(error)
+            return None
+
+    def _news(self) -> Awaitable[object]:
+        """Of the turn, or of the answer."""
+        if self._call is not None:
+            return self._call.news()
+        return self.ticket.granted() if self.ticket.turn is None else self._pause()
+
+    async def _pause(self) -> None:
+        """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
+        await asyncio.sleep(RETRY_PAUSE_MS / 1000)
+        self._failed_attempt = _ANY_ATTEMPT
 
     def _begin(self, start: Start) -> Call:
         self._start, ticket = start, self.ticket
@@ -298,19 +319,15 @@ class Relay:
         ticket.on_cut = self._on_cut
         return call
 
-    def _piece(self) -> Awaitable[bytes]:
-        assert self._call is not None
-        if self.resume is None or not self.is_stream:
-            return self._call.chunk()
-        return self._heard(self._call, self.resume)
-
-    @staticmethod
-    async def _heard(call: Call, resume: Resumption) -> bytes:
-        """The next piece, without what belongs to the seams of a continued answer."""
-        while piece := await call.chunk():
+    def _take(self, call: Call) -> bytes | None:
+        """What has come of the answer, without what belongs to the seams of a continued one."""
+        resume = self.resume
+        if resume is None or not self.is_stream:
+            return call.take()
+        while piece := call.take():
             if heard := resume.hear(piece):
                 return heard
-        return resume.rest()
+        return None if piece is None else resume.rest()
 
     def _on_cut(self) -> None:
         if self.ticket.cut == "boundary":

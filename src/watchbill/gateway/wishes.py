@@ -36,11 +36,11 @@ class Range(msgspec.Struct, frozen=True):
 
     def fits(self, value: object) -> bool:
         """Whether a value may be passed on."""
-        if isinstance(value, bool):
-            return self.flag
-        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
-            return False
-        return not self.whole or value == int(value)
+        if isinstance(value, float):
+            return self.low <= value <= self.high and (not self.whole or value.is_integer())
+        if isinstance(value, int) and value is not True and value is not False:
+            return self.low <= value <= self.high
+        return self.flag and isinstance(value, bool)
 
     def __str__(self) -> str:
         return f"a {'whole ' if self.whole else ''}number from {_plain(self.low)} to {_plain(self.high)}"
