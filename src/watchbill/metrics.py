@@ -13,7 +13,7 @@ their starts and ends are only tallied, and sorted into counters and histograms 
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import cast
@@ -57,8 +57,8 @@ LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
 FORECAST_S = (-120, -60, -30, -10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 60, 120)
 SERVICE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-#: So many different starts, and ends, are tallied before they are sorted in.
-TALLY_MAX = 512
+#: So many starts, or ends, are kept before they are sorted in.
+TALLY_MAX = 2048
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -93,30 +93,28 @@ class Metrics:
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
-        #: Lane, wait and error of the forecast; lane, outcome, model and service time -> how often.
-        self._starts: defaultdict[tuple[str, int, int], int] = defaultdict(self._begin_tally)
-        self._ends: defaultdict[tuple[str, str, str, int | None], int] = defaultdict(self._begin_tally)
+        #: Lane, wait and error of the forecast; lane, outcome, model and service time. Sorted in many at a time.
+        self._starts: list[tuple[str, int, int]] = []
+        self._ends: list[tuple[str, str, str, int | None]] = []
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
         """A request started after waiting so long, `error_ms` after its forecast; negative: before it."""
-        self._starts[lane, waited_ms, error_ms] += 1
+        self._starts.append((lane, waited_ms, error_ms))
+        if len(self._starts) >= TALLY_MAX:
+            self._sort_in()
 
     def ended(self, lane: str, outcome: str, model: str = "", ms: int | None = None) -> None:
         """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered."""
-        self._ends[lane, outcome, model, ms] += 1
-
-    def _begin_tally(self) -> int:
-        """How often something happened that was never seen. Makes room for it first."""
-        if len(self._starts) >= TALLY_MAX or len(self._ends) >= TALLY_MAX:
+        self._ends.append((lane, outcome, model, ms))
+        if len(self._ends) >= TALLY_MAX:
             self._sort_in()
-        return 0
 
     def _sort_in(self) -> None:
-        for (lane, waited_ms, error_ms), times in self._starts.items():
+        for (lane, waited_ms, error_ms), times in Counter(self._starts).items():
             self._wait.observe(waited_ms / 1000, lane, times=times)
             self._forecast.observe(error_ms / 1000, lane, times=times)
-        for (lane, outcome, model, ms), times in self._ends.items():
+        for (lane, outcome, model, ms), times in Counter(self._ends).items():
             self._requests.add(times, lane, outcome)
             if ms is not None:
                 self._service.observe(ms / 1000, model, times=times)

@@ -106,8 +106,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ the caller's side
 
-    @property
-    def is_usable(self) -> bool:
+    def can_serve(self) -> bool:
         """Whether another request may be sent."""
         return self.failure is None and self._transport is not None and not self._transport.is_closing()
 

@@ -101,7 +101,8 @@ class NearCall(Call):
     """A request over loopback on a connection of ours."""
 
     __slots__ = (
-        "_connection", "_deadlines", "_failure", "_is_again", "_released", "_request", "_streamed", "_way", "content_type",
+        "_connection", "_deadlines", "_failure", "_is_again", "_released", "_request", "_streamed", "_way",
+        "content_type",
     )  # fmt: skip
 
     def __init__(self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes) -> None:

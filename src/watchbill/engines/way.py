@@ -32,7 +32,7 @@ class Way:
         """A kept connection that is still open, the youngest first."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_usable:
+            if connection.can_serve():
                 return connection
         return None
 

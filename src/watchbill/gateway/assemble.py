@@ -62,8 +62,8 @@ class Assembly:
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
     __slots__ = (
-        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_is_done", "_last", "_more", "_reader", "_top",
-        "_words", "chat",
+        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_is_done", "_last", "_more", "_reader",
+        "_top", "_words", "chat",
     )  # fmt: skip
 
     def __init__(self, *, chat: bool) -> None:

@@ -72,14 +72,18 @@ class Exchange:
         unknown: Unknown | None = None,
     ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
+        gateway = self._gateway
         try:
-            with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
+            await gateway.step_aside()
+            with gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
+                await gateway.step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
                     if not answer and relay.status == 200:
                         raise EngineFailed("the engine answered without a word")
                     return _pass_on(relay, answer)
                 whole = Whole(_JSON, b"", answer.result())
+                await gateway.step_aside()
                 relay.finish(ok=True)
                 return whole
         except TheirsError as error:
@@ -87,8 +91,11 @@ class Exchange:
 
     async def fetch(self, visit: Visit, wish: Wish, send: Sender) -> Whole:
         """An answer that is no stream."""
+        gateway = self._gateway
         try:
-            with self._gateway.relay(visit, wish, send, streamed=False) as relay:
+            await gateway.step_aside()
+            with gateway.relay(visit, wish, send, streamed=False) as relay:
+                await gateway.step_aside()
                 answer = await relay.whole()
                 assert isinstance(answer, bytes)  # nothing was made to collect a stream
                 return _pass_on(relay, answer)

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC, datetime
+from types import coroutine
 from typing import cast
 
 from watchbill.catalog import Server, WorkClass
@@ -40,6 +41,10 @@ _log = logging.getLogger("watchbill.gateway")
 _BACKGROUND = (
     WorkClass.BACKGROUND
 )  # asked for at every request, and a look into an enum takes five times longer
+
+
+#: From so many inside on, going through the stages together gains more than the waiting for each other costs.
+_CROWD = 4
 
 
 class House:
@@ -96,7 +101,7 @@ class House:
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
         """Submits a wish. Raises what the scheduler refuses at once."""
-        if self.is_draining:
+        if self.closing.is_set():
             raise ShuttingDown
         key = visit.key if visit.key is not None and visit.key.is_bounded else None
         if key is not None:
@@ -118,16 +123,21 @@ class House:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
 
+    @coroutine
+    def step_aside(self) -> Generator[None]:
+        """Between two stages of its way a request lets those that came with it catch up.
+
+        So many go through each stage at once, and its code is fetched once for all of them. The whole way is several
+        times larger than what a processor keeps at hand: one after the other, each would fetch all of it anew.
+        """
+        if self._visitors >= _CROWD:
+            yield
+
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""
         _log.warning("request=%s model=%s broke off: %s: %s", visit.id, visit.model, error.code, error)
 
     # ------------------------------------------------------------------ shutdown
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the house is closing."""
-        return self.closing.is_set()
 
     @property
     def is_busy(self) -> bool:
@@ -179,7 +189,7 @@ class House:
                 if not self._visitors:
                     self._emptied.set()
                 self.access.note(visit, status)
-            if self.is_draining and not response.is_begun:
+            if self.closing.is_set() and not response.is_begun:
                 response.closes = True
             return response
 

@@ -39,7 +39,7 @@ class NativeDoor:
 
     async def ready(self, visit: Visit) -> Response:
         """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
-        if self._gateway.is_draining:
+        if self._gateway.closing.is_set():
             return json_response({"status": "shutting down"}, visit.lines(), 503)
         if not self._gateway.driver.is_ready():
             return json_response({"status": "the scheduler does not turn"}, visit.lines(), 503)

@@ -74,7 +74,8 @@ class Relay:
     unknown: Callable[[], bool] | None = None
     tap: Tap | None = None  # set for a request that is captured
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
-    status: int = 0
+    status: int = 0  # until the answer's is there
+    is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
     _failed_attempt: int | None = None
@@ -88,12 +89,6 @@ class Relay:
     def content_type(self) -> str:
         """The answer's media type."""
         return self._call.content_type if self._call is not None else ""
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the engine answers with a stream of events."""
-        call = self._call
-        return self.status == 200 and call is not None and call.content_type == "text/event-stream"
 
     def first(self, out: Out | None = None) -> Awaitable[bytes]:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
@@ -291,6 +286,7 @@ class Relay:
                     call.abort()
                     self._call, self.status = None, 0
                     return self._poll()
+                self.is_stream = status == 200 and call.content_type == "text/event-stream"
             return self._take(call) if status else None
         except UpstreamFailed as error:
             self._give_back(error)
