@@ -12,6 +12,8 @@ from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
 from watchbill.gateway import relay
+from watchbill.gateway.http.inbox import Inbox
+from watchbill.gateway.http.request import Line
 from watchbill.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
 
@@ -291,6 +293,31 @@ async def test_clients_that_leave_at_random_points_leave_nothing_behind() -> Non
         outcomes = opened.outcomes()
         assert set(outcomes) <= {"ok", "cancelled", "lane_full"} and outcomes["cancelled"] > 50
         assert opened.driver.status()["models"]["a"]["in_flight"] == 0
+
+
+class Nobody(Line):
+    """A connection that nobody is at."""
+
+    transport = None
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_crowd_that_leaves_between_two_stages_leaves_nothing_behind(turns: int) -> None:
+    """R41: requests that came together wait for each other between stages; whoever leaves there is forgotten, too."""
+    async with house() as opened:
+        assert (await opened.ask("/v1/chat/completions", CHAT)).status == 200
+        inboxes = [Inbox(Nobody()) for _ in range(8)]
+        for inbox in inboxes:
+            inbox.feed(post(CHAT))
+        visits = [asyncio.ensure_future(opened.gateway.handle(inbox.requests.popleft())) for inbox in inboxes]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for visit in visits:
+            visit.cancel()
+        await asyncio.wait(visits)
+        assert not opened.gateway.is_busy and not opened.driver.requests()
+        assert opened.driver.status()["models"]["a"]["in_flight"] == 0
+        await opened.until_idle()
 
 
 # ------------------------------------------------------------------ waiting
