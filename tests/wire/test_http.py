@@ -331,6 +331,15 @@ def test_however_the_bytes_are_split_the_requests_are_the_same(
     assert "t" not in inbox.requests[1].headers
 
 
+def test_half_a_head_behind_a_request_has_begun() -> None:
+    """R39: it has the deadline of a head, not the longer one of an idle client."""
+    inbox = Inbox(Nobody())
+    inbox.feed(request() + b"GET / HT")
+    assert len(inbox.requests) == 1 and inbox.has_begun
+    inbox.feed(b"TP/1.1\r\n\r\n")
+    assert len(inbox.requests) == 2 and not inbox.has_begun
+
+
 @pytest.mark.parametrize("endless", [b"x" * 1024, MANY_HEADERS], ids=["a header", "headers"])
 def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
     """R39, R42: it would fill the memory within its deadline."""
