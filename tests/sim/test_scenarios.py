@@ -168,6 +168,33 @@ def test_a_change_that_is_not_understood_is_named(change):
 
 
 @pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("policy.alpha=-1", "from 0 to 1000"),
+        ("policy.linger=nan", "from 0 to 1000"),
+        ("policy.weights.interactive=inf", "from 0 to 1000"),
+        ("policy.parallel_loads=0", "from 1 to"),
+        ("devices.gpu:0.reserve=1TB", "no memory for models"),
+        ("devices.ram.capacity=32GB", "there are: gpu:0"),
+    ],
+)
+def test_a_figure_that_no_config_could_have_is_refused(change, told):
+    """RES-21: a change has the bounds of the config's own key, and a name that is not there meets those that are."""
+    with pytest.raises(ConfigError, match=told):
+        adjust(day(), [change])
+
+
+@pytest.mark.parametrize("place", ["nowhere.toml", ""])
+def test_a_scenario_that_cannot_be_read_is_named_once_with_the_reason(tmp_path, place):
+    """RES-21: in words, without an error number."""
+    path = tmp_path / place
+    with pytest.raises(ConfigError) as refused:
+        Scenario.read(path)
+    assert str(refused.value).count(str(path)) == 1
+    assert "rrno" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "title = 3", "duration = '1h'\n[devices]\n[models]\n[lanes]\n[[traffic]]\nkind = 'x'", "= nonsense"],
 )

@@ -136,9 +136,11 @@ class Scenario:
     def read(cls, path: Path) -> "Scenario":
         """Reads a scenario file. Raises ConfigError with the file's name."""
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not UTF-8 text; save the file as UTF-8") from error
         return cls.parse(text, path.stem, str(path))
 
     @classmethod
