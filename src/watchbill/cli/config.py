@@ -22,7 +22,7 @@ from watchbill.config import Finding, Loaded, examine, read
 from watchbill.config.locate import spell_key
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
-from watchbill.config.starter import starter
+from watchbill.config.starter import SMOLLM2, starter
 from watchbill.errors import ConfigError, Problem
 from watchbill.root import find_root
 
@@ -55,8 +55,11 @@ def init(
     where: Where = _DEFAULTS,
 ) -> int:
     """Write a commented config to start from."""
-    _write(file, starter(find_root(where.root).path), force=force)
-    Terminal(quiet=where.quiet).note(f"wrote {file}; edit it, then: watchbill config check {file}")
+    root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
+    _write(file, starter(root.path), force=force)
+    terminal.note(f"wrote {file}; edit it, then: watchbill config check {file}")
+    if not (root.path / SMOLLM2).exists():
+        terminal.note("the model it names is not here yet; fetch it with: watchbill pull smollm2")
     return 0
 
 
@@ -114,10 +117,9 @@ def show_reference() -> int:
 
 def _refuse(error: ConfigError, terminal: Terminal, *, json: bool) -> int:
     if json:
+        problems = error.problems or (Problem("", None, "", str(error)),)
         terminal.show(
-            jsonlib.dumps(
-                {"ok": False, "errors": [each._asdict() for each in error.problems], "findings": []}
-            )
+            jsonlib.dumps({"ok": False, "errors": [each._asdict() for each in problems], "findings": []})
         )
     else:
         _complain(str(error))
@@ -159,10 +161,21 @@ def _is_quiet(line: str) -> bool:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    """Writes a new file, for its owner only: keys may be written into it later."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    """Writes a new file, for its owner only: keys may be written into it later.
+
+    Whole or not at all: a disk that is full takes nobody's config, and leaves no half one behind.
+    """
+    place = Path(os.path.realpath(file)) if force else file
+    draft = place.with_name(f".{place.name}.{os.getpid()}") if force else place
     try:
-        descriptor = os.open(file, flags, stat.S_IRUSR | stat.S_IWUSR)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+                opened.write(text)
+            draft.replace(place)
+        except OSError:
+            draft.unlink()
+            raise
     except FileExistsError as error:
         raise ConfigError(
             problems=[Problem(str(file), None, "", "exists", "--force overwrites it")]
@@ -170,5 +183,3 @@ def _write(file: Path, text: str, *, force: bool) -> None:
     except OSError as error:  # the operator named this file: whatever the reason, say it
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(problems=[Problem(str(file), None, "", f"cannot be written: {reason}")]) from error
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)

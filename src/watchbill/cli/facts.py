@@ -9,6 +9,7 @@ from pathlib import Path
 from watchbill.catalog import EngineRules, Model
 from watchbill.cli.calls import silent_engines
 from watchbill.config import Loaded, MachineFacts, ModelFacts
+from watchbill.config.starter import SMOLLM2
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.gguf import GgufError, predict, read_header
@@ -29,6 +30,8 @@ def look_at(loaded: Loaded) -> MachineFacts:
         models={
             name: _look_at_model(model, engines[model.engine])
             for name, model in loaded.catalog.models.items()
+            # The file of the embedded default is fetched by `up`.
+            if loaded.file is not None or Path(model.source or "").exists()
         },
         is_config_public=loaded.file is not None and _can_others_read(loaded.file),
         spools=_look_at_spools(loaded),
@@ -74,8 +77,9 @@ def _look_at_model(model: Model, engine: EngineRules) -> ModelFacts:
 
 def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
     if not Path(model.source or "").exists():
+        known = " smollm2" if Path(model.source or "").name == Path(SMOLLM2).name else ""
         return ModelFacts(
-            complaint=f"{model.source} does not exist; fetch it with watchbill pull, or correct the path"
+            complaint=f"{model.source} does not exist; fetch it with watchbill pull{known}, or correct the path"
         )
     try:
         header = read_header(Path(model.source or ""))

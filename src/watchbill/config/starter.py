@@ -4,9 +4,10 @@ from pathlib import Path
 
 from watchbill.config.spelling import spell_value
 
-__all__ = ["EMBEDDED", "starter"]
+__all__ = ["EMBEDDED", "SMOLLM2", "starter"]
 
-_SMOLLM2 = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+#: The small model of both, below the root; `watchbill pull smollm2` puts it there.
+SMOLLM2 = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 #: What runs without any config; paths are relative to the root.
 EMBEDDED = """\
@@ -33,6 +34,7 @@ reserve = "2GiB"                       # left free for everything else on this m
 # One table for each model; the name in the brackets is what callers ask for.
 [models.smollm2]
 engine = "llamacpp"
+# Fetched by: watchbill pull smollm2
 source = "@ROOT@/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 aliases = ["default"]
 concurrency = 2                        # requests at a time
@@ -62,5 +64,5 @@ idle = "5m"                            # leaves memory after this long without u
 def starter(root: Path) -> str:
     """A commented config with one model that `make up` or `watchbill pull smollm2` puts under the root."""
     return _STARTER.replace(
-        '"@ROOT@/models/SmolLM2-135M-Instruct.Q4_1.gguf"', spell_value(str(root / _SMOLLM2))
+        '"@ROOT@/models/SmolLM2-135M-Instruct.Q4_1.gguf"', spell_value(str(root / SMOLLM2))
     )
