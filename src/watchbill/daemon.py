@@ -170,7 +170,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     driver = _make_driver(root, catalog, journal, alerts, recorder, spools=spools)
     try:
         await driver.start()
-        _tell_of_failures(driver, setting.screen)
+        _tell_of_failures(driver, setting)
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
         _relieve_collector()
         setting.lock.publish(serving.url)
@@ -218,13 +218,14 @@ def _probes(ram: RamProbe, catalog: Catalog) -> list[PatientProbe]:
     return [PatientProbe(probe) for probe in probes]
 
 
-def _tell_of_failures(driver: Driver, screen: Screen) -> None:
+def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
     """A bad model file does not stop the others. Raises ConfigError when nothing is left."""
     failures = _failures(driver)
     for failure in failures.values():
-        screen.warn(failure)
+        setting.screen.warn(failure)
     if len(failures) == len(driver.catalog.models):
-        raise ConfigError("there is no model that can be loaded; see: watchbill config check")
+        check = f"watchbill config check {setting.file or ''}".strip()
+        raise ConfigError(f"there is no model that can be loaded; see: {check}")
 
 
 def _failures(driver: Driver) -> dict[str, str]:

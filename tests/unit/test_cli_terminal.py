@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchbill.cli.quick import Asked, lead_with_command, understand
+from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.cli.welcome import command_line, next_steps
 
 AMOUNTS = st.lists(st.integers(0, 2**50), min_size=1, max_size=5)
 
@@ -80,3 +82,34 @@ def test_the_short_way_leaves_everything_else_to_the_long_one(words):
 )
 def test_moving_options_behind_the_command_loses_no_word(words):
     assert sorted(lead_with_command(words)) == sorted(words)
+
+
+def test_a_warning_to_a_terminal_that_is_gone_is_no_error(monkeypatch):
+    """design 9: who started the daemon may have closed the terminal; the daemon goes on, and so does its watch of the
+    config, which warns."""
+    screen = UpScreen(Terminal(quiet=True), "watchbill")
+    with open("/dev/full", "wb", buffering=0) as gone:
+        monkeypatch.setattr("sys.stderr", io.TextIOWrapper(gone, write_through=True))
+        screen.warn("the changed config was refused")
+
+
+@pytest.mark.parametrize(
+    ("started_as", "home", "told"),
+    [
+        (".venv/bin/watchbill", "/r", ".venv/bin/watchbill"),
+        (".venv/bin/watchbill", "/other", ".venv/bin/watchbill --root /r"),
+        ("/site/watchbill/cli/__main__.py", "/r", "watchbill"),
+    ],
+)
+def test_what_to_try_next_works_as_it_stands(tmp_path, started_as, home, told):
+    """design 9: after `make up` no `watchbill` is on the PATH, and a root that was named once is named again."""
+    environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": home}
+    assert command_line(Path("/r"), [started_as], environment) == told
+    assert next_steps("http://h:1", "m", told)[2] == f"{told} status"
+
+
+def test_a_program_on_the_path_is_called_by_its_name(tmp_path):
+    """design 9: where it was installed, nobody needs to know where."""
+    (tmp_path / "watchbill").touch(mode=0o755)
+    environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": "/r"}
+    assert command_line(Path("/r"), [".venv/bin/watchbill"], environment) == "watchbill"

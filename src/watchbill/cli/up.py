@@ -23,6 +23,7 @@ from watchbill.cli.options import Where
 from watchbill.cli.progress import waiting_bar
 from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Terminal, plain
+from watchbill.cli.welcome import command_line
 from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
 from watchbill.root import DaemonRecord, Root, find_root
 
@@ -99,7 +100,7 @@ def up(
         return _up_in_background(options, root)
     from watchbill import daemon
 
-    return daemon.run(options, UpScreen(Terminal(quiet=where.quiet)))
+    return daemon.run(options, UpScreen(Terminal(quiet=where.quiet), command_line(root.path)))
 
 
 def down(
