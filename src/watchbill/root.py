@@ -31,9 +31,9 @@ LAYOUT_VERSION = 1
 #: From a layout's number to the step that makes the next one of it. 0 is a root without a VERSION file.
 MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
 
-#: What an operator can mend; anything else is a surprise and stays a traceback.
 #: What the system says when there is no room for a file, or for more of it.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: What an operator can mend; anything else is a surprise and stays a traceback.
 _OPERATORS_ERRNO = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
      errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
@@ -104,8 +104,10 @@ class Root:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 if error.errno in _OPERATORS_ERRNO:
+                    # Only a folder may exist already: what is in the way is something else.
+                    why = "is not a folder" if error.errno == errno.EEXIST else (error.strerror or "").lower()
                     raise ConfigError(
-                        f"cannot use {self.path} as root: {folder}: {error.strerror}; name another with --root"
+                        f"cannot use {self.path} as root: {folder}: {why}; name another with --root"
                     ) from error
                 raise
 
@@ -143,12 +145,17 @@ class Root:
         return record
 
     def read_daemon(self) -> DaemonRecord | None:
-        """The daemon's record, or None when there is none that can be read."""
+        """The daemon's record, or None when there is none. Raises ConfigError for a root of another user."""
         try:
             with self.daemon_file.open("rb") as file:
                 return _parse_record(file.read(DAEMON_RECORD_BYTES_MAX))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except PermissionError as error:
+            raise ConfigError(
+                f"the root {self.path} belongs to another user; name the daemon's address with --url, "
+                "or another root with --root"
+            ) from error
 
     def forget_daemon(self) -> None:
         """Removes the daemon's record; does nothing when there is none."""

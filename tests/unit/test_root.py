@@ -103,3 +103,28 @@ def test_a_process_that_ended_has_no_start_time_even_before_it_is_buried():
     assert start_time(child.pid) is None
     child.wait()
     assert start_time(child.pid) is None
+
+
+def test_a_root_of_another_user_is_refused_with_what_to_do(tmp_path):
+    """design 9: not an error number of a file that nobody has heard of."""
+    root = Root(tmp_path / "root")
+    root.create()
+    root.write_daemon("http://127.0.0.1:1")
+    root.run.chmod(0)
+    before = os.geteuid()
+    os.seteuid(before or 65_534)  # the administrator may read everything
+    try:
+        with pytest.raises(
+            ConfigError, match="belongs to another user; name the daemon's address with --url"
+        ):
+            root.read_daemon()
+    finally:
+        os.seteuid(before)
+        root.run.chmod(0o700)
+
+
+def test_a_file_in_the_place_of_a_root_is_called_no_folder(tmp_path):
+    """design 9: "File exists" would be no news."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: is not a folder; name another with --root"):
+        Root(tmp_path / "file").create()

@@ -80,10 +80,7 @@ def check_environment() -> list[Finding]:
 def check_root(root: Root) -> list[Finding]:
     """The state root: there, ours, private, readable by this version, on a disk with room."""
     if not root.path.exists():
-        return [
-            Finding("root", Health.OK, f"{root.path} will be made by: watchbill up"),
-            *_check_disk(root.path),
-        ]
+        return [_check_absent(root.path), *_check_disk(root.path)]
     try:
         version = root.read_version()
     except (WatchbillError, PermissionError) as error:
@@ -153,7 +150,12 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
 
 def check_daemon(root: Root, client: Client) -> list[Finding]:
     """Whether a daemon runs on this root, answers, and schedules."""
-    record = root.read_daemon()
+    try:
+        record = root.read_daemon()
+    except (
+        ConfigError
+    ):  # a root of another user: more is said above, and its daemon may be asked all the same
+        record = None
     if record is not None and not record.is_alive():
         advice = "watchbill up starts a new one and clears what the old one left"
         return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
@@ -169,8 +171,22 @@ def check_daemon(root: Root, client: Client) -> list[Finding]:
     return [Finding("daemon", Health.OK, f"{whose} is ready")]
 
 
+def _check_absent(path: Path) -> Finding:
+    """A root that is not there: `up` makes it, where it can."""
+    place = _nearest(path)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        text = f"{path} cannot be made: {place} is not writable"
+        return Finding("root", Health.FAIL, text, "name another root with --root")
+    return Finding("root", Health.OK, f"{path} will be made by: watchbill up")
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
 def _check_disk(path: Path) -> list[Finding]:
-    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    place = _nearest(path)
     free = shutil.disk_usage(place).free
     health = Health.OK
     if free < DISK_FREE_WARN_BYTES:
