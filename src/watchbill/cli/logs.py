@@ -57,15 +57,21 @@ def logs(
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     path = root.daemon_log if model is None else engine_log(root.path, check_model_name(model))
     if not path.exists():
-        whose = "the daemon" if model is None else f"model {model}"
-        raise TheirsError(
-            f"no log of {whose} in {path.parent} yet; a daemon in the foreground writes to its terminal"
-        )
+        raise TheirsError(_absence(model, path.parent))
     tail, seen = _tail(path, lines)
     terminal.write(tail)
     if follow:
         for text in _growth(path, seen):
             terminal.write(text)
+
+
+def _absence(model: str | None, folder: Path) -> str:
+    """Why there is nothing to show, and what there is instead."""
+    if model is None:
+        return f"no log of the daemon in {folder} yet; a daemon in the foreground writes to its terminal"
+    found = sorted(file.stem for file in folder.glob("*.log") if file.stem != "daemon")
+    there = f"there are logs of: {', '.join(found)}" if found else "no engine was started on this root yet"
+    return f"no log of model {model} in {folder}; {there}"
 
 
 class _Seen(NamedTuple):

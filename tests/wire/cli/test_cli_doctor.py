@@ -110,3 +110,22 @@ def test_a_name_that_could_leave_the_logs_folder_is_refused(alone):
     done = alone("logs", "../secret")
     assert done.returncode in {1, 2}
     assert "secret\n" not in done.stdout
+
+
+def test_a_root_that_cannot_be_made_is_broken(alone):
+    """design 9: nothing below a file can be made, whoever asks."""
+    (alone.home / "file").touch()
+    done = alone("doctor", "--json", "--root", "file/root")
+    assert done.returncode == 1
+    assert findings(done)["root"][0] == "fail"
+
+
+def test_a_log_of_a_model_that_is_not_there_names_those_that_are(alone):
+    """design 9: an alias has no log of its own, and an engine's log is never on a terminal."""
+    root = Root(alone.home / "root")
+    root.create()
+    (root.logs / "qwen.log").write_text("hello\n")
+    done = alone("logs", "qwem")
+    assert done.returncode == 1
+    assert "there are logs of: qwen" in done.stderr
+    assert "terminal" not in done.stderr
