@@ -87,8 +87,7 @@ class GgufError(ModelFailed):
         super().__init__(
             f"{path}: {what} (at byte {offset}); fetch it again with watchbill pull, or correct the path"
         )
-        self.path = path
-        self.offset = offset
+        self.path, self.what, self.offset = path, what, offset
 
 
 def read_header(path: Path) -> Header:

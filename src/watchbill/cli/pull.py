@@ -1,7 +1,8 @@
 """`pull`: fetches a model file into the root's models folder, with a bar. Needs no daemon."""
 
 import json as jsonlib
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -10,6 +11,9 @@ from watchbill.cli.progress import byte_bar
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.root import find_root
 from watchbill.units import format_bytes
+
+if TYPE_CHECKING:
+    from watchbill.pull import Pulled
 
 __all__ = ["pull"]
 
@@ -50,6 +54,7 @@ def pull(
     except KeyboardInterrupt:
         terminal.note(f"stopped; the same command goes on where it ended: watchbill pull {plain(source)}")
         raise
+    _judge(pulled)
     if json:
         told = {
             "path": str(pulled.path) if pulled.path else None,
@@ -62,3 +67,16 @@ def pull(
         terminal.note("it is here already")
     where_to = str(pulled.path) if pulled.path else "kept by the engine"
     terminal.show(f"{where_to} ({format_bytes(pulled.size_bytes)})")
+
+
+def _judge(pulled: "Pulled") -> None:
+    """Warns of a file that arrived as its source has it and is no model all the same: a page, half a download."""
+    from watchbill.gguf import GgufError, read_header
+
+    if pulled.path is None or pulled.path.suffix != ".gguf":
+        return
+    try:
+        read_header(pulled.path)
+    except GgufError as error:
+        if error.path == pulled.path:  # and not a part of it that is still to be pulled
+            print(f"warning: {plain(error.path)} cannot be loaded: {plain(error.what)}", file=sys.stderr)

@@ -23,6 +23,7 @@ from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
 from watchbill.probes.trees import pss_of_tree
 from watchbill.processes import LOOPBACK, Ending, Keeper, OwnedProcess, engine_log, is_taken, shielded
+from watchbill.root import DISK_FULL
 from watchbill.units import format_millis
 
 __all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe"]
@@ -239,7 +240,9 @@ class OwnedEngine:
                 env={**visible_cards(host.model), **launch.env},
             )
         except OSError as error:
-            reason = f"{name}: cannot start {launch.argv[0]}: {error.strerror or error}"
+            why = error.strerror or str(error)
+            where = f" ({self._root})" if error.errno in DISK_FULL else ""
+            reason = f"{name}: cannot start {launch.argv[0]}: {why}{where}"
             raise LoadError(reason, hopeless=error.errno in HOPELESS_ERRNO) from error
 
     async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:

@@ -75,6 +75,8 @@ class Landing:
     def __init__(self, folder: Path, wanted: Wanted, progress: Progress) -> None:
         if wanted.name.startswith("."):
             raise NameRefused(f"{header_text(wanted.name)!r} cannot be a model file: it begins with a dot")
+        if "/" in wanted.name:
+            raise NameRefused(f"{header_text(wanted.name)!r} cannot be a model file: it has a slash")
         self.path = inside(folder, wanted.name)
         self.wanted = wanted
         self.progress = progress

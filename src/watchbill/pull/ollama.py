@@ -57,8 +57,9 @@ def _steps(model: str, url: str) -> Iterator[Step]:
         if answer.status != http.HTTPStatus.OK:
             raise PullFailed(f"Ollama at {header_text(url)} answers {answer.status}")
     except (ConnectionError, TimeoutError, http.client.HTTPException, msgspec.DecodeError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise PullFailed(
-            f"Ollama at {header_text(url)} does not answer as one: {error}; is it running?"
+            f"Ollama at {header_text(url)} does not answer as one: {said}; is it running?"
         ) from error
     finally:
         connection.close()

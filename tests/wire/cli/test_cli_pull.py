@@ -12,7 +12,7 @@ def test_a_file_is_pulled_into_the_roots_models_folder(alone):
     (alone.home / "tiny.gguf").write_bytes(CONTENT)
     done = alone("pull", "tiny.gguf")
     landed = alone.home / "root" / "models" / "tiny.gguf"
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{landed} (3 MB)\n", "")
+    assert (done.returncode, done.stdout) == (0, f"{landed} (3 MB)\n")
     assert landed.read_bytes() == CONTENT
     again = alone("pull", "tiny.gguf", "--json")
     assert json.loads(again.stdout) == {"path": str(landed), "bytes": len(CONTENT), "fetched": False}
@@ -25,6 +25,23 @@ def test_a_pulled_file_may_get_another_name_but_not_another_place(alone):
     refused = alone("pull", "tiny.gguf", "--name", "../escaped.gguf")
     assert refused.returncode == 2
     assert not (alone.home / "root" / "escaped.gguf").exists()
+
+
+def test_a_name_with_a_slash_is_refused_as_a_name(alone):
+    """P8: and not as a folder that is missing."""
+    (alone.home / "tiny.gguf").write_bytes(CONTENT)
+    refused = alone("pull", "tiny.gguf", "--name", "a/b.gguf")
+    assert (refused.returncode, refused.stderr.count("it has a slash")) == (2, 1)
+
+
+def test_a_file_that_is_no_model_is_told_when_it_arrives(alone, gguf_files):
+    """design 9: a page in place of a file, or half a download, and not only when the model is first asked for."""
+    (alone.home / "page.gguf").write_text("<html>sign in to download</html>")
+    done = alone("pull", "page.gguf", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fetched"]) == (0, True)
+    assert done.stderr.startswith("warning: ")
+    assert "page.gguf cannot be loaded: not a GGUF file" in done.stderr
+    assert alone("pull", str(gguf_files.embedding())).stderr == ""
 
 
 def test_a_source_that_is_not_there_fails_and_one_without_its_hash_is_wrong_use(alone, daemon):
