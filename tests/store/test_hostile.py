@@ -196,3 +196,9 @@ def test_text_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
     """SPOOL-06: a lone surrogate in an event given as text is the event's fault, said in our words."""
     with Spool(tmp_path) as spool, pytest.raises(EventRefused, match="lone surrogate"):
         spool.enqueue('{"id": "\ud800"}')
+
+
+def test_a_mark_that_cannot_be_seen_is_named() -> None:
+    """SPOOL-06: the reason says what to do; editors of another system write such marks."""
+    with pytest.raises(EventRefused, match="byte order mark"):
+        decode(b'\xef\xbb\xbf{"id": "1"}')

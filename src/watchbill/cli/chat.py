@@ -16,6 +16,7 @@ from watchbill.cli.conversation import Conversation
 from watchbill.cli.options import Common
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, rows_of
+from watchbill.cli.terminal import plain
 from watchbill.errors import ModelNotFound, NotReachable, RequestError, TheirsError
 
 __all__ = ["chat"]
@@ -107,4 +108,5 @@ def _answer(asked: str, conversation: Conversation, session: Session) -> None:
     except NotReachable:
         raise
     except TheirsError as error:
-        session.terminal.note(f"watchbill: {error}")
+        # An error, so also with --quiet; and the engine's own words, so stripped of what commands a terminal.
+        print(f"watchbill: {plain(error)}", file=sys.stderr, flush=True)

@@ -83,8 +83,9 @@ def check_root(root: Root) -> list[Finding]:
         return [_check_absent(root.path), *_check_disk(root.path)]
     try:
         version = root.read_version()
-    except (WatchbillError, PermissionError) as error:
-        return [Finding("root", Health.FAIL, f"{root.path}: {error}", "name another root with --root")]
+    except (WatchbillError, OSError) as error:
+        why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        return [Finding("root", Health.FAIL, f"{root.path}: {why}", "name another root with --root")]
     if version > LAYOUT_VERSION:
         text = f"{root.path} has layout {version}, written by a newer Watchbill"
         return [Finding("root", Health.FAIL, text, "upgrade Watchbill, or name another root with --root")]

@@ -9,6 +9,7 @@ from watchbill.cli.explain import draw_event, draw_explanation
 from watchbill.cli.options import Common, Json
 from watchbill.cli.session import show_models, show_requests, show_status
 from watchbill.cli.status import fields
+from watchbill.errors import NotReachable
 
 __all__ = ["events", "explain", "models", "requests", "status"]
 
@@ -81,3 +82,5 @@ def events(*, json: Json = False, common: Common = _DEFAULTS) -> None:
                 session.terminal.show_json(data.encode())
             else:
                 session.terminal.show(draw_event(fields(parse(data.encode())), session.terminal))
+    # The journal has no end: who watches it must not take the daemon's for silence.
+    raise NotReachable(f"the daemon at {session.client.url} hung up; look with: watchbill status, watchbill logs")

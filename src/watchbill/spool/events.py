@@ -5,6 +5,7 @@ refuses what would mean different things to different readers: NaN, duplicate ke
 than one line, nesting that would break a parser. Both raise EventRefused with the reason.
 """
 
+import codecs
 import hashlib
 import json
 import re
@@ -78,6 +79,8 @@ def decode(line: bytes) -> Event:
     except UnicodeEncodeError as error:
         raise EventRefused("a lone surrogate, which is not text") from error
     except (ValueError, RecursionError) as error:
+        if line.startswith(codecs.BOM_UTF8):  # which cannot be seen
+            raise EventRefused("a byte order mark before the JSON: save it as UTF-8 without one") from error
         raise EventRefused(f"not JSON: {error}" if line.strip() else "empty") from error
     if not isinstance(event, dict):
         raise EventRefused(f"an event is a JSON object, not {type(event).__name__}")

@@ -37,7 +37,7 @@ class KeySigner:
         try:
             key: Any = modules.serialization.load_pem_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path} is no usable private key: {error}") from error
+            raise ConfigError(f"{path} is no usable private key: {_reason(error)}") from error
         if not isinstance(key, modules.ed25519.Ed25519PrivateKey):
             raise ConfigError(f"{path} is not an Ed25519 key")
         self._key: Ed25519PrivateKey = key
@@ -60,7 +60,7 @@ class KeyVerifier:
             try:
                 key: Any = modules.serialization.load_pem_public_key(path.read_bytes())
             except (OSError, ValueError, TypeError) as error:
-                raise ConfigError(f"{path} is no usable public key: {error}") from error
+                raise ConfigError(f"{path} is no usable public key: {_reason(error)}") from error
             if not isinstance(key, modules.ed25519.Ed25519PublicKey):
                 raise ConfigError(f"{path} is not an Ed25519 key")
             self._keys[_fingerprint(key)] = key
@@ -124,6 +124,11 @@ class _Modules:
         self.exceptions: Any = exceptions
         self.serialization: Any = serialization
         self.ed25519: Any = ed25519
+
+
+def _reason(error: OSError | ValueError | TypeError) -> str:
+    """Why a key cannot be read; the file is named already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _cryptography() -> _Modules:

@@ -186,3 +186,15 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(watchbill, daemon
     assert "\x1b]0" not in screen.seen
     assert "\x07" not in screen.seen
     assert "\x1b]0;owned\x07" in watchbill("chat", "x", "-m", "any").stdout
+
+
+def test_an_error_in_a_quiet_conversation_is_shown_and_commands_no_terminal(watchbill, daemon):
+    """design 9: --quiet leaves errors; an engine's words are not the terminal's orders."""
+    refusal = {"error": {"message": "the engine said \x1b[31mno", "code": "engine_failed"}}
+    daemon.answers[("POST", "/v1/chat/completions")] = (502, refusal)
+    screen = watchbill.on_terminal("chat", "--quiet")
+    screen.see("> ")
+    screen.type("hello\n")
+    assert "\x1b[31m" not in screen.see("the engine said")
+    screen.type("/exit\n")
+    assert screen.end() == 0

@@ -164,6 +164,14 @@ def test_events_are_shown_as_they_happen(watchbill, daemon):
     shown.communicate()
 
 
+def test_a_journal_that_ends_is_an_ended_daemon_and_no_silence(watchbill, daemon):
+    """pitfalls: exit code 3, no daemon; a watcher must not go on as if nothing happened."""
+    daemon.answers[("GET", "/wb/v1/events")] = lambda line: line.open()
+    done = watchbill("events", "--json")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"the daemon at {daemon.url} hung up" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "models", "requests"])
 def test_a_listing_answers_without_the_heavy_imports(watchbill, daemon, command):
     """design 12: `status` answers in under 150 ms; these packages alone would take longer."""
