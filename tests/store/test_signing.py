@@ -101,5 +101,5 @@ def test_keys_are_files_that_must_fit(tmp_path: Path) -> None:
         KeySigner(tmp_path / "public.pem")
     with pytest.raises(ConfigError, match="no usable public key"):
         KeyVerifier([tmp_path / "private.pem"])
-    with pytest.raises(ConfigError, match="no usable public key: No such file or directory$"):
+    with pytest.raises(ConfigError, match=r"no usable public key: No such file or directory$"):
         KeyVerifier([tmp_path / "nowhere.pem"])

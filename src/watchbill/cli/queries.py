@@ -83,4 +83,6 @@ def events(*, json: Json = False, common: Common = _DEFAULTS) -> None:
             else:
                 session.terminal.show(draw_event(fields(parse(data.encode())), session.terminal))
     # The journal has no end: who watches it must not take the daemon's for silence.
-    raise NotReachable(f"the daemon at {session.client.url} hung up; look with: watchbill status, watchbill logs")
+    raise NotReachable(
+        f"the daemon at {session.client.url} hung up; look with: watchbill status, watchbill logs"
+    )
