@@ -6,7 +6,7 @@ that the answer was cut) goes to standard error. Nothing of a conversation is ke
 
 import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -60,15 +60,22 @@ def chat(
 
 
 def _choose(client: Client) -> str:
-    """A model that need not be loaded first, where there is one."""
+    """A model that can answer: one that need not be loaded first, else one that did not fail, else any."""
     listed = rows_of(client.get_json("/v1/models"), "data")
     if not listed:
         raise ModelNotFound("the daemon has no models; name one in watchbill.toml, or: watchbill config init")
-    return str(next((model for model in listed if _is_loaded(model)), listed[0]).get("id"))
+    talking = [model for model in listed if not _only_embeds(model)] or listed
+    standing = {"loaded": 0, "failed": 2}
+    best = min(talking, key=lambda model: standing.get(str(fields(model.get("status")).get("value")), 1))
+    return str(best.get("id"))
 
 
-def _is_loaded(model: Fields) -> bool:
-    return fields(model.get("status")).get("value") == "loaded"
+def _only_embeds(model: Fields) -> bool:
+    known = model.get("capabilities")
+    if not isinstance(known, list):
+        return False
+    able = cast("list[object]", known)
+    return "embedding" in able and "completion" not in able
 
 
 def _talk(conversation: Conversation, session: Session) -> None:

@@ -116,6 +116,17 @@ def test_without_models_chat_says_what_to_do(watchbill, daemon):
     assert "watchbill.toml" in done.stderr
 
 
+def test_without_a_name_a_model_is_asked_that_can_answer(watchbill, daemon):
+    """design 9: not the embedder, though it is loaded, and not one that failed."""
+    embedder = {"id": "embedder", "status": {"value": "loaded"}, "capabilities": ["embedding"]}
+    broken = {"id": "broken", "status": {"value": "failed"}, "capabilities": ["completion"]}
+    able = {"id": "able", "status": {"value": "unloaded"}, "capabilities": ["completion", "tools"]}
+    daemon.answers[("GET", "/v1/models")] = (200, {"data": [embedder, broken, able]})
+    daemon.answers[ASK] = saying("yes")
+    assert watchbill("chat", "x").returncode == 0
+    assert daemon.heard[-1].json["model"] == "able"
+
+
 def test_a_conversation_remembers_what_was_said(watchbill, daemon):
     daemon.answers[ASK] = saying("first answer")
     screen = watchbill.on_terminal("chat", "-m", "any")
