@@ -352,8 +352,8 @@ class _Reloading:
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
             found = os.stat(self._file) if self._file else None
-        except FileNotFoundError:
-            return None  # an editor replaces it just now
+        except OSError:
+            return None  # an editor replaces it just now, or its folder is away for a while
         return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
     async def _watch(self) -> None:
@@ -368,7 +368,7 @@ class _Reloading:
                 self._seen = stamp
                 try:
                     await self.reload()
-                except WatchbillError as error:
+                except (WatchbillError, OSError) as error:
                     self._screen.warn(f"the changed config was refused, the old one stays:\n{error}")
 
     async def reload(self) -> list[str]:

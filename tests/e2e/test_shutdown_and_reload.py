@@ -138,6 +138,23 @@ def test_a_config_that_was_emptied_or_is_gone_changes_nothing(place: Place) -> N
     assert daemon.stop() == 0
 
 
+def test_a_config_is_still_watched_after_its_folder_was_away(place: Place) -> None:
+    """pitfalls: a changed file is taken over: a mount that comes back, a branch that is checked out again."""
+    folder, away = place.folder / "conf", place.folder / "away"
+    folder.mkdir()
+    (folder / "c.toml").write_text(OTHER)
+    daemon = place.up("--config", str(folder / "c.toml"))
+    folder.rename(away)
+    folder.touch()
+    daemon.signal(signal.SIGHUP)
+    eventually(lambda: "was refused" in daemon.stderr)
+    folder.unlink()
+    away.rename(folder)
+    (folder / "c.toml").write_text(OTHER + scripted("new"))
+    eventually(lambda: "new" in daemon.status()["models"])
+    assert daemon.stop() == 0
+
+
 def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
     """P6: Ctrl-C at any moment of the start from the first file on, before there is an event loop, too: exit 130."""
     place.config.write_text(scripted("rock", 'load = "3s"', "permanent = true"))

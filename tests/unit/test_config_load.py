@@ -358,6 +358,7 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
         (b"a = 1\n\xff\xfe", "w.toml:2: is not UTF-8 text; save the file as UTF-8"),
         (b"x" * (limits.CONFIG_FILE_BYTES_MAX + 1), "w.toml: larger than 1024 KiB; is this the right file?"),
         (b"a = " + b"[" * 100_000, "w.toml: is nested too deeply"),
+        (b".".join([b"a"] * 3_000) + b" = 1", "w.toml: is nested too deeply"),
     ],
 )  # fmt: skip
 def test_a_text_that_is_not_toml_is_refused_with_its_line(

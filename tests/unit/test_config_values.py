@@ -44,6 +44,8 @@ MATRIX = [
     ("server = 1", "1: server: must be a table, not 1"),
     ("[[models]]\nengine = 'scripted'", "1: models: must be a table, not a list"),
     ("models.a = []", "1: models.a: must be a table, not a list"),
+    ("server.keys.a = 's3cret'", '1: server.keys.a: must be a table; write { key = "env:ALICE_KEY" }'),
+    ("server.keys.a.key = 5551234", '1: server.keys.a.key: must be a text; write key = "env:ALICE_KEY"'),
     (MODEL + 'permanent = "yes"', '3: models.a.permanent: must be true or false, not "yes"; write permanent = false'),
     (MODEL + "permanent = 1", "3: models.a.permanent: must be true or false, not 1; write permanent = false"),
     (MODEL + 'aliases = "b"', '3: models.a.aliases: must be a list, not "b"'),

@@ -120,7 +120,10 @@ def read_text(
     raw, lines = _read_toml(text.removeprefix("\ufeff"), origin)
     if only is not None:
         raw = {key: value for key, value in raw.items() if key == only}
-    document, wrongs = _examine_values(raw, base, environment)
+    try:
+        document, wrongs = _examine_values(raw, base, environment)
+    except RecursionError as error:  # dotted keys nest without a bracket that the parser would count
+        raise _too_deep(origin) from error
     if wrongs or document is None:
         raise _refusal(wrongs, lines, origin)
     return Loaded(build(document, base, environment), document, raw, lines, base, origin, file)
@@ -159,7 +162,11 @@ def _read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(problems=[_syntax_problem(str(error), text, origin)]) from error
     except RecursionError as error:
-        raise ConfigError(problems=[Problem(origin, None, "", "is nested too deeply")]) from error
+        raise _too_deep(origin) from error
+
+
+def _too_deep(origin: str) -> ConfigError:
+    return ConfigError(problems=[Problem(origin, None, "", "is nested too deeply")])
 
 
 def _syntax_problem(message: str, text: str, origin: str) -> Problem:
