@@ -30,7 +30,7 @@ from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DRAIN_MS
 from watchbill.probes import Probe
-from watchbill.probes.cards import card_probe
+from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, reap
@@ -164,10 +164,9 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     root, stopping = setting.root, _Stopping()
     journal = Journal(root.path, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
-    recorder = Recorder(setting.options.record, Driver.now())
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
     spools = _Spools(Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell))
-    driver = _make_driver(root, catalog, journal, alerts, recorder, spools=spools)
+    driver = _make_driver(setting, catalog, journal, alerts, spools)
     try:
         await driver.start()
         _tell_of_failures(driver, setting)
@@ -192,9 +191,9 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
 
 
 def _make_driver(
-    root: Root, catalog: Catalog, journal: Journal, alerts: Alerts, recorder: Recorder, *, spools: "_Spools"
+    setting: _Setting, catalog: Catalog, journal: Journal, alerts: Alerts, spools: "_Spools"
 ) -> Driver:
-    ram = RamProbe()
+    root, ram = setting.root, RamProbe()
     return Driver(
         catalog,
         Parts(
@@ -203,18 +202,25 @@ def _make_driver(
             root=root.path,
             journal=journal,
             alerts=alerts,
-            make_lookout=partial(Lookout, probes=_probes(ram, catalog), ram=ram),
-            recorder=recorder,
+            make_lookout=partial(Lookout, probes=_probes(ram, catalog, setting.screen), ram=ram),
+            recorder=Recorder(setting.options.record, Driver.now()),
             spools=spools.view,
         ),
     )
 
 
-def _probes(ram: RamProbe, catalog: Catalog) -> list[PatientProbe]:
-    """RAM always; GPUs where the config names one and the machine, or a test's file, can tell about it."""
+def _probes(ram: RamProbe, catalog: Catalog, screen: Screen) -> list[PatientProbe]:
+    """RAM always; GPUs where the config names one and the machine, or a test's file, can tell about it.
+
+    Without its driver a card is as good as absent, and the models elsewhere are served all the same.
+    """
     probes: list[Probe] = [ram]
-    if any(name.startswith("gpu:") for name in catalog.devices) and (cards := card_probe()) is not None:
-        probes.append(cards)
+    if any(name.startswith("gpu:") for name in catalog.devices):
+        cards, why = find_cards()
+        if cards is not None:
+            probes.append(cards)
+        else:
+            screen.warn(f"no card can be read, so nothing is loaded on one until the next start: {why}")
     return [PatientProbe(probe) for probe in probes]
 
 

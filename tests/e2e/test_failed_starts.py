@@ -37,6 +37,17 @@ def test_a_wrong_config_is_refused_by_file_and_line(place: Place) -> None:
     assert "no-such.toml" in refused_start(place, "--config", "no-such.toml")
 
 
+def test_cards_that_nobody_can_read_stop_no_model_elsewhere(place: Place) -> None:
+    """pitfalls: what cannot be loaded does not stop `up`: one warning with what to do, and the others are served."""
+    place.config.write_text('[devices."gpu:0"]\n' + scripted("here") + scripted("there").replace(
+        'memory = "30MB"', 'memory = { "gpu:0" = "30MB" }'))  # fmt: skip
+    daemon = place.up()
+    assert "warning: no card can be read, so nothing is loaded on one" in daemon.stderr
+    assert daemon.chat("here")[0] == 200
+    assert daemon.chat("there")[2]["error"]["code"] == "never_fits"
+    assert daemon.stop() == 0
+
+
 def test_bad_model_files_fail_alone(place: Place, gguf_files: GgufFiles) -> None:
     """pitfalls, RES-20: up starts with one warning for each, requests get 503 model_failed, the others serve; `config
     check` exits with 2."""

@@ -88,6 +88,15 @@ def test_a_device_that_nothing_here_reads_is_named() -> None:
     ]
 
 
+def test_cards_that_cannot_be_read_are_named_with_the_reason() -> None:
+    """RES-04: the library, or the driver after an upgrade of the kernel, is what the operator can mend."""
+    text = '[devices."gpu:0"]\n' + model("a", 'devices = ["gpu:0"]')
+    loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={})
+    found = examine(loaded, MachineFacts({"ram": Bytes(16 * GB)}, {}, no_cards="no NVIDIA driver"))
+    (only,) = said(found, grave=True)
+    assert only.endswith("so nothing is ever loaded there; no NVIDIA driver")
+
+
 def test_a_config_without_models_is_named() -> None:
     assert said(findings(""), grave=True) == [
         " models: there is no model; add one: watchbill config init shows how"

@@ -6,14 +6,16 @@ No card is needed: the NVML probe gets an object with the library's functions an
 import asyncio
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from watchbill.probes import ProbeError, Reading
+from watchbill.probes.cards import find_cards
 from watchbill.probes.fake import FakeGpuProbe
 from watchbill.probes.nvml import NvmlProbe
 from watchbill.probes.patient import PatientProbe
@@ -259,3 +261,24 @@ async def test_a_caller_who_leaves_does_not_spoil_the_next_look(scripted: Script
         await look
     scripted.go_on.set()
     assert (await patient.look())["gpu:0"].taken_at == 1000
+
+
+def test_a_machine_without_a_driver_has_no_cards_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RES-04: a driver that an upgrade took away must not take the models in RAM along."""
+
+    class Driverless(ModuleType):
+        class NVMLError(Exception):
+            pass
+
+        def nvmlInit(self) -> None:
+            raise self.NVMLError("Driver/library version mismatch")
+
+    monkeypatch.delenv("WATCHBILL_FAKE_GPUS", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", Driverless("pynvml"))
+    assert find_cards() == (
+        None, "no NVIDIA driver: Driver/library version mismatch; does nvidia-smi work?",
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert find_cards() == (
+        None, "NVIDIA's library for Python is not installed: pip install nvidia-ml-py",
+    )  # fmt: skip

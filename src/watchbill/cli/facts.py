@@ -13,8 +13,8 @@ from watchbill.config.starter import SMOLLM2
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.gguf import GgufError, predict, read_header
-from watchbill.probes import ProbeError
-from watchbill.probes.cards import card_probe
+from watchbill.probes import Probe, ProbeError
+from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
@@ -25,8 +25,11 @@ __all__ = ["look_at"]
 def look_at(loaded: Loaded) -> MachineFacts:
     """Reads the machine's memory and every model file's header, and calls on engines. Blocks; changes nothing."""
     engines = loaded.catalog.engines
+    are_named = any(name.startswith("gpu:") for name in loaded.catalog.devices)
+    cards, no_cards = find_cards() if are_named else (None, "")
     return MachineFacts(
-        capacity=_capacities(any(name.startswith("gpu:") for name in loaded.catalog.devices)),
+        capacity=_capacities(cards),
+        no_cards=no_cards,
         models={
             name: _look_at_model(model, engines[model.engine])
             for name, model in loaded.catalog.models.items()
@@ -56,8 +59,7 @@ def _look_at_spools(loaded: Loaded) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _capacities(with_cards: bool) -> dict[str, Bytes]:
-    cards = card_probe() if with_cards else None
+def _capacities(cards: Probe | None) -> dict[str, Bytes]:
     found: dict[str, Bytes] = {}
     for probe in (RamProbe(), cards):
         try:

@@ -45,6 +45,7 @@ class MachineFacts:
         default_factory=dict[str, tuple[str, str]]
     )  # spool -> the key that cannot be used, and why
     silent: Mapping[str, str] = field(default_factory=dict[str, str])  # engine -> why nobody answers there
+    no_cards: str = ""  # why none can be read, where the config names one
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,8 @@ def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
         for device in model.devices:
             if facts.capacity and device not in facts.capacity:
                 text = f"nothing on this machine reads {device}, so nothing is ever loaded there"
-                yield loaded.problem(
-                    ("models", name, "devices"), text, f"known here: {', '.join(facts.capacity)}"
-                )
+                hint = facts.no_cards or f"known here: {', '.join(facts.capacity)}"
+                yield loaded.problem(("models", name, "devices"), text, hint)
     yield from _misfits(loaded, facts)
     yield from _sets(loaded, facts)
     for name, (key, complaint) in facts.spools.items():

@@ -3,16 +3,21 @@
 import os
 from pathlib import Path
 
-from watchbill.probes import Probe
+from watchbill.probes import Probe, ProbeError
 from watchbill.probes.fake import FAKE_GPUS, FakeGpuProbe
 from watchbill.probes.nvml import NvmlProbe, load_nvml
 
-__all__ = ["card_probe"]
+__all__ = ["find_cards"]
 
 
-def card_probe() -> Probe | None:
-    """The probe of the cards; None where nothing can tell about any."""
+def find_cards() -> tuple[Probe | None, str]:
+    """The probe of the cards; None where nothing can tell about any, and then why, with what to do about it."""
     if fake := os.environ.get(FAKE_GPUS):
-        return FakeGpuProbe(Path(fake))
+        return FakeGpuProbe(Path(fake)), ""
     nvml = load_nvml()
-    return None if nvml is None else NvmlProbe(nvml)
+    if nvml is None:
+        return None, "NVIDIA's library for Python is not installed: pip install nvidia-ml-py"
+    try:
+        return NvmlProbe(nvml), ""
+    except ProbeError as error:
+        return None, f"{error}; does nvidia-smi work?"
