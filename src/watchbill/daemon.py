@@ -33,7 +33,7 @@ from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import RootLock, reap
+from watchbill.processes import RootLock, cut_own_log, reap
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import DISK_FULL, Root
 from watchbill.runtime.alerts import Alerts
@@ -367,6 +367,7 @@ class _Reloading:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONFIG_LOOK_MS / 1000):
                     await self._asked.wait()
+            await asyncio.to_thread(cut_own_log, Root(self._options.root).daemon_log)
             stamp = self._stamp()
             changed = stamp is not None and stamp != self._seen
             if changed or self._asked.is_set():

@@ -1,6 +1,7 @@
 """The end of a daemon, asked for in every way there is, and a config that changes while it runs."""
 
 import json
+import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,22 @@ def test_a_detached_daemon_is_stopped_now(place: Place) -> None:
     assert time.monotonic() - asked < 15
     assert place.leftovers() == []
     assert stream.rest()[-1] != "[DONE]"
+
+
+def test_the_log_of_a_detached_daemon_has_a_bound(place: Place) -> None:
+    """pitfalls: rotation bounds for every log, 64 MiB x 5; the daemon's own, too, while it runs."""
+    place.config.write_text(OTHER)
+    log = place.root / "logs" / "daemon.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    os.truncate(log, 65 * 2**20)  # zeros that take no room
+    started = place.run("up", "--detach", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    eventually(lambda: log.stat().st_size < 2**20)
+    kept = log.with_name("daemon.log.1")
+    assert kept.stat().st_size <= 64 * 2**20
+    assert b"ready http://" in kept.read_bytes()[-(2**20) :]
+    assert place.run("down").returncode == 0
 
 
 def test_a_changed_config_touches_only_what_changed(place: Place) -> None:

@@ -1,18 +1,20 @@
-"""Engine logs: files, never pipes, so that an engine can neither block on us nor die with us.
+"""Logs: files, never pipes, so that an engine can neither block on us nor die with us.
 
 A log is rotated before an engine starts when it is full, and cut by the guard while it runs. Each start is
-marked by a line of its own; `read_tail` gives what was written since, for the error of a load that failed.
+marked by a line of its own; `read_tail` gives what was written since, for the error of a load that failed. A daemon
+in the background cuts its own.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, LOG_LINE_CHARS_MAX, LOG_TAIL_BYTES_MAX
 from watchbill.names import file_stem
-from watchbill.processes.guard import shift_logs
+from watchbill.processes.guard import cut_log, shift_logs
 
-__all__ = ["Log", "engine_log", "open_log"]
+__all__ = ["Log", "cut_own_log", "engine_log", "open_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ def engine_log(root: Path, model: str) -> Path:
     """Where the engine of a model writes. A model called "daemon" does not write into the daemon's log."""
     stem = file_stem(model)
     return root / "logs" / (f"{stem}.engine.log" if stem == "daemon" else f"{stem}.log")
+
+
+def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
+    """Cuts our own log when it grew too large, where our standard output goes there: in the background. Blocks."""
+    with contextlib.suppress(
+        OSError
+    ):  # no log, no output, no right to it: nobody to tell, and it is no record
+        if os.path.samestat(os.fstat(1), path.stat()):
+            cut_log(str(path), bytes_max, LOG_FILES_MAX)
 
 
 def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> tuple[int, Log]:
