@@ -107,6 +107,22 @@ def test_requests_tells_place_and_reason(watchbill, daemon):
         assert told in shown, told
 
 
+def test_a_running_request_starts_no_more(watchbill, daemon):
+    """LANE-08 (basic): the forecast of a start that has been is not shown as one to come."""
+    running = {"id": "r-1", "model": "a", "state": "running", "waited_ms": 85, "forecast_ms": 1050}
+    daemon.answers[("GET", "/wb/v1/requests")] = (200, {"requests": [running]})
+    assert watchbill("requests").stdout.splitlines()[1].split() == [
+        "r-1",
+        "a",
+        "-",
+        "running",
+        "-",
+        "85",
+        "ms",
+        "-",
+    ]
+
+
 def test_requests_says_when_there_are_none(watchbill, daemon):
     daemon.answers[("GET", "/wb/v1/requests")] = (200, {"requests": []})
     assert watchbill("requests").stdout == "no open requests\n"
