@@ -157,6 +157,8 @@ def check_daemon(root: Root, client: Client) -> list[Finding]:
         ConfigError
     ):  # a root of another user: more is said above, and its daemon may be asked all the same
         record = None
+    if record is not None and record.url != client.url and record.is_alive():
+        record = None  # another daemon was named than that of the root
     if record is not None and not record.is_alive():
         advice = "watchbill up starts a new one and clears what the old one left"
         return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
@@ -167,7 +169,7 @@ def check_daemon(root: Root, client: Client) -> list[Finding]:
         return [Finding("daemon", Health.FAIL, f"{whose} is not ready: {refused}", "watchbill logs says why")]
     except WatchbillError as error:
         if record is None:
-            return [Finding("daemon", Health.OK, f"none runs on {root.path}", "watchbill up starts one")]
+            return [Finding("daemon", Health.OK, f"none answers at {client.url}", "watchbill up starts one")]
         return [Finding("daemon", Health.FAIL, f"{whose}: {error}", "watchbill logs says why")]
     return [Finding("daemon", Health.OK, f"{whose} is ready")]
 

@@ -38,6 +38,16 @@ def test_a_daemon_that_died_without_a_word_is_noticed(alone):
     assert findings(done)["daemon"][0] == "warn"
 
 
+def test_a_daemon_that_was_named_is_not_taken_for_that_of_the_root(watchbill, daemon):
+    """design 9: --url beats the root, and then the root's pid says nothing."""
+    root = Root(watchbill.home / "root")
+    root.create()
+    mine = root.write_daemon("http://127.0.0.1:1")
+    told = findings(watchbill("doctor", "--json"))["daemon"]
+    assert told == ("ok", f"{daemon.url} is ready")
+    assert str(mine.pid) not in told[1]
+
+
 def test_a_root_that_others_may_enter_or_that_is_too_new_is_named(alone):
     root = Root(alone.home / "root")
     root.create()
