@@ -5,6 +5,7 @@ become one line and exit code 2; the framework itself prints nothing but help an
 """
 
 from collections.abc import Sequence
+from itertools import pairwise, takewhile
 from typing import cast
 
 from cyclopts import App, CycloptsError, Group
@@ -102,6 +103,7 @@ def build_app(asked: str = "") -> App:
 
 def run_app(arguments: Sequence[str]) -> int:
     """Runs the command that the arguments name, and returns its exit code."""
+    _refuse_empty(arguments)
     app = build_app(arguments[0] if arguments else "")
     try:
         outcome = cast("object", app(list(arguments), exit_on_error=False, print_error=False))
@@ -112,6 +114,15 @@ def run_app(arguments: Sequence[str]) -> int:
 
 class WrongUse(OursError):
     """The command was used in a way it does not understand."""
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """An empty root or address is a variable that a script did not set: nobody means the present folder by it, or
+    whichever daemon is found."""
+    for before, word in pairwise(["", *takewhile(lambda word: word != "--", arguments)]):
+        if word in {"--root=", "--url="} or (before in {"--root", "--url"} and not word):
+            name = word.rstrip("=") or before
+            raise WrongUse(f"{name} is empty; name one, or leave the option out")
 
 
 def _one_line(error: CycloptsError) -> str:

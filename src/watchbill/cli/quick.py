@@ -47,6 +47,8 @@ def understand(arguments: Sequence[str]) -> Asked | None:
             if not has_value and (not rest or rest[0].startswith("-")):
                 return None
             value = value if has_value else rest.pop(0)
+            if not value:
+                return None
             asked = asked._replace(url=value) if name == "--url" else asked._replace(root=Path(value))
         elif has_value or name not in {"--json", "--quiet", "-q"}:
             return None

@@ -56,6 +56,18 @@ def test_wrong_use_is_one_line_that_names_the_mistake(alone, command, told):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [["up", "--root", ""], ["--root=", "status"], ["evict", "x", "--url", ""], ["status", "--url="]],
+)
+def test_an_empty_root_or_address_is_a_variable_that_was_not_set(alone, command):
+    """design 9: neither the present folder becomes a root, nor whichever daemon is found obeys."""
+    done = alone(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is empty; name one, or leave the option out" in done.stderr
+    assert list(alone.home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     "command", [["load"], ["evict"], ["explain"], ["cancel"], ["logs"], ["maintenance", "end", "--device"]]
 )
 def test_a_name_that_is_no_text_is_an_unknown_name(watchbill, command):
