@@ -126,7 +126,9 @@ def test_an_error_is_told_however_its_event_is_split() -> None:
 
 def test_an_event_after_the_end_of_a_batch_continues_the_same_text() -> None:
     event = {"id": "1", "object": "o", "created": 1, "model": "m"}
-    words = [{**event, "choices": [{"delta": {"content": f"{n} "}}]} for n in range(ASSEMBLY_HELD_BYTES // 30)]
+    words = [
+        {**event, "choices": [{"delta": {"content": f"{n} "}}]} for n in range(ASSEMBLY_HELD_BYTES // 30)
+    ]
     assembly = Assembly(chat=True)
     for word in words:
         assembly.feed(sse(word))

@@ -112,7 +112,9 @@ class NearCall(Call):
         self._request = request
         self._connection: Connection | None = None
         self._failure: UpstreamFailed | None = None  # where no connection has one
-        self._is_again = False  # a kept connection was closed before a byte of an answer: the next is a new one
+        self._is_again = (
+            False  # a kept connection was closed before a byte of an answer: the next is a new one
+        )
         self._released = False  # the connection may serve another request by now
         self.content_type = ""
 

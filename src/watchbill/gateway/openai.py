@@ -73,11 +73,17 @@ class OpenAiDoor:
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        request, abilities, limit_bytes = visit.request, self._gateway.abilities, self._gateway.server.body_max
+        request, abilities, limit_bytes = (
+            visit.request,
+            self._gateway.abilities,
+            self._gateway.server.body_max,
+        )
         content = take_body(request, limit_bytes) or await read_body(request, limit_bytes)
         body, wish = self._take(visit, content)
         said = body.get("messages")
-        wish = abilities.check_known(wish, "completion", said) or await abilities.check(wish, "completion", said)
+        wish = abilities.check_known(wish, "completion", said) or await abilities.check(
+            wish, "completion", said
+        )
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
             as_is = partial(self._pass_on, visit)
