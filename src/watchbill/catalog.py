@@ -7,9 +7,11 @@ look-ups: a name or alias to its model, a model to its devices. Never reads a fi
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
+from watchbill.errors import ModelNotFound
 from watchbill.units import Bytes, Millis
 
 __all__ = [
@@ -22,6 +24,8 @@ RAM = "ram"
 DEFAULT_LANE = "default"
 #: The policy of a lane in which a newer request takes the place of an older one with the same key.
 LATEST_WINS = "latest-wins"
+#: How many names an error lists for who asked for another one.
+_MODELS_TOLD_MAX = 8
 
 
 class WorkClass(IntEnum):
@@ -303,3 +307,12 @@ class Catalog:
             if (found := self.models.get(asked)) is not None:
                 return found
         return next((model for model in self.models.values() if name in model.aliases), None)
+
+    def model_called(self, name: str) -> Model:
+        """The same, for who cannot go on without one. Raises ModelNotFound, which says what there is."""
+        model = self.find_model(name)
+        if model is None:
+            known = ", ".join(islice(self.models, _MODELS_TOLD_MAX)) or "none"
+            more = ", ..." if len(self.models) > _MODELS_TOLD_MAX else ""
+            raise ModelNotFound(f"no model is called {name[:100]!r}; there are: {known}{more}")
+        return model

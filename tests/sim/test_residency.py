@@ -8,7 +8,9 @@ import pytest
 
 from watchbill.catalog import (
     BackgroundTask,
+    Catalog,
     Device,
+    EngineRules,
     Epoch,
     Lane,
     Model,
@@ -17,6 +19,7 @@ from watchbill.catalog import (
     WorkClass,
 )
 from watchbill.core import messages as m
+from watchbill.core.machine import Machine
 from watchbill.core.station import Stage
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.runtime.explain import explain
@@ -381,6 +384,21 @@ def test_all_memory_pinned_is_a_clear_refusal(world_of: WorldOf, model: ModelOf)
     world.run(5_000)
     caller = world.arrive("A", 300, lane="chat")
     assert (caller.outcome, caller.retry_after_ms) == ("never_fits", 0.0)
+
+
+def test_a_card_that_nobody_can_read_is_not_called_too_small() -> None:
+    """RES-11: a smaller context would not help; the refusal says what to look at."""
+    catalog = Catalog(
+        {"gpu:0": Device("gpu:0")},
+        {"scripted": EngineRules("scripted", "scripted")},
+        {"A": Model("A", "scripted", memory={"gpu:0": Bytes(10**9)}, devices=("gpu:0",))},
+        {"chat": Lane("chat")},
+    )
+    machine = Machine(catalog, {"A": m.Knowledge(m.Footprint({"gpu:0": 10**9}))})
+    request = m.Request("1", "A", "chat", WorkClass.INTERACTIVE, 0, 1_000, 1_000, 1)
+    refusals = [each for each in machine.step(m.Arrived(request), 0) if isinstance(each, m.Refuse)]
+    assert [each.code for each in refusals] == ["never_fits"]
+    assert "nothing is known of gpu:0; watchbill doctor" in refusals[0].message
 
 
 def test_a_full_lane_refuses_and_latest_wins_keeps_the_newest(world_of: WorldOf, model: ModelOf) -> None:

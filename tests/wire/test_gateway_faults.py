@@ -480,7 +480,8 @@ async def test_the_operators_door() -> None:
         assert (await opened.ask("/wb/v1/status")).json["models"]["b/with:slash"]["state"] == "absent"
         assert (await opened.ask("/wb/v1/models/none/load", {})).code == "model_not_found"
         assert (await opened.ask("/wb/v1/explain?model=a")).status == 200
-        assert (await opened.ask("/wb/v1/explain?model=none")).status == 404
+        unknown = await opened.ask("/wb/v1/explain?model=none")
+        assert unknown.status == 404 and b"there are: a, b/with:slash" in unknown.body
         assert (await opened.ask("/wb/v1/requests")).json == {"requests": []}
         assert b"watchbill_" in (await opened.ask("/metrics")).body
         assert (await opened.ask("/wb/v1/config/reload", {})).status == 404

@@ -98,4 +98,4 @@ async def test_a_set_is_explained() -> None:
             "fits",
         )
         wrong = await opened.ask("/wb/v1/explain?model=a&with=see,sea")
-        assert (wrong.status, wrong.code) == (400, "invalid_request") and "1 of the names" in str(wrong.json)
+        assert (wrong.status, wrong.code) == (400, "invalid_request") and "is called 'sea'" in str(wrong.json)

@@ -130,6 +130,10 @@ class Ledger:
                 return False
         return True
 
+    def capacity_known(self, device: str) -> bool:
+        """Whether the machine or the config ever said how much a device holds."""
+        return self.books[device].capacity > 0
+
     def capacity_of(self, resource: str) -> int:
         """What there is of a resource when nothing is in the way."""
         book = self.books.get(resource)

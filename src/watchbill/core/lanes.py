@@ -110,9 +110,12 @@ class Lanes:
             refuse(request.id, "never_fits", f"{station.name} can never fit: {self._shortage_text(station)}")
 
     def _shortage_text(self, station: Station) -> str:
-        kept = self._state.permanents(station)
+        ledger, kept = self._state.ledger, self._state.permanents(station)
+        unread = [name for name in station.needs if name in ledger.books and not ledger.capacity_known(name)]
+        if unread:
+            return f"nothing is known of {', '.join(unread)}; watchbill doctor says why it cannot be read"
         parts = [
-            f"it needs {amount:,} of {resource}, where {self._state.ledger.capacity_of(resource):,} less "
+            f"it needs {amount:,} of {resource}, where {ledger.capacity_of(resource):,} less "
             f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
             for resource, amount in station.needs.items()
         ]

@@ -13,14 +13,15 @@ __all__ = ["read_companions"]
 COMPANIONS_MAX = 8
 
 
-def read_companions(asked: str, model: str, catalog: Catalog) -> tuple[tuple[str, ...], int]:
-    """The models that are to be beside this one, and how many of the names mean nothing. Raises RequestError."""
+def read_companions(asked: str, model: str, catalog: Catalog) -> tuple[tuple[str, ...], list[str]]:
+    """The models that are to be beside this one, and the names that mean nothing. Raises RequestError."""
     found: dict[str, None] = {}
-    unknown = 0
+    unknown: list[str] = []
     for name in filter(None, (part.strip() for part in asked.split(","))):
         one = catalog.find_model(name)
         members = catalog.sets.get(name, ()) if one is None else (one.name,)
-        unknown += not members
+        if not members:
+            unknown.append(name)
         found.update(dict.fromkeys(members))
     own = catalog.find_model(model)
     if own is None:

@@ -60,7 +60,7 @@ def _reason(why: object) -> str:
     if why is None:
         return "maintenance"
     if not isinstance(why, str) or not why.strip() or len(why) > CLAIM_REASON_CHARS_MAX:
-        raise RequestError(f"for must be a text of at most {CLAIM_REASON_CHARS_MAX} characters")
+        raise RequestError(f"for must be a text of 1 to {CLAIM_REASON_CHARS_MAX} characters")
     return " ".join(why.split())
 
 

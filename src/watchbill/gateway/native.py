@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from watchbill.errors import ConfigError, LaneFull, ModelNotFound, NotFound, RequestError, UnsupportedMedia
+from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.companions import read_companions
@@ -83,7 +83,8 @@ class NativeDoor:
         name, driver = self._check_model(model), self._gateway.driver
         beside, unknown = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
         if unknown:  # a request would go without them; who asks beforehand wants to know
-            raise RequestError(f"{unknown} of the names in with= mean no model and no set of the config")
+            names = ", ".join(repr(name[:100]) for name in unknown)
+            raise RequestError(f"no model and no set of the config is called {names}")
         return json_response(driver.explain(name, beside), visit.lines())
 
     async def load(self, visit: Visit) -> Response:
@@ -149,10 +150,7 @@ class NativeDoor:
             coming.cancel()
 
     def _check_model(self, name: str) -> str:
-        model = self._gateway.driver.catalog.find_model(name)
-        if model is None:
-            raise ModelNotFound(f"no model is called {name[:100]!r}; GET /v1/models lists those there are")
-        return model.name
+        return self._gateway.driver.catalog.model_called(name).name
 
     async def _read(self, visit: Visit) -> dict[str, object]:
         return await read_object(visit, self._gateway.server.body_max)

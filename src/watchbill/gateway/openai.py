@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from watchbill.catalog import Model
-from watchbill.errors import ModelNotFound, RequestError
+from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import parse_object, read_body, take_body
@@ -122,10 +122,7 @@ class OpenAiDoor:
 
     async def model(self, visit: Visit) -> Response:
         """GET /v1/models/{id}."""
-        name = visit.request.match["id"]
-        model = self._gateway.driver.catalog.find_model(name)
-        if model is None:
-            raise ModelNotFound
+        model = self._gateway.driver.catalog.model_called(visit.request.match["id"])
         return json_response(await self._describe(model, self._stages()), visit.lines())
 
     def _stages(self) -> dict[str, dict[str, object]]:

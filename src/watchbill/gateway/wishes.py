@@ -161,7 +161,7 @@ class Wishes:
     def _companions(self, asked: str, model: str, catalog: Catalog) -> tuple[str, ...]:
         """The models that must be warm beside this one."""
         found, unknown = read_companions(asked, model, catalog)
-        self.degraded += unknown
+        self.degraded += len(unknown)
         return found
 
     def _span(self, asked: object) -> int | None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import Catalog, Model
+from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.station import Stage
-from watchbill.errors import ModelNotFound, TheirsError
+from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.metrics import Metrics
@@ -187,15 +187,8 @@ class Driver:
             raise ticket.refusal
         return ticket
 
-    def _find(self, name: str) -> Model:
-        model = self.catalog.find_model(name)
-        if model is None:
-            known = ", ".join(list(self.catalog.models)[:8])
-            raise ModelNotFound(f"no model is called {name!r}; there are: {known}")
-        return model
-
     def _request(self, wish: Wish, now: int) -> m.Request:
-        model, lane = self._find(wish.model), self.catalog.lane_for(wish.lane)
+        model, lane = self.catalog.model_called(wish.model), self.catalog.lane_for(wish.lane)
         patience, asked, best = lane.max_wait_ms, wish.deadline_ms, wish.best_priority
         # Elsewhere nobody goes before who came earlier.
         priority = (lane.policy == "priority" and wish.priority) or lane.priority or model.priority
@@ -273,7 +266,7 @@ class Driver:
 
     async def load(self, model: str, /) -> str:
         """Brings a model into memory; returns when it is warm."""
-        name = self._find(model).name
+        name = self.catalog.model_called(model).name
         station = self._core.state.stations[name]
         if station.stage is Stage.READY:
             return f"{name} is already in memory"
@@ -289,7 +282,7 @@ class Driver:
 
     async def evict(self, model: str, /, *, force: bool = False) -> str:
         """Takes a model out of memory; returns when its memory is back."""
-        name = self._find(model).name
+        name = self.catalog.model_called(model).name
         loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
         return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads))
 
