@@ -14,6 +14,8 @@ from watchbill.core.tipping import Policy
 
 __all__ = ["Dispatch"]
 
+#: An answer that failed without a byte after this was silence: an engine that can say what is wrong says so sooner.
+MUTE_MS = 60_000
 _ROTATION = WorkClass.ROTATION  # asked for at every end, and a look into an enum takes ten times longer
 
 
@@ -36,6 +38,8 @@ class Dispatch:
                 pass
 
     def _grant_next(self, station: Station, now: int) -> bool:
+        if station.is_suspect:
+            return False  # the watchdog's question has the model to itself, and nobody has to make way
         if len(station.running) >= station.model.concurrency and not self._could_make_way(station):
             return False
         request = self._next(station, now)
@@ -128,16 +132,25 @@ class Dispatch:
         if event.ok and running.cut is None:
             station.learn_service(now - running.since, running.beside)
             station.bad_answers = station.resets = 0
+            station.is_suspect = False
         else:
             state.is_still = False  # one that failed may have been the last straw
             if running.cut is None and event.ok is False:
                 station.bad_answers += 1
+                self._suspect(station, running, now)
             elif running.cut == "run_timeout" and not running.begun:
                 station.bad_answers += 1  # it had all its time and gave not one byte
+                self._suspect(station, running, now)
         if request.work_class is not _ROTATION:
             state.release(station, request, now)
         else:
             state.rest(station)
+
+    @staticmethod
+    def _suspect(station: Station, running: Running, now: int) -> None:
+        """An answer failed. After a long silence one is enough for the watchdog to ask the model."""
+        is_mute = not running.begun and now - running.since >= MUTE_MS
+        station.is_suspect = station.is_suspect or (is_mute and not station.model.shared)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""

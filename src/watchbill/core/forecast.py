@@ -31,7 +31,7 @@ def expected_start_ms(
 
 def _until_slot(station: Station, ahead: int, running: int, request: Request, now: int) -> float:
     """Full rounds of the model's slots until everybody before this request has been served."""
-    slots = station.slots_for(request.work_class, now)
+    slots = station.slots_for(request.work_class, now) or station.model.concurrency
     rounds = (ahead + running) // slots
     return rounds * station.service.ms * station.batch_factor(slots)
 

@@ -136,6 +136,7 @@ class Checked(Event, frozen=True):
     model: str
     attempt: int
     failure: str | None = None  # what came instead of an answer
+    was_asked: bool = True  # False: it has nothing that it could be asked
 
 
 class Died(Event, frozen=True):

@@ -41,7 +41,7 @@ class Residency:
         self._state.enter(station, Stage.READY, now)
         station.ready_at = station.last_used = self._state.active_at = now
         station.loads, station.wakings = station.loads + (not woke), station.wakings + woke
-        station.bad_answers, station.is_benched = 0, False
+        station.bad_answers, station.is_suspect, station.is_benched = 0, False, False
         self._measure(station, event.measured)
         station.warm_size = dict(event.measured)
         size = sum(station.sizes().values())

@@ -153,9 +153,9 @@ class Station:
         self.hopeless = known.failure is not None  # the same load fails again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = 0  # in a row
+        self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
-        # -- counts for people
-        self.loads = self.evictions = self.wakings = 0
+        self.loads = self.evictions = self.wakings = 0  # for people
         for kind, ms in (
             (self.load, known.load_ms),
             (self.wake, known.wake_ms),
@@ -289,7 +289,7 @@ class Station:
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
-        slots = self.model.concurrency
+        slots = 0 if self.is_suspect else self.model.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots

@@ -2,9 +2,20 @@
 
 A model that answers nothing but failures, or takes more memory than its quota, is reset like one that died: its work
 returns or fails, repeated failure leads to quarantine. Failures in a row may be the callers' fault, and one caller must
-not take a model from all others: before the reset it is asked something easy. And silence is an alarm: where background
-rotation should keep the house busy, nothing happening means that something is wrong.
+not take a model from all others: before the reset it is asked something easy. A request that was given not one byte in
+all its time is reason enough to ask.
+
+No answer is a proof only where the model had nothing else to do. Engines take one long prompt after the other, whatever
+slots they have free, may have fewer slots than the config says, and say nothing for minutes: a question among others
+waits like any other. So its door is closed while it is asked. What ran before ends well, which settles it, or by its
+own time limit; then the model is asked alone. That keeps nobody waiting for long: a model that is well answers at once,
+and what keeps it from answering us keeps it from answering anybody.
+
+And silence is an alarm: where background rotation should keep the house busy, nothing happening means that something
+is wrong.
 """
+
+from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, Check, Checked
 from watchbill.core.state import State
@@ -15,13 +26,26 @@ __all__ = ["Watchdog"]
 
 #: Failed answers in a row that count as a dead engine.
 BAD_ANSWERS_MAX = 3
-#: A model that was asked something easy has failed when no answer came in this time; one that answered is not asked
-#: again before it is over: who sends bad requests for ever must not have it answer us for ever.
-CHECK_MS = 30_000
+#: A model that was asked something easy has failed when no answer came in this time. As long as one that starts has,
+#: and a little more: what was just cut may take its engine that long to drop, and the engine layer says why it failed.
+CHECK_MS = 70_000
+#: One that answered is not asked again before this is over: who sends bad requests for ever must not have it answer us
+#: for ever.
+WELL_MS = 30_000
 #: A model may take this much more than it needed before.
 QUOTA_FACTOR = 1.15
 #: Silence is counted from the rotation's interval and this.
 SILENCE_EXTRA_MS = 60_000
+
+
+@dataclass(slots=True)
+class _Question:
+    """Something easy that a model is asked."""
+
+    since: int
+    is_alone: bool  # nothing else ran there, and nobody is sent there meanwhile
+    number: int  # in a row, each of them a failed answer like any other
+    failure: str | None = None  # what came in place of an answer
 
 
 class Watchdog:
@@ -30,9 +54,8 @@ class Watchdog:
     def __init__(self, state: State) -> None:
         self._state = state
         self._silent_since: int | None = None  # of the silence that was already reported
-        self._asked: dict[tuple[str, int], int] = {}  # models and attempts that are asked now -> since when
-        self._failed: dict[tuple[str, int], str] = {}  # what those said that gave no answer
-        self._well: dict[tuple[str, int], int] = {}  # those that gave one -> when
+        self._asked: dict[tuple[str, int], _Question] = {}  # models and attempts that are asked now
+        self._well: dict[tuple[str, int], int] = {}  # those that gave a good answer -> when
 
     def faults(self, now: int) -> list[tuple[Station, str]]:
         """The ready models that must be reset, and why."""
@@ -40,39 +63,48 @@ class Watchdog:
         for station in self._state.in_stage(Stage.READY):
             if over := self._over_quota(station):
                 found.append((station, over))
-            elif station.bad_answers >= BAD_ANSWERS_MAX and (why := self._examine(station, now)):
-                found.append((station, f"{station.bad_answers} answers in a row failed, and {why}"))
+            elif (station.is_suspect or station.bad_answers >= BAD_ANSWERS_MAX) and (
+                why := self._examine(station, now)
+            ):
+                found.append((station, f"{_failed(station)}, and {why}"))
         return found
 
     def _examine(self, station: Station, now: int) -> str | None:
         """Has a model asked something easy. Why it is not well, once that is known."""
         which = (station.name, station.attempt)
-        asked_at, failure = self._asked.get(which), self._failed.get(which)
-        if asked_at is None:
-            if now >= self._well.get(which, -CHECK_MS) + CHECK_MS:
-                self._ask(which, now)
+        question = self._asked.get(which)
+        if question is None:
+            if now >= self._well.get(which, -WELL_MS) + WELL_MS:
+                self._ask(station, now)
+            else:
+                station.is_suspect = False
             return None
-        is_over = now >= asked_at + CHECK_MS
-        if failure is None and not is_over:
+        is_over = now >= question.since + CHECK_MS
+        if question.failure is None and not is_over:
             return None
-        if _was_full(station, asked_at):
-            # There was no room for the question. Who has it will tell: a good answer ends all this.
-            if is_over:
-                self._ask(which, now)
+        if not question.is_alone:
+            # It may have been busy with the others. A good end of one of them ends all this.
+            if is_over or not station.running:
+                self._ask(station, now)
+            return None
+        if station.bad_answers + question.number < BAD_ANSWERS_MAX:
+            self._ask(station, now, question.number + 1)
             return None
         self._forget(which)
-        if failure is None:
+        if question.failure is None:
             return "it said nothing when it was asked something easy"
-        return f"it failed when it was asked something easy: {failure}"
+        return f"it failed when it was asked something easy: {question.failure}"
 
-    def _ask(self, which: tuple[str, int], now: int) -> None:
-        self._forget(which)
-        self._asked[which] = now
+    def _ask(self, station: Station, now: int, number: int = 1) -> None:
+        which = (station.name, station.attempt)
+        self._asked[which] = _Question(now, not station.running, number)
+        station.is_suspect = True
         self._state.out.append(Check(*which))
 
     def _forget(self, which: tuple[str, int]) -> None:
-        self._asked.pop(which, None)
-        self._failed.pop(which, None)
+        del self._asked[which]
+        if (station := self._state.stations.get(which[0])) is not None:
+            station.is_suspect = False
 
     def checked(self, event: Checked, now: int) -> None:
         """A model was asked something easy. If it answered, its callers had asked what it cannot do."""
@@ -80,21 +112,22 @@ class Watchdog:
         which = (event.model, event.attempt)
         if which not in self._asked:
             self._state.late_answers += 1
-        elif event.failure is not None:
-            self._failed[which] = event.failure
-        else:
-            self._forget(which)
-            station = self._state.stations[event.model]
-            reason = (
-                f"{station.bad_answers} answers in a row failed, but it is well: the requests were at fault"
-            )
+            return
+        station, question = self._state.stations[event.model], self._asked[which]
+        if event.failure is not None and (event.was_asked or station.bad_answers >= BAD_ANSWERS_MAX):
+            question.failure = event.failure
+            return
+        self._forget(which)
+        if event.was_asked:
+            reason = f"{_failed(station)}, but it is well: the requests were at fault"
             self._state.note("well", reason, station)
             station.bad_answers, self._well[which] = 0, now
 
     def deadlines(self) -> list[int]:
         """When a model that was asked must have answered, or may be asked again."""
         self._tidy()
-        return [at + CHECK_MS for at in (*self._asked.values(), *self._well.values())]
+        asked = [question.since + CHECK_MS for question in self._asked.values()]
+        return asked + [at + WELL_MS for at in self._well.values()]
 
     def _tidy(self) -> None:
         """Forgets who is no longer ready, and what was asked of those that gave a good answer since."""
@@ -103,7 +136,7 @@ class Watchdog:
         ready = {(station.name, station.attempt): station for station in self._state.in_stage(Stage.READY)}
         self._well = {which: at for which, at in self._well.items() if which in ready}
         for which in list(self._asked):
-            if which not in ready or ready[which].bad_answers < BAD_ANSWERS_MAX:
+            if which not in ready or not ready[which].is_suspect:
                 self._forget(which)
 
     def _over_quota(self, station: Station) -> str | None:
@@ -133,7 +166,7 @@ class Watchdog:
             self._state.out.append(Alert("silence", text))
 
 
-def _was_full(station: Station, since: int) -> bool:
-    """Whether every slot has been taken by the same requests all the time."""
-    held = sum(running.since <= since for running in station.running.values())
-    return held >= station.model.concurrency
+def _failed(station: Station) -> str:
+    """What made it suspect, for people."""
+    count = station.bad_answers
+    return "an answer failed" if count == 1 else f"{count} answers in a row failed"

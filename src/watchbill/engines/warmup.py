@@ -15,7 +15,7 @@ from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
-__all__ = ["PROBES", "Progress", "ask_again", "warm_up"]
+__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "warm_up"]
 
 PROBES = ("chat", "embed", "http", "none")
 
@@ -50,15 +50,19 @@ async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progres
         await upstream.close()  # an idle connection would hold one of the engine's threads
 
 
-async def ask_again(warm: Warm) -> None:
-    """Asks a warm model once more for what proved it warm, as any caller would. Raises LoadError without an answer.
+def can_be_asked(warm: Warm) -> bool:
+    """Whether a warm model can prove itself once more.
 
-    A model that was proved by less than an answer cannot prove itself."""
-    if warm.probe not in _QUESTIONS:
-        raise LoadError(f"its probe is {warm.probe!r}, which asks for no answer")
+    Health would be no proof: an engine that hangs says 200, so a good word could not save a model from a reset without
+    saving those that hang, and a bad one only confirms what its failed answers have shown."""
+    return warm.probe in _QUESTIONS
+
+
+async def ask_again(warm: Warm) -> None:
+    """Asks a warm model once more for what proved it warm, as any caller would. Raises LoadError without an answer."""
     upstream = Upstream()
     try:
-        await _probe(upstream, warm.endpoint, warm.probe, {}, limits.CHECK_MS_MAX)
+        await _probe(upstream, warm.endpoint, warm.probe, {}, limits.PROBE_MS_MAX)
     finally:
         await upstream.close()
 

@@ -27,7 +27,7 @@ from watchbill.core.messages import (
     Stopped,
 )
 from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Sleeper, Warm
-from watchbill.engines.warmup import ask_again
+from watchbill.engines.warmup import ask_again, can_be_asked
 from watchbill.errors import ConfigError
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes.trees import pids_of_tree
@@ -55,6 +55,7 @@ class EngineRoom:
         self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
+        self._checks: dict[str, asyncio.Task[None]] = {}  # model -> the last question
         self.warm: dict[str, Warm] = {}  # one that sleeps stays here: nobody is granted a turn on it
         self._cards: dict[str, dict[str, int]] = {}  # what each was last seen to hold on cards
         self._routed: set[str] = set()  # the shared ones among them
@@ -135,13 +136,20 @@ class EngineRoom:
     # ------------------------------------------------------------------ well or not
 
     def check(self, action: Check) -> None:
-        """Begins to ask a warm model something easy."""
-        self._run(self._check(action), f"check {action.model}")
+        """Begins to ask a warm model something easy. A question that is still open is dropped: the core has given it
+        up, and its late end would be taken for the answer to this one."""
+        if (before := self._checks.get(action.model)) is not None:
+            before.cancel()
+        self._checks[action.model] = self._run(self._check(action), f"check {action.model}")
 
     async def _check(self, action: Check) -> None:
         warm = self.warm.get(action.model)
         if warm is None:
             return  # it is gone, which says enough
+        if not can_be_asked(warm):
+            reason = f"its probe is {warm.probe!r}, which asks for no answer"
+            self._feed(Checked(action.model, action.attempt, reason, was_asked=False))
+            return
         try:
             await ask_again(warm)
         except LoadError as error:
@@ -208,10 +216,11 @@ class EngineRoom:
         self._cool(action.model)
         self._run(self._stop(action), f"stop {action.model}")
 
-    def _run(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _run(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
+        return task
 
     async def _stop(self, action: Stop) -> None:
         load = self._loads.pop(action.model, None)

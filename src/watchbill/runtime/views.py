@@ -188,6 +188,8 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
     if station.members and station.stage is not Stage.READY:
         return _missing_reason(state, station)
     match station.stage:
+        case Stage.READY if station.is_suspect:
+            return f"answers of {station.name} failed; it is asked whether it is well"
         case Stage.READY:
             return f"{ahead} before it; {station.name} serves {station.model.concurrency} at a time"
         case Stage.LOADING:

@@ -15,6 +15,7 @@ from watchbill.core import messages as m
 from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
 from watchbill.core.station import AWAY, STAYING, Stage
+from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.places import Places
@@ -59,6 +60,7 @@ class Judge:
         self._sets: list[list[str]] = []  # the sets that were planned in this step
         self.places = Places(world.catalog, world.capacity)
         self._last_load_ms: dict[str, float] = {}
+        self._asked_at: dict[str, float] = {}  # model -> when the watchdog last asked it something
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -203,6 +205,8 @@ class Judge:
         for action in actions:
             if isinstance(action, m.Grant):
                 self._judge_grant(action)
+            elif isinstance(action, m.Check):
+                self._asked_at[action.model] = self._world.now
         self._judge_open()
         self._judge_plans()
         self._steps += 1
@@ -295,10 +299,15 @@ class Judge:
             name = caller.served_by
             if name in running or name in self.closed or world.engines[name].power is not Power.WARM:
                 continue
-            if self._could_start(caller):
+            if self._could_start(caller) and not self._is_asked(name):
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
+
+    def _is_asked(self, name: str) -> bool:
+        """Whether the watchdog's question, for which a door is closed, is under way."""
+        asked_at = self._asked_at.get(name, -float(CHECK_MS))
+        return self._world.core.state.stations[name].is_suspect and self._world.now <= asked_at + CHECK_MS + 2
 
     def _is_moving(self) -> bool:
         return any(e.power in (Power.LOADING, Power.STOPPING) for e in self._world.engines.values())

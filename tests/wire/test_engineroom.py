@@ -1,0 +1,157 @@
+"""The engine room: what the core hears of loads, stops and questions, whatever the engines do meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from support.peer import Asked, peer_listening
+from watchbill.catalog import Catalog, Device, EngineRules, Model
+from watchbill.core import messages as m
+from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
+from watchbill.runtime.engineroom import EngineRoom
+from watchbill.units import Bytes
+
+WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"choices":[{}]}'
+
+
+class HandEngine:
+    """An engine whose every act ends when, and as, the test says."""
+
+    capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=True, sleeps="told")
+
+    def __init__(self, on_death: DeathCallback) -> None:
+        self.on_death = on_death
+        self.warm = Warm(Endpoint("127.0.0.1", 1), None, {}, "chat")
+        self.acts: list[str] = []
+        self.gates: list[asyncio.Event] = []  # stops wait for theirs, in order; without one they do not wait
+        self.breaks: Exception | None = None  # raised by sleep and rouse
+        self.is_closed = False
+
+    async def load(self, model: Model, attempt: int) -> Warm:
+        self.acts.append(f"load {attempt}")
+        return self.warm
+
+    async def stop(self, model: str, *, hard: bool = False) -> None:
+        self.acts.append("stop")
+        if self.gates:
+            await self.gates.pop(0).wait()
+
+    async def sleep(self, model: str, attempt: int) -> Mapping[str, int]:
+        if self.breaks is not None:
+            raise self.breaks
+        return {"ram": 1}
+
+    async def rouse(self, model: Model, attempt: int) -> Warm:
+        if self.breaks is not None:
+            raise self.breaks
+        return self.warm
+
+    def is_asleep(self, model: str) -> bool | None:
+        return None
+
+    def memory(self, model: str) -> Mapping[str, int]:
+        return {"ram": 7}
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Room:
+    """An engine room with one hand-made engine, and everything that the core would have heard."""
+
+    def __init__(self, *models: str) -> None:
+        self.engines: list[HandEngine] = []
+        self.heard: list[m.Event] = []
+        self._more = asyncio.Condition()
+        self.room = EngineRoom(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
+
+    def _make(self, rules: EngineRules, on_death: DeathCallback) -> HandEngine:
+        self.engines.append(HandEngine(on_death))
+        return self.engines[-1]
+
+    @property
+    def engine(self) -> HandEngine:
+        return self.engines[-1]
+
+    def _hear(self, event: m.Event) -> None:
+        self.heard.append(event)
+        self._told = asyncio.ensure_future(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._more:
+            self._more.notify_all()
+
+    async def _look(self) -> None:
+        return
+
+    async def hears(self, count: int = 1) -> m.Event:
+        """Waits until so many events have come; the last of them."""
+        async with asyncio.timeout(10), self._more:
+            await self._more.wait_for(lambda: len(self.heard) >= count)
+        return self.heard[count - 1]
+
+    async def load(self, attempt: int = 1) -> None:
+        count = len(self.heard) + 1
+        self.room.load(m.Load("A", attempt, 5_000))
+        assert isinstance(await self.hears(count), m.Loaded)
+
+
+def catalog_of(*names: str, rules: EngineRules | None = None) -> Catalog:
+    engine = rules or EngineRules("hand", "hand")
+    models = {name: Model(name, "hand", memory={"ram": Bytes(9)}, devices=("ram",)) for name in names}
+    return Catalog({"ram": Device("ram")}, {"hand": engine}, models, {})
+
+
+@asynccontextmanager
+async def room_of(*models: str) -> AsyncIterator[Room]:
+    room = Room(*models)
+    try:
+        yield room
+    finally:
+        await room.room.close()
+
+
+async def test_a_model_that_cannot_be_asked_says_so_instead_of_having_failed() -> None:
+    """RES-20: what was proved warm by its health only has no answer to give; that is no evidence against it."""
+    async with room_of() as room:
+        room.engine.warm = Warm(Endpoint("127.0.0.1", 1), None, {}, "http")
+        await room.load()
+        room.room.check(m.Check("A", 1))
+        told = await room.hears(2)
+        assert isinstance(told, m.Checked) and told.failure and not told.was_asked
+
+
+async def test_the_end_of_an_old_question_is_not_taken_for_the_answer_to_a_new_one() -> None:
+    """RES-20: the first was asked beside others and proves nothing; the core hears of the second only."""
+    answers = [asyncio.Event(), asyncio.Event()]
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await answers[len(peer.asked) - 1].wait()
+        writer.write(WELL)
+
+    async with peer_listening(talk) as peer, room_of() as room:
+        room.engine.warm = Warm(peer.endpoint, None, {}, "chat")
+        await room.load()
+        room.room.check(m.Check("A", 1))
+        await peer.until(lambda p: len(p.asked) == 1)
+        room.room.check(m.Check("A", 1))
+        await peer.until(lambda p: len(p.asked) == 2 and p.left == 1)
+        answers[1].set()
+        assert await room.hears(2) == m.Checked("A", 1)
+    assert len(room.heard) == 2
+
+
+async def test_a_model_that_dies_while_it_is_asked_is_reported_dead() -> None:
+    """RES-20: its death says more than a question that broke off."""
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with peer_listening(talk) as peer, room_of() as room:
+        room.engine.warm = Warm(peer.endpoint, None, {}, "chat")
+        await room.load()
+        room.room.check(m.Check("A", 1))
+        await peer.until(lambda p: len(p.asked) == 1)
+        room.engine.on_death("A", 1, "signal 9")
+        assert await room.hears(2) == m.Died("A", 1, "signal 9")
+        assert "A" not in room.room.warm
