@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from watchbill.spool import (
 )
 from watchbill.spool import consumer as consumer_module
 from watchbill.spool import drain as drain_module
+from watchbill.spool import queue as queue_module
 from watchbill.spool.inspect import State, entries, stats
 
 Say = Callable[[object], None]
@@ -397,3 +399,76 @@ def test_a_running_drain_wakes_on_arrival(path: Path, corpus: Path) -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert ids(corpus) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_idle_worker_leaves_a_spool_that_was_moved_away(
+    path: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    """SPOOL-03, SPOOL-04: nothing of its own breaks, and it finds out all the same: it works where the spool is, it
+    hears what arrives there, and it keeps the order together with those who came later."""
+    monkeypatch.setattr(queue_module, "RECOVER_EVERY_S", 0.05)
+    drained = threading.Semaphore(0)
+    with Spool(path) as spool:
+        drain = Drain(
+            spool, Corpus(corpus), progress=lambda _: drained.release(), poll_s=0.05, ordered=ordered
+        )
+        thread = threading.Thread(target=drain.run)
+        thread.start()
+        try:
+            spool.enqueue(event("before"))
+            assert drained.acquire(timeout=10)
+            path.rename(tmp_path / "aside")
+            with Spool(path) as new:
+                new.enqueue(event("after"))
+                assert drained.acquire(timeout=10)
+                if ordered:
+                    assert not Drain(new, Corpus(corpus), ordered=True)._may_go()
+        finally:
+            drain.stop()
+            thread.join()
+    assert ids(corpus) == ["before", "after"]
+
+
+def test_a_worker_hears_arrivals_in_the_folders_that_were_made_anew(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-04: after the spool was moved away or removed its ear is at the new folder, not at the old one."""
+    monkeypatch.setattr(queue_module, "RECOVER_EVERY_S", 0.0)
+    with Spool(path, durability="none") as spool:
+        spool.wait(0)
+        for number in range(2):
+            path.rename(tmp_path / "aside") if number else shutil.rmtree(path)
+            spool.wait(0)
+            while spool.wait(0):
+                pass
+            with Spool(path, durability="none") as new:
+                new.enqueue(event(number))
+                assert spool.wait(10)
+
+
+def test_a_lease_is_settled_where_it_was_taken(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-03: who has an event in hand while the spool is moved away finishes it there, and goes only then."""
+    monkeypatch.setattr(queue_module, "RECOVER_EVERY_S", 0.0)
+    with Spool(path, durability="none") as spool:
+        spool.enqueue(event(1))
+        item = spool.lease()
+        assert item is not None
+        path.rename(tmp_path / "aside")
+        with Spool(path):
+            spool.wait(0)
+        spool.done(item)
+        with Spool(tmp_path / "aside") as aside:
+            assert stats(aside).done == 1
+
+
+def test_a_drain_may_be_stopped_after_its_spool_was_closed(path: Path, corpus: Path) -> None:
+    """SPOOL-04: whoever ends things in another order than usual is not punished for it."""
+    with Spool(path) as spool:
+        drains = [Drain(spool, Corpus(corpus)) for _ in range(2)]
+        drains[0].run_once()
+        spool.wait(0)
+    for drain in drains:
+        drain.stop()

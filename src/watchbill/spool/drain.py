@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+from watchbill.spool.atomic import make_folder
 from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
@@ -260,10 +261,14 @@ class Drain:
 
     def _may_go(self) -> bool:
         """With `ordered`: whether the spool-wide lock is ours."""
-        if not self._ordered or self._order_fd >= 0:
+        if not self._ordered:
             return True
         path: Path = self.spool.layout.root / ".ordered.lock"
         try:
+            if self._order_fd >= 0 and _is_at(path, self._order_fd):
+                return True
+            self._let_order_go()  # of a spool that lies elsewhere by now
+            make_folder(path.parent)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise disk_fault(error, "open the lock that keeps the order") from error
@@ -278,9 +283,20 @@ class Drain:
     def _let_go(self) -> None:
         for corpus in self._corpora.values():
             corpus.close()
+        self._let_order_go()
+
+    def _let_order_go(self) -> None:
         if self._order_fd >= 0:
             os.close(self._order_fd)
             self._order_fd = -1
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether an open file is the one that has the name now."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def drain_all(drains: list[Drain], *, once: bool = False) -> DrainReport:

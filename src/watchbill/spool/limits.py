@@ -43,8 +43,6 @@ UNSEEN_MAX = 100_000
 
 #: A listing of queue/ is thrown away after this many seconds even if it still holds names.
 RESCAN_S = 3.0
-#: Pause between two looks for dead workers and dead writers, in seconds.
-RECOVER_EVERY_S = 5.0
 #: How long a starting consumer waits for another one's replay, in seconds.
 REPLAY_WAIT_S = 30.0
 #: A file leased by a program that holds no lock is taken back after this many seconds.

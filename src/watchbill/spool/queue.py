@@ -27,15 +27,9 @@ from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBr
 from watchbill.spool.host import storage_warnings
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
 from watchbill.spool.layout import Layout, State
-from watchbill.spool.limits import (
-    ATTEMPTS,
-    BUNDLE_BYTES_MAX,
-    BUNDLE_LINES_MAX,
-    EVENT_BYTES_MAX,
-    RECOVER_EVERY_S,
-)
+from watchbill.spool.limits import ATTEMPTS, BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, EVENT_BYTES_MAX
 from watchbill.spool.producer import Producer, Signer
-from watchbill.spool.recovery import Recovered, recover
+from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, recover
 from watchbill.spool.replay import replay_dead
 from watchbill.spool.watch import Watch
 
@@ -276,8 +270,9 @@ class Spool:
         return arrived
 
     def wake(self) -> None:
-        """End a `wait` in another thread."""
-        self._watch().wake()
+        """End a `wait` in another thread. Does nothing where nobody can wait: before the first, and after `close`."""
+        if (watch := self._parts.watch) is not None:
+            watch.wake()
 
     # Life
 
@@ -320,15 +315,19 @@ class Spool:
             return consumer
         with self._lock:
             self._after_fork()
-            if parts.consumer is not None and not parts.consumer.is_ours:
-                parts.consumer.abandon()  # somebody removed our folder
-                parts.consumer = None
-            if parts.consumer is None:
-                try:
+            try:
+                if self._recovery_is_due() and not self.in_flight_here:
+                    self.layout.renew()  # who only waits notices by nothing else that the spool lies elsewhere
+                if parts.consumer is not None and not parts.consumer.is_ours:
+                    parts.consumer.abandon()  # somebody removed our folder, or moved it away
+                    parts.consumer = None
+                if parts.consumer is None:
                     self.layout.renew()
                     parts.consumer = Consumer(self.layout)
-                except OSError as error:
-                    raise disk_fault(error, "open the spool for reading") from error
+                    if parts.watch is not None:
+                        parts.watch.renew()
+            except OSError as error:
+                raise disk_fault(error, "open the spool for reading") from error
             if self._recovery_is_due():
                 self.recover(start=self._recovered_at_s is None)
                 if parts.producer is not None:

@@ -20,8 +20,10 @@ from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
 from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 
-__all__ = ["Recovered", "recover"]
+__all__ = ["RECOVER_EVERY_S", "Recovered", "recover"]
 
+#: Pause between two looks for dead workers, dead writers, and whether the spool is still where it was, in seconds.
+RECOVER_EVERY_S = 5.0
 _WORKER = re.compile(r"[A-Za-z0-9-]{1,32}\.\d{1,10}\.[0-9a-f]{8}", re.ASCII)
 
 

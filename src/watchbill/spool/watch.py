@@ -4,6 +4,7 @@
 so the caller looks for itself and never sleeps for ever. Watches queue/ and the buckets it is told of.
 """
 
+import contextlib
 import os
 import select
 import struct
@@ -56,6 +57,12 @@ class Watch:
                 added = self._add(name) or added
         return added
 
+    def renew(self) -> None:
+        """Listen at the folder that has the name now; one that was moved away goes on to be heard, which only wakes."""
+        self._names.clear()
+        if self._fd >= 0:
+            self._add("")
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for an arrival or a `wake`; return False when only the time is over."""
         ready = self._poll.poll(max(0, int(timeout_s * 1000)))
@@ -65,10 +72,9 @@ class Watch:
 
     def wake(self) -> None:
         """End a `wait` in another thread."""
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            return  # a full pipe wakes as well
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"!")
 
     def close(self) -> None:
         for fd in (self._fd, self._wake_read, self._wake_write):
