@@ -537,3 +537,33 @@ def test_who_sends_bad_requests_for_ever_does_not_have_the_model_asked_for_ever(
         world.arrive("A", 20, lane="chat")
     world.run(92_000 + WELL_MS)
     assert "watchdog" in [a.kind for a in world.alerts]
+
+
+@pytest.mark.parametrize("change", ["removed", "without a task"])
+def test_the_rotation_gives_no_turn_to_a_model_that_is_on_its_way_out_of_the_config(
+    world_of: WorldOf, model: ModelOf, change: str
+) -> None:
+    """RES-16: who drains after a reload has no task any more; the others' turns go on."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(900_000))}
+    task = BackgroundTask("Look around.")
+    world = world_of(model("gamma", 4, background=task), model("logos", 4, background=task), lanes=lanes)
+    rules = RotationRules(Millis(60_000), order=("gamma", "logos"))
+    world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
+    streams = world.arrive("gamma", 800_000, lane="chat")
+    world.run(30_000)
+    tasks: list[str] = []
+    carry_out = world._acts[m.RunTask]
+
+    def note(action: m.RunTask) -> None:
+        tasks.append(action.model)
+        if action.model == "logos":  # as the driver does: of gamma the config knows no task
+            carry_out(action)
+
+    world._acts[m.RunTask] = note
+    kept = {"logos": world.catalog.models["logos"]}
+    if change == "without a task":
+        kept["gamma"] = replace(world.catalog.models["gamma"], background=None)
+    world.feed(m.Reconfigured(replace(world.catalog, models=kept, rotation=rules), {}))
+    world.run(400_000)
+    assert streams.state == "running"
+    assert tasks.count("logos") >= 2 and "gamma" not in tasks

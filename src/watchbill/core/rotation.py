@@ -8,7 +8,7 @@ maximum; working more than loading brings it back.
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import RunTask, TaskEnded
 from watchbill.core.state import State
-from watchbill.core.station import Stage
+from watchbill.core.station import Stage, Station
 
 __all__ = ["Rotation"]
 
@@ -68,10 +68,16 @@ class Rotation:
 
     def _next_model(self, now: int) -> str | None:
         stations = self._state.stations
-        tasks = [name for name, s in stations.items() if s.model.background is not None]
+        tasks = [name for name, s in stations.items() if _has_task(s)]
         order = [name for name in self._state.catalog.rotation.order if name in tasks] or tasks
         if not order:
             return None
         first = order.index(self._last) + 1 if self._last in order else 0
         turns = order[first:] + order[:first]
         return next((name for name in turns if not stations[name].is_quarantined(now)), None)
+
+
+def _has_task(station: Station) -> bool:
+    """Whether the config has a task for it. One whose definition changed has none before the new one is in force:
+    nobody could run the old one, and the rotation would wait for its end for ever."""
+    return station.model.background is not None and not station.is_retired and station.successor is None
