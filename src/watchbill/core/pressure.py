@@ -1,9 +1,11 @@
 """Pressure: memory runs out, or the budget shrank (RES-06).
 
 The probe is believed, whatever the books say. In an emergency the cheapest loss goes first, at once, permanent models
-too if that is what it takes, and after each victim the machine is looked at before the next one is chosen.
+too if that is what it takes, and after each victim the machine is looked at before the next one is chosen. One that was
+leaving already is given the same grace and no more.
 """
 
+from watchbill.catalog import RAM
 from watchbill.core.budget import DeviceBook
 from watchbill.core.messages import Alert, Observed
 from watchbill.core.state import State
@@ -28,30 +30,36 @@ class Pressure:
 
     def observed(self, event: Observed, now: int) -> None:
         """Judges every device by the newest look at it."""
-        for book in self._state.ledger.books.values():
-            self._judge(book, event.pressure, now)
+        for name, book in self._state.ledger.books.items():
+            stalls = "the kernel stalls for memory" if event.pressure and name == RAM else None
+            self._judge(book, _shortfall(book) or stalls, now)
 
-    def _judge(self, book: DeviceBook, pressure: bool, now: int) -> None:
+    def _judge(self, book: DeviceBook, short: str | None, now: int) -> None:
         """RES-06. One victim at a time: after it is gone the machine is looked at before the next is chosen."""
-        low = book.reading is not None and book.reading.available < book.device.reserve
         name = book.device.name
         holders = [s for s in self._state.in_stage(*HOLDING) if s.needs.get(name)]
-        if not (low or pressure) or not holders:
+        if short is None or not holders:
             book.emergency_since = None
             return
         if book.emergency_since is None:
             book.emergency_since = now
         book.settled_at = now + SETTLE_MS
-        if any(s.stage in (Stage.DRAINING, Stage.STOPPING) for s in holders):
+        if any(self._is_almost_gone(s, now) for s in holders):
             return
         victim = min(holders, key=lambda s: self._loss(s, now))
-        free = format_bytes(book.reading.available) if book.reading else "unknown"
-        why = (
-            f"emergency: {free} available on {name}, below its reserve of {format_bytes(book.device.reserve)}"
-        )
+        why = f"emergency: {short}"
         self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, name))
-        self._do.close(victim, "", why, now)
+        if victim.stage is Stage.DRAINING:
+            self._state.enter(victim, Stage.DRAINING, now)  # from now on it has its grace, as any victim has
+        else:
+            self._do.close(victim, "", why, now)
         victim.emergency = True
+
+    @staticmethod
+    def _is_almost_gone(station: Station, now: int) -> bool:
+        if station.stage is Stage.DRAINING:
+            return station.emergency or now < station.since + EMERGENCY_GRACE_MS
+        return station.stage is Stage.STOPPING
 
     def _loss(self, station: Station, now: int) -> tuple[bool, bool, bool, float, str]:
         """Cheapest loss first; permanents late, the reserved core model last of all."""
@@ -89,3 +97,12 @@ class Pressure:
                 continue
             for running in (*station.running.values(), *station.users.values()):
                 self._state.cut(running, "preempted" if running.begun else "requeue", now)
+
+
+def _shortfall(book: DeviceBook) -> str | None:
+    """What a device lacks by its newest reading."""
+    name, reserve = book.device.name, book.device.reserve
+    if book.reading is None or book.reading.available >= reserve:
+        return None
+    free = format_bytes(book.reading.available)
+    return f"{free} available on {name}, below its reserve of {format_bytes(reserve)}"

@@ -143,7 +143,7 @@ class Watchdog:
         for device, held in station.held.items():
             needed = max(station.footprint.expected.get(device, 0), station.warm_size.get(device, 0))
             quota = station.model.quota or round(QUOTA_FACTOR * needed)
-            if needed and held > quota:
+            if quota and held > quota:
                 return (
                     f"it uses {format_bytes(held)} of {device}, more than its quota of {format_bytes(quota)}"
                 )

@@ -1,0 +1,82 @@
+"""RES-06: what an emergency does, and what is none."""
+
+from collections.abc import Callable
+
+from watchbill.catalog import Device, Lane, Model, WorkClass
+from watchbill.core import messages as m
+from watchbill.core.station import Stage
+from watchbill.simulate.engine import Power
+from watchbill.simulate.world import World
+from watchbill.units import Bytes, Millis
+
+GB = 10**9
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+LANES = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(60_000), timeout_ms=Millis(600_000))}
+RAM = Device("ram", capacity=Bytes(20 * GB), reserve=Bytes(2 * GB))
+
+
+def test_a_model_that_drains_for_another_one_does_not_hold_up_an_emergency(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-06: no drain is longer than the grace while memory is short, however it began."""
+    world = world_of(model("A", 12, "ram"), model("B", 12, "ram"), device=RAM, lanes=LANES)
+    world.run(1_000)
+    streams = world.arrive("A", 500_000, lane="chat")
+    world.run(10_000)
+    world.feed(m.EvictAsked(1, "A"))
+    world.run(20_000)
+    assert world.core.state.stations["A"].stage is Stage.DRAINING and streams.state == "running"
+    world.foreign["ram"] = 7 * GB
+    world.look()
+    world.run(world.now + 2_600)
+    assert world.engines["A"].power is Power.OFF and streams.outcome == "preempted"
+    assert [a.kind for a in world.alerts] == ["emergency"]
+    assert not world.judge.broken
+
+
+def test_a_model_that_has_just_begun_to_drain_is_waited_for(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-06: one victim at a time: who is about to be gone may be enough."""
+    world = world_of(model("A", 6, "ram"), model("B", 6, "ram"), device=RAM, lanes=LANES)
+    for name in ("A", "B"):
+        world.at(1_000, lambda name=name: world.arrive(name, 300, lane="chat"))
+    world.run(30_000)
+    world.feed(m.EvictAsked(1, "A"))
+    world.foreign["ram"] = 7 * GB
+    world.look()
+    world.run(world.now + 5_000)
+    assert world.engines["A"].power is Power.OFF and world.engines["B"].power is Power.WARM
+    assert not world.alerts
+
+
+def test_a_stalling_kernel_takes_nothing_from_a_card(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-06: the kernel's stalls are about host memory; a model on a card would leave for nothing."""
+    world = world_of(model("A", 6), lanes=LANES)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    reading = {"gpu:0": m.DeviceReading(24 * GB, 18 * GB)}
+    world.feed(m.Observed(int(world.now), reading, {}, pressure=True))
+    assert world.core.state.stations["A"].stage is Stage.READY and not world.alerts
+
+
+def test_the_alert_of_a_stalling_kernel_says_so(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-06: memory may be above the reserve and still short; the text does not claim what is not true."""
+    world = world_of(model("A", 6, "ram"), device=RAM, lanes=LANES)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    world.feed(m.Observed(int(world.now), {"ram": m.DeviceReading(20 * GB, 14 * GB)}, {}, pressure=True))
+    (alert,) = world.alerts
+    assert "stalls" in alert.text and "below" not in alert.text
+
+
+def test_a_quota_that_was_set_holds_on_a_device_of_which_nothing_was_expected(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: more than its quota on one device is a fault, whether or not anybody knew that it would be there."""
+    world = world_of(model("A", 6, quota=Bytes(8 * GB)), lanes=LANES)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    world.engines["A"].held["ram"] = 9 * GB
+    world.capacity["ram"], world.foreign["ram"] = 20 * GB, 0
+    world.look()
+    assert [a.kind for a in world.alerts] == ["watchdog"]
