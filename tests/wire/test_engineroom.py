@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
 
 from support.peer import Asked, peer_listening
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.core import messages as m
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
+from watchbill.errors import ConfigError
 from watchbill.runtime.engineroom import EngineRoom
 from watchbill.units import Bytes
 
@@ -155,3 +159,76 @@ async def test_a_model_that_dies_while_it_is_asked_is_reported_dead() -> None:
         room.engine.on_death("A", 1, "signal 9")
         assert await room.hears(2) == m.Died("A", 1, "signal 9")
         assert "A" not in room.room.warm
+
+
+async def test_the_late_end_of_an_old_stop_takes_nothing_from_the_next_load() -> None:
+    """RES-04: the core gave the first stop up and asked again; what was loaded since is still seen in memory."""
+    async with room_of() as room:
+        await room.load()
+        slow = asyncio.Event()
+        room.engine.gates.append(slow)
+        room.room.stop(m.Stop("A", 2, False, "swap"))
+        room.room.stop(m.Stop("A", 3, True, "swap"))
+        assert await room.hears(2) == m.Stopped("A", 3)
+        await room.load(4)
+        slow.set()
+        assert await room.hears(4) == m.Stopped("A", 2)
+        assert room.room.memory({}) == {"A": (4, {"ram": 7})}
+
+
+async def test_the_late_news_of_an_old_death_takes_nothing_from_the_next_load() -> None:
+    """RES-20: a model that is warm stays where requests are sent to, whatever is told of the one before."""
+    async with room_of() as room:
+        await room.load()
+        room.room.stop(m.Stop("A", 2, True, "swap"))
+        await room.hears(2)
+        await room.load(3)
+        room.engine.on_death("A", 1, "signal 9")
+        assert "A" in room.room.warm
+        room.engine.on_death("A", 3, "signal 9")
+        assert "A" not in room.room.warm
+
+
+async def test_a_waking_that_breaks_is_told_and_nothing_of_it_is_left() -> None:
+    """RES-04: whatever a driver raises, the core hears of it at once, and the process is not left behind."""
+    async with room_of() as room:
+        await room.load()
+        room.engine.breaks = ValueError("a bug")
+        room.room.rouse(m.Rouse("A", 2, 5_000))
+        told = await room.hears(2)
+        assert isinstance(told, m.LoadFailed) and "a bug" in told.reason
+        assert room.engine.acts == ["load 1", "stop"]
+
+
+async def test_a_model_that_cannot_be_put_to_sleep_is_stopped_whatever_the_reason() -> None:
+    """RES-04: its memory was promised to somebody."""
+    async with room_of() as room:
+        await room.load()
+        room.engine.breaks = ValueError("a bug")
+        room.room.sleep(m.Sleep("A", 2))
+        assert await room.hears(2) == m.Stopped("A", 2)
+
+
+async def test_a_reload_that_fails_changes_nothing() -> None:
+    """pitfalls: applied or refused whole: engines are made before any of them takes another's place."""
+    async with room_of() as room:
+        before = room.room.view()
+
+        def refuse(rules: EngineRules, on_death: DeathCallback) -> HandEngine:
+            if rules.name == "zebra":
+                raise ConfigError("no such animal")
+            return HandEngine(on_death)
+
+        room.room._make = refuse
+        changed = EngineRules("hand", "hand", url="http://127.0.0.1:1")
+        catalog = catalog_of("A", rules=changed)
+        more = replace(
+            catalog,
+            engines={**catalog.engines, "zebra": EngineRules("zebra", "hand")},
+            models={**catalog.models, "Z": Model("Z", "zebra")},
+        )
+        with pytest.raises(ConfigError):
+            room.room.reconfigure(more)
+        assert room.room.view() == before
+        await room.load()
+        assert room.engine.acts == ["load 1"]

@@ -63,30 +63,22 @@ class EngineRoom:
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
-        """Makes the engines that are new or changed. Old ones stay until their models are gone."""
+        """Makes the engines that are new or changed. Old ones stay until their models are gone.
+
+        Raises ConfigError before anything has changed."""
+        names = sorted({model.engine for model in catalog.models.values()})
+        changed = [name for name in names if self._rules.get(name) != catalog.engines[name]]
+        made = {name: self._make(catalog.engines[name], self._on_death) for name in changed}
+        routes = _routes(catalog, {**self._engines, **made})
+        self._retired += [self._engines[name] for name in made if name in self._engines]
+        self._engines.update(made)
+        self._rules.update({name: catalog.engines[name] for name in made})
         self._catalog = catalog
-        for name in sorted({model.engine for model in catalog.models.values()}):
-            if self._rules.get(name) != catalog.engines[name]:
-                self._replace(catalog.engines[name])
-        self._route(catalog)
-
-    def _replace(self, rules: EngineRules) -> None:
-        engine = self._make(rules, self._on_death)
-        if rules.name in self._engines:
-            self._retired.append(self._engines[rules.name])
-        self._engines[rules.name], self._rules[rules.name] = engine, rules
-
-    def _route(self, catalog: Catalog) -> None:
-        """Shared models are where the config says, from now on; nobody loads them, and nobody is asked."""
-        routed = {model.name for model in catalog.models.values() if model.shared}
-        for name in self._routed - routed:
+        # Shared models are where the config says, from now on; nobody loads them, and nobody is asked.
+        for name in self._routed - routes.keys():
             self.warm.pop(name, None)
-        self._routed = routed
-        for name in self._routed:
-            engine = self._engines[catalog.models[name].engine]
-            if not isinstance(engine, Router):
-                raise ConfigError(f"{name}: the engine {catalog.models[name].engine} cannot be shared")
-            self.warm[name] = engine.route(catalog.models[name])
+        self._routed = set(routes)
+        self.warm.update(routes)
 
     def view(self) -> dict[str, object]:
         """Every engine, with what its driver can do; for `status`."""
@@ -108,30 +100,49 @@ class EngineRoom:
         engine = self._hosts[model.name] = self._engines[model.engine]
         # The driver knows best what a load that takes too long was doing, so the limit is the driver's to keep.
         limited = replace(model, load_timeout_ms=Millis(action.deadline_ms))
+        await self._bring_up(engine, action, engine.load(limited, action.attempt))
+
+    async def _bring_up(self, engine: Engine, action: Load, coming: Awaitable[Warm]) -> None:
+        """Tells the core how a load or a waking ended. Nothing is left of one that failed."""
         try:
             async with asyncio.timeout((action.deadline_ms + LOAD_OVERTIME_MS) / 1000):
-                warm = await engine.load(limited, action.attempt)
+                warm = await coming
         except LoadError as error:
-            await self._failed(action, _reason(model.name, error), hopeless=error.hopeless)
+            await self._failed(action, _reason(action.model, error), hopeless=error.hopeless)
         except ConfigError as error:
             await self._failed(action, str(error), hopeless=True)
         except TimeoutError:
+            await self._clear(engine, action.model)
             await self._failed(action, f"not warm after {action.deadline_ms // 1000} s", hopeless=False)
         except Exception as error:  # noqa: BLE001  a driver's bug must not leave the core waiting
-            _LOG.exception("load of %s broke", model.name)
+            _LOG.exception("load of %s broke", action.model)
+            await self._clear(engine, action.model)
             await self._failed(action, f"{type(error).__name__}: {error}", hopeless=False)
         else:
-            self.warm[model.name] = warm
-            self._feed(Loaded(model.name, action.attempt, dict(warm.memory)))
+            self.warm[action.model] = warm
+            self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
+
+    async def _clear(self, engine: Engine, model: str) -> None:
+        """Takes down what a driver may have left that did not keep its word."""
+        try:
+            await engine.stop(model, hard=True)
+        except Exception:  # noqa: BLE001  the load has failed, and that must be told in any case
+            _LOG.exception("what is left of %s could not be stopped", model)
 
     async def _failed(self, action: Load, reason: str, *, hopeless: bool) -> None:
-        self.attempts.pop(action.model, None)
+        self._forget(action.model, action.attempt)
         await self._look()
         self._feed(LoadFailed(action.model, action.attempt, reason, hopeless))
 
     def _on_death(self, model: str, attempt: int, reason: str) -> None:
-        self._cool(model)
+        if self.attempts.get(model, attempt) == attempt:
+            self._cool(model)
         self._feed(Died(model, attempt, reason))
+
+    def _forget(self, model: str, attempt: int) -> None:
+        """Nothing of this attempt is up any more. One that was begun since is another matter."""
+        if self.attempts.get(model, 0) <= attempt:
+            self.attempts.pop(model, None)
 
     # ------------------------------------------------------------------ well or not
 
@@ -170,9 +181,12 @@ class EngineRoom:
             if not isinstance(engine, Sleeper):
                 raise LoadError(f"the engine of {action.model} cannot sleep")
             memory = await engine.sleep(action.model, action.attempt)
-        except LoadError as error:
+        except Exception as error:  # noqa: BLE001  whatever a driver raises, somebody was promised the memory
             reason = _reason(action.model, error)
-            _LOG.warning("%s is stopped, because it does not sleep: %s", action.model, reason)
+            is_bug = not isinstance(error, LoadError)
+            _LOG.warning(
+                "%s is stopped, because it does not sleep: %s", action.model, reason, exc_info=is_bug
+            )
             self._cool(action.model)
             await self._stop(Stop(action.model, action.attempt, False, reason))
             return
@@ -182,21 +196,17 @@ class EngineRoom:
     def rouse(self, action: Rouse) -> None:
         """Begins to wake a model."""
         self.attempts[action.model] = action.attempt
-        self._loads[action.model] = asyncio.create_task(self._rouse(action), name=f"wake {action.model}")
-
-    async def _rouse(self, action: Rouse) -> None:
-        engine = self._hosts.get(action.model)
         model = replace(self._catalog.models[action.model], load_timeout_ms=Millis(action.deadline_ms))
-        try:
-            if not isinstance(engine, Sleeper):
-                raise LoadError(f"the engine of {action.model} cannot be woken")
-            warm = await engine.rouse(model, action.attempt)
-        except LoadError as error:
-            tried = Load(action.model, action.attempt, action.deadline_ms)
-            await self._failed(tried, _reason(action.model, error), hopeless=False)
+        self._loads[action.model] = asyncio.create_task(
+            self._rouse(model, action), name=f"wake {action.model}"
+        )
+
+    async def _rouse(self, model: Model, action: Rouse) -> None:
+        engine, tried = self._hosts.get(model.name), Load(model.name, action.attempt, action.deadline_ms)
+        if isinstance(engine, Sleeper):
+            await self._bring_up(engine, tried, engine.rouse(model, action.attempt))
         else:
-            self.warm[action.model] = warm
-            self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
+            await self._failed(tried, f"the engine of {model.name} cannot be woken", hopeless=False)
 
     def asleep(self) -> dict[str, bool]:
         """Which of the models that can sleep do. Blocks: call it in a thread."""
@@ -234,7 +244,7 @@ class EngineRoom:
         except Exception:  # noqa: BLE001  the core's deadline stops it again
             _LOG.exception("stop of %s broke", action.model)
             return
-        self.attempts.pop(action.model, None)
+        self._forget(action.model, action.attempt)
         await self._look()
         self._feed(Stopped(action.model, action.attempt))
 
@@ -278,7 +288,19 @@ class EngineRoom:
         return {device: size for device, size in held.items() if size}
 
 
-def _reason(model: str, error: LoadError) -> str:
+def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:
+    """Where each shared model answers. Raises ConfigError for an engine that cannot be shared."""
+    routes: dict[str, Warm] = {}
+    for name, model in catalog.models.items():
+        if model.shared:
+            engine = engines[model.engine]
+            if not isinstance(engine, Router):
+                raise ConfigError(f"{name}: the engine {model.engine} cannot be shared")
+            routes[name] = engine.route(model)
+    return routes
+
+
+def _reason(model: str, error: Exception) -> str:
     """What happened, without the name that an engine's error begins with: the core says of whom it tells."""
     text = str(error)
     return text.removeprefix(model).lstrip(": ") if text.startswith((f"{model}: ", f"{model} ")) else text
