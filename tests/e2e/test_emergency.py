@@ -158,7 +158,7 @@ def test_a_protected_process_that_dies_is_told_by_command_and_webhook(
     assert not place.events("alert")
     routx.kill()
     routx.wait()
-    eventually(lambda: hook.received, 20)  # type: ignore[attr-defined]
+    eventually(lambda: hook.received and told.exists() and told.read_text(), 20)  # type: ignore[attr-defined]
     assert f"protected process {name_of(routx)} is not running" in hook.received[0]  # type: ignore[attr-defined]
     assert (
         told.read_text() == f"Watchbill: protected / the protected process {name_of(routx)} is not running\n"

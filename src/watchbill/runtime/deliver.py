@@ -4,6 +4,7 @@ The command gets two further words, the kind and the text. The webhook gets a JS
 and from nowhere else.
 """
 
+import asyncio
 import shlex
 from pathlib import Path
 
@@ -25,11 +26,14 @@ class Deliverer:
         self._keeper = Keeper(root)
 
     async def deliver(self, rules: AlertRules, alert: Alert) -> None:
-        """Sends one alert everywhere the config says. Raises when it did not arrive."""
-        if rules.command:
-            await self._run(rules.command, alert)
+        """Sends one alert everywhere the config says, at the same time: one way that fails, or hangs, does not close
+        the other. Raises when it did not arrive everywhere."""
+        ways = [self._run(rules.command, alert)] if rules.command else []
         if rules.webhook:
-            await self._post(rules.webhook, alert)
+            ways.append(self._post(rules.webhook, alert))
+        for outcome in await asyncio.gather(*ways, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _run(self, command: str, alert: Alert) -> None:
         words = (*shlex.split(command), f"Watchbill: {alert.kind}", alert.text)

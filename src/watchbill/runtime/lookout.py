@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, DeviceReading, ModelReading, Observed
 from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROBE_FAILURES_MAX, PROCESS_LOOK_MS
+from watchbill.probes import Reading
 from watchbill.probes.health import constraint
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
@@ -43,6 +44,7 @@ class Lookout:
         self._ram, self._clock, self._alert = ram, clock, alert
         self._see_sleep, self._asleep = asleep, dict[str, bool]()
         self._failed = [0] * len(probes)  # looks in a row that brought nothing
+        self._blind = 0  # looks in a row at the processes that brought nothing
         self._turn = asyncio.Lock()
         self._woken = asyncio.Event()
         self._models: Memory = {}
@@ -75,12 +77,7 @@ class Lookout:
         async with self._turn:
             readings = [await probe.look() for probe in self._probes]
             self._count_failures()
-            if processes:
-                cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
-                self._models = await asyncio.to_thread(self._memory, cards)
-                if self._see_sleep is not None:
-                    self._asleep = dict(await asyncio.to_thread(self._see_sleep))
-                self._models_at = self._clock()
+            saw = processes and await self._see_processes(readings)
         now = round(self._clock() * 1000)
         devices = {
             name: reading.for_core(now, constraint(self._catalog.devices[name], reading, self._held_on(name)))
@@ -89,11 +86,26 @@ class Lookout:
             if name in self._catalog.devices
         }
         models = {
-            name: ModelReading(attempt, True, memory, self._asleep.get(name) if processes else None)
+            name: ModelReading(attempt, True, memory, self._asleep.get(name) if saw else None)
             for name, (attempt, memory) in self._models.items()
         }
         self._feed(Observed(now, devices, models, self._stalls()))
         self._next_ms = self._pace(devices)
+
+    async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
+        """Looks at each engine's process. Where that fails, what was last seen of them stands."""
+        cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
+        try:
+            self._models = await asyncio.to_thread(self._memory, cards)
+            if self._see_sleep is not None:
+                self._asleep = dict(await asyncio.to_thread(self._see_sleep))
+        except OSError as error:  # any errno: /proc cannot be read now, and looking at memory goes on
+            self._blind += 1
+            if self._blind == PROBE_FAILURES_MAX and self._alert is not None:
+                self._alert(Alert("probe", f"what the engines occupy cannot be read: {error}"))
+            return False
+        self._models_at, self._blind = self._clock(), 0
+        return True
 
     def _count_failures(self) -> None:
         for place, probe in enumerate(self._probes):
@@ -106,7 +118,12 @@ class Lookout:
         return sum(memory.get(device, 0) for _, memory in self._models.values())
 
     def _stalls(self) -> bool:
-        return self._ram is not None and self._ram.stall_percent() > PRESSURE_STALL_PERCENT_MAX
+        try:
+            return self._ram is not None and self._ram.stall_percent() > PRESSURE_STALL_PERCENT_MAX
+        except (
+            OSError
+        ):  # any errno: what the kernel does not tell is not known, and the reading itself counts
+            return False
 
     def _pace(self, devices: Mapping[str, DeviceReading]) -> int:
         ram = devices.get(RAM)

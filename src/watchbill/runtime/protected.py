@@ -4,6 +4,7 @@ Told once per loss, and once when it is back. Looking through /proc happens in a
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from watchbill.catalog import Catalog
@@ -12,6 +13,8 @@ from watchbill.limits import PROTECTED_LOOK_MS
 from watchbill.probes.trees import find_processes
 
 __all__ = ["Protected"]
+
+_LOG = logging.getLogger("watchbill.protected")
 
 
 class Protected:
@@ -28,6 +31,7 @@ class Protected:
     def reconfigure(self, catalog: Catalog) -> None:
         """Watches the new list."""
         self._names = {name: d.name for d in catalog.devices.values() for name in d.protect}
+        self._missing &= self._names.keys()
 
     def start(self) -> None:
         """Watches from now on."""
@@ -48,7 +52,11 @@ class Protected:
     async def look(self) -> None:
         """Looks once."""
         names = dict(self._names)
-        alive = await asyncio.to_thread(lambda: {name for name in names if find_processes(name)})
+        try:
+            alive = await asyncio.to_thread(lambda: {name for name in names if find_processes(name)})
+        except OSError as error:  # any errno: /proc cannot be read now, which says nothing about anybody
+            _LOG.warning("protected processes could not be looked for: %s", error)
+            return
         for name, device in names.items():
             if name in alive and name in self._missing:
                 self._missing.discard(name)

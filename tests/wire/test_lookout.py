@@ -1,0 +1,138 @@
+"""What watches must go on watching: looks at the machine, at protected processes, and the alerts about them."""
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from support.peer import Asked, peer_listening
+from watchbill.catalog import RAM, AlertRules, Catalog, Device
+from watchbill.core.messages import Alert, Note, Observed
+from watchbill.limits import PROBE_FAILURES_MAX
+from watchbill.probes import Probe, Reading
+from watchbill.probes.patient import PatientProbe
+from watchbill.probes.ram import RamProbe
+from watchbill.runtime import protected as protected_module
+from watchbill.runtime.deliver import Deliverer
+from watchbill.runtime.lookout import Lookout, Memory
+from watchbill.runtime.protected import Protected
+from watchbill.units import Bytes, Millis
+
+FULL = OSError(errno.EMFILE, "Too many open files")
+
+
+class Steady(Probe):
+    """A machine that never changes."""
+
+    def read(self) -> Mapping[str, Reading]:
+        return {RAM: Reading(Bytes(100), Bytes(50), Millis(0))}
+
+
+class Stalling(RamProbe):
+    """Host memory whose stalls cannot be read now."""
+
+    def stall_percent(self) -> float:
+        raise FULL
+
+
+class Sight:
+    """What a lookout sees of processes, or why it cannot."""
+
+    def __init__(self) -> None:
+        self.failure: OSError | None = None
+        self.told: list[Observed] = []
+        self.alerts: list[Alert] = []
+
+    def memory(self, cards: object) -> Memory:
+        if self.failure is not None:
+            raise self.failure
+        return {"A": (1, {RAM: 7})}
+
+    def asleep(self) -> Mapping[str, bool]:
+        return {"A": True}
+
+    def lookout(self, ram: RamProbe | None = None) -> Lookout:
+        catalog = Catalog({RAM: Device(RAM)}, {}, {}, {})
+        return Lookout(
+            catalog, [PatientProbe(Steady())], self.memory, self.told.append,
+            asleep=self.asleep, alert=self.alerts.append, ram=ram, clock=lambda: 1.0,
+        )  # fmt: skip
+
+
+async def test_a_look_without_sight_of_the_processes_still_tells_of_the_machine() -> None:
+    """R25: without free descriptors memory is still watched; what was last seen stands, sleep is not guessed."""
+    sight = Sight()
+    lookout = sight.lookout()
+    await lookout.look()
+    sight.failure = FULL
+    await lookout.look()
+    before, after = sight.told
+    assert before.models["A"].asleep is True
+    assert after.devices == before.devices
+    assert (after.models["A"].memory, after.models["A"].asleep) == ({RAM: 7}, None)
+
+
+async def test_processes_that_stay_out_of_sight_are_an_alert() -> None:
+    """R25: once, not at every look."""
+    sight = Sight()
+    sight.failure = FULL
+    lookout = sight.lookout()
+    for _ in range(2 * PROBE_FAILURES_MAX):
+        await lookout.look()
+    (alert,) = sight.alerts
+    assert alert.kind == "probe" and "Too many open files" in alert.text
+
+
+async def test_stalls_that_cannot_be_read_are_none() -> None:
+    """R25: the readings of memory itself go on."""
+    sight = Sight()
+    await sight.lookout(Stalling()).look()
+    assert not sight.told[0].pressure
+
+
+async def test_protected_processes_are_watched_on_after_a_look_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RES-05: a look that failed says nothing about anybody."""
+    alerts: list[Alert] = []
+    notes: list[Note] = []
+    catalog = Catalog({RAM: Device(RAM, protect=("no-such-process",))}, {}, {}, {})
+    watched = Protected(catalog, alerts.append, notes.append)
+
+    def fail(name: str) -> list[int]:
+        raise FULL
+
+    with monkeypatch.context() as broken:
+        broken.setattr(protected_module, "find_processes", fail)
+        await watched.look()
+    assert not alerts
+    await watched.look()
+    assert len(alerts) == 1
+
+
+async def test_a_process_that_is_protected_anew_is_told_missing_anew() -> None:
+    """RES-05: what was told before it was taken from the list does not count."""
+    alerts: list[Alert] = []
+    notes: list[Note] = []
+    listed = Catalog({RAM: Device(RAM, protect=("no-such-process",))}, {}, {}, {})
+    watched = Protected(listed, alerts.append, notes.append)
+    await watched.look()
+    watched.reconfigure(Catalog({RAM: Device(RAM)}, {}, {}, {}))
+    watched.reconfigure(listed)
+    await watched.look()
+    assert len(alerts) == 2 and not notes
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-program", 'say "'])
+async def test_an_alert_reaches_the_webhook_though_the_command_fails(tmp_path: Path, command: str) -> None:
+    """RES-20: everywhere the config says; one way that fails does not close the other, and is still told."""
+
+    async def talk(asked: Asked, writer: object) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")  # type: ignore[attr-defined]
+
+    async with peer_listening(talk) as peer:
+        rules = AlertRules(command=command, webhook=f"http://127.0.0.1:{peer.port}/hook")
+        with pytest.raises(Exception):  # noqa: B017, PT011  whatever the command did wrong
+            await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+        assert peer.asked[0].json["text"] == "A text."
