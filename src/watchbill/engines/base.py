@@ -36,6 +36,12 @@ class Endpoint:
     tls: bool = False
     continues: bool = False  # goes on with an assistant's message that has begun
 
+    @property
+    def url(self) -> str:
+        """The address before /v1/..., as a client writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path_prefix}"
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:

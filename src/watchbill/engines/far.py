@@ -50,10 +50,7 @@ class FarCall(Call):
 
     def __init__(self, session: FarSession, outgoing: Outgoing, deadlines: Deadlines) -> None:
         self._session = session
-        endpoint = outgoing.endpoint
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        scheme = "https" if endpoint.tls else "http"
-        self._url = f"{scheme}://{host}:{endpoint.port}{endpoint.path_prefix}{outgoing.path}"
+        self._url = f"{outgoing.endpoint.url}{outgoing.path}"
         self._method = outgoing.method
         self._body = outgoing.body
         self._headers = {"Accept-Encoding": "identity", **outgoing.headers}

@@ -18,8 +18,8 @@ from watchbill.catalog import ROTATION_LANE, BackgroundTask
 from watchbill.core.messages import TaskEnded
 from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, EventReader
-from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
-from watchbill.errors import TheirsError
+from watchbill.engines.upstream import Outgoing, Upstream
+from watchbill.errors import EngineFailed, TheirsError
 from watchbill.limits import TASK_COMMAND_MS, TASK_OUTPUT_CHARS_MAX, TASK_TOKENS_MAX
 from watchbill.processes import Keeper
 from watchbill.runtime.answers import AnswerBook
@@ -27,6 +27,8 @@ from watchbill.runtime.ticket import Start, Ticket, Wish
 
 __all__ = ["Tasks"]
 
+#: An answer's length, whatever the engine makes of the tokens that it was asked for.
+ANSWER_CHARS_MAX = 2**20
 _LOG = logging.getLogger("watchbill.rotation")
 
 
@@ -42,6 +44,7 @@ class _Event(msgspec.Struct):
     """One event of a streamed answer, as far as a task reads it."""
 
     choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
+    error: dict[str, object] | str | None = None
 
 
 @dataclass(slots=True)
@@ -77,10 +80,13 @@ class Tasks:
             try:
                 text = await self._turns(ticket, work, now)
                 ticket.finish(ok=None)  # how long a task takes says nothing about answers
+            except EngineFailed:
+                ticket.finish(ok=False)  # at night nobody else may find out
+                raise
             finally:
                 ticket.close()
             ok = True
-        except (TheirsError, UpstreamFailed, OSError) as error:
+        except (TheirsError, OSError) as error:
             text = str(error)
         finally:  # whatever happened, the rotation hears of it: it waits for this task
             self._feed(TaskEnded(model, work.load_ms, work.useful_ms, ok, text))
@@ -136,8 +142,7 @@ class Tasks:
 
     async def _command(self, command: str, start: Start) -> str:
         endpoint = start.endpoint
-        url = f"http://{endpoint.host}:{endpoint.port}{endpoint.path_prefix}"
-        env = {"WATCHBILL_MODEL_URL": url, "WATCHBILL_MODEL": endpoint.upstream_model or start.model}
+        env = {"WATCHBILL_MODEL_URL": endpoint.url, "WATCHBILL_MODEL": endpoint.upstream_model or start.model}
         words = tuple(shlex.split(command))
         finished = await self._keeper.run(
             f"task of {start.model}", words, env=env, timeout_ms=TASK_COMMAND_MS
@@ -161,11 +166,13 @@ class Tasks:
         try:
             status = await call.head()
             if status != 200:
-                raise TheirsError(f"the engine answered {status}")
-            reader, said = EventReader(), [""]
+                raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}")
+            reader, said = EventReader(), ""
             while piece := await call.chunk():
-                said += [_text_of(payload) for payload in reader.feed(piece)]
-            return "".join(said)
+                said += "".join(_text_of(payload) for payload in reader.feed(piece))
+                if len(said) > ANSWER_CHARS_MAX:
+                    raise TheirsError(f"the engine answered with more than {ANSWER_CHARS_MAX} characters")
+            return said
         finally:
             call.abort()
 
@@ -178,11 +185,13 @@ class Tasks:
 
 
 def _text_of(payload: bytes) -> str:
-    """The words in one event. Raises TheirsError for what is no event of a chat."""
+    """The words in one event. Raises EngineFailed for what is no event of a chat, or says that it failed."""
     if payload == DONE:
         return ""
     try:
         event = msgspec.json.decode(payload, type=_Event)
     except msgspec.MsgspecError as error:
-        raise TheirsError(f"the engine sent something else than an answer: {error}") from error
+        raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
+    if event.error is not None:
+        raise EngineFailed(f"the engine broke off: {str(event.error)[:200]}")
     return "".join(choice.delta.content or "" for choice in event.choices)
