@@ -80,6 +80,7 @@ class Judge:
         """Checks each action against the world as it is when the action is taken."""
         self._served = set()
         self._sets = []
+        self._asked_at |= {action.model: self._world.now for action in actions if isinstance(action, m.Check)}
 
     def read(self, note: m.Note) -> None:
         """Follows plans and doors in the journal, and judges each closing as it happens."""
@@ -105,7 +106,10 @@ class Judge:
                 self.closed[name] = note.reason
             case "awake":
                 self.closed.pop(name, None)
+            case "well":
+                self._asked_at.pop(name, None)
             case "load" | "wake":
+                self._asked_at.pop(name, None)
                 self._judge_load(name)
                 self.closed.pop(name, None)
                 self._planned.discard(name)
@@ -139,7 +143,7 @@ class Judge:
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
-        if voluntary and waits and not engine.jobs and name not in self._served:
+        if voluntary and waits and not engine.jobs and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if reason.startswith("rate of"):
             self._judge_rate(name, reason)
@@ -205,8 +209,6 @@ class Judge:
         for action in actions:
             if isinstance(action, m.Grant):
                 self._judge_grant(action)
-            elif isinstance(action, m.Check):
-                self._asked_at[action.model] = self._world.now
         self._judge_open()
         self._judge_plans()
         self._steps += 1
@@ -299,15 +301,15 @@ class Judge:
             name = caller.served_by
             if name in running or name in self.closed or world.engines[name].power is not Power.WARM:
                 continue
-            if self._could_start(caller) and not self._is_asked(name):
+            is_asked = world.core.state.stations[name].is_suspect and self._is_asked(name)
+            if self._could_start(caller) and not is_asked:
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
 
     def _is_asked(self, name: str) -> bool:
-        """Whether the watchdog's question, for which a door is closed, is under way."""
-        asked_at = self._asked_at.get(name, -float(CHECK_MS))
-        return self._world.core.state.stations[name].is_suspect and self._world.now <= asked_at + CHECK_MS + 2
+        """Whether the watchdog's question, for which a door is closed, is under way or was when the step began."""
+        return name in self._asked_at and self._world.now <= self._asked_at[name] + CHECK_MS + 2
 
     def _is_moving(self) -> bool:
         return any(e.power in (Power.LOADING, Power.STOPPING) for e in self._world.engines.values())
