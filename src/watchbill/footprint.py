@@ -3,7 +3,7 @@
     weights    every tensor of the file
     kv cache   keys and values for the whole context of all slots; llama.cpp takes them at once, not as they fill
     compute    the activations of one batch, the attention mask, the logits of each slot
-    overhead   the process itself, the tokenizer's tables, the prompt cache
+    overhead   in RAM the process itself, the tokenizer's tables, the prompt cache; on a card what CUDA takes there
 
 A prediction that is too low breaks the budget; one that is too high merely wastes some of it. So every term is an
 upper bound, calibrated on the real engine (`docs/memory.md` has the table): never below what was measured, at most
@@ -12,9 +12,10 @@ a quarter and 64 MiB above. After the first load the measured figure takes its p
 
 from dataclasses import dataclass
 
+from watchbill.catalog import RAM, Model
 from watchbill.units import Bytes
 
-__all__ = ["Header", "Prediction", "predict"]
+__all__ = ["Header", "Prediction", "predict", "predict_model"]
 
 MIB = 2**20
 #: Tokens that llama.cpp processes in one go (its n_ubatch).
@@ -23,6 +24,9 @@ BATCH_TOKENS = 512
 CONTEXT_STEP_TOKENS = 256
 #: The interpreter, llama.cpp's library, 64 HTTP threads, and the guard beside them: 45 MiB measured.
 PROCESS_BYTES = 56 * MIB
+#: The context of CUDA and the workspaces of its libraries, on each card: 797 MiB measured on an H200, of which 0.6 GiB
+#: are the context. Smaller cards take less.
+CARD_BYTES = 800 * MIB
 #: Maps from text to token and back: 390 bytes per token with its merge measured, of which half are the merge's.
 VOCABULARY_BYTES_PER_ENTRY = 240
 #: Logits and two candidate lists per slot: 17 bytes per token of the vocabulary measured.
@@ -91,11 +95,13 @@ def predict(
     prompt_cache: int = 0,
     mmap: bool = False,
     embedding: bool = False,
+    cards: int = 0,
 ) -> Prediction:
     """The memory of `slots` slots of `context` tokens each; 0 tokens mean the model's own context.
 
     Mapped weights count in full: pages that are not resident now must be when the model answers. A text to
-    embed goes through in one piece, so the batch of an embedding model is its context.
+    embed goes through in one piece, so the batch of an embedding model is its context. On cards the process and the
+    prompt cache take nothing: they stay in RAM.
     """
     tokens = _round_up(context or header.context_length, CONTEXT_STEP_TOKENS)
     whole = embedding or header.is_embedding
@@ -109,7 +115,20 @@ def predict(
         compute=Bytes(
             _compute_bytes(header, tokens, slots, batch) + (_vector_bytes(header, batch) if whole else 0)
         ),
-        overhead=Bytes(_overhead_bytes(header, mmap=mmap) + cached),
+        overhead=Bytes(cards * CARD_BYTES or _overhead_bytes(header, mmap=mmap) + cached),
+    )
+
+
+def predict_model(model: Model, header: Header) -> Prediction:
+    """What a model of the config will need, on all its devices together."""
+    return predict(
+        header,
+        context=model.context,
+        slots=model.concurrency,
+        prompt_cache=model.prompt_cache,
+        mmap=model.mmap,
+        embedding=model.embedding,
+        cards=sum(device != RAM for device in model.devices),
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchbill.errors import ModelFailed
+from watchbill.footprint import CARD_BYTES
 from watchbill.gguf import TENSOR_BLOCKS, GgufError, Header, predict, read_header
 from watchbill.limits import GGUF_ARRAY_LEN_MAX, GGUF_KEYS_MAX, GGUF_TENSORS_MAX
 
@@ -252,6 +253,8 @@ def test_a_longer_context_more_slots_or_a_prompt_cache_never_need_less(tmp_path:
     assert totals == sorted(totals)
     plain = predict(header, context=512, slots=1)
     assert predict(header, context=512, slots=1, prompt_cache=64 * MIB).total >= plain.total + 64 * MIB
+    on_cards = predict(header, context=512, slots=1, prompt_cache=64 * MIB, cards=2)
+    assert on_cards.overhead == 2 * CARD_BYTES  # a context on each; the prompt cache stays in RAM
     assert predict(header, context=512, slots=1, mmap=True).weights == header.tensor_bytes
 
 

@@ -12,7 +12,8 @@ from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
-from watchbill.gguf import GgufError, predict, read_header
+from watchbill.footprint import predict_model
+from watchbill.gguf import GgufError, read_header
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
@@ -87,15 +88,8 @@ def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
         header = read_header(Path(model.source or ""))
     except GgufError as error:
         return ModelFacts(complaint=str(error))
-    need = predict(
-        header,
-        context=model.context,
-        slots=model.concurrency,
-        prompt_cache=model.prompt_cache,
-        mmap=model.mmap,
-    )
     complaint = _missing_server(engine)
-    return ModelFacts(complaint=complaint, key="engine", predicted=Bytes(need.total))
+    return ModelFacts(complaint=complaint, key="engine", predicted=predict_model(model, header).total)
 
 
 def _missing_server(engine: EngineRules) -> str | None:

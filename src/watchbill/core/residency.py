@@ -125,6 +125,9 @@ class Residency:
                 self._see_sleep(station, reading, event.taken_at, now)
             if station.stage is Stage.READY:
                 self._measure(station, reading.memory)
+                if event.taken_at > station.since:
+                    # An engine knows its own memory at once, that of a card is seen at the first look at it.
+                    station.warm_size = {**reading.memory, **station.warm_size}
 
     def _see_sleep(self, station: Station, reading: ModelReading, taken_at: int, now: int) -> None:
         """An engine may fall asleep by itself. Its memory is given away only from here on, where no request

@@ -141,13 +141,18 @@ class Watchdog:
 
     def _over_quota(self, station: Station) -> str | None:
         for device, held in station.held.items():
-            needed = max(station.footprint.expected.get(device, 0), station.warm_size.get(device, 0))
-            quota = station.model.quota or round(QUOTA_FACTOR * needed)
+            quota = station.model.quota or self._usual_quota(station, device)
             if quota and held > quota:
                 return (
                     f"it uses {format_bytes(held)} of {device}, more than its quota of {format_bytes(quota)}"
                 )
         return None
+
+    @staticmethod
+    def _usual_quota(station: Station, device: str) -> int:
+        """By what it was seen to need. A foretold size alone is no bound: it may simply be wrong."""
+        seen = station.warm_size.get(device)
+        return round(QUOTA_FACTOR * max(seen, station.footprint.expected.get(device, 0))) if seen else 0
 
     def listen(self, interval_ms: int | None, now: int) -> None:
         """Raises the alarm when nothing has happened for too long."""

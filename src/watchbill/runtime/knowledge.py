@@ -14,7 +14,7 @@ from pathlib import Path
 from watchbill.catalog import Catalog, Model
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.errors import WatchbillError
-from watchbill.footprint import Prediction, predict
+from watchbill.footprint import Prediction, predict_model
 from watchbill.gguf import read_header
 from watchbill.limits import SIZES_SAMPLES_MAX
 from watchbill.probes.pagecache import is_cached
@@ -78,14 +78,7 @@ class Memories:
                 "model=%s cannot be loaded: %s", model.name, error
             )  # whoever started us is told by the daemon
             return None, str(error)
-        return predict(
-            header,
-            context=model.context,
-            slots=model.concurrency,
-            prompt_cache=model.prompt_cache,
-            mmap=model.mmap,
-            embedding=model.embedding,
-        ), None
+        return predict_model(model, header), None
 
     # ------------------------------------------------------------------ learning
 
