@@ -127,7 +127,7 @@ def _write_config(place: Path, scenario: Scenario, *, mmap: bool) -> None:
 
 @contextmanager
 def _daemon(place: Path) -> Iterator[tuple[int, int]]:
-    command = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", "--config", "watchbill.toml"]
+    command = [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml"]
     said = (place / "said").open("w+")
     process = subprocess.Popen(
         [*command, "--root", str(place / "root"), "--record", "trace.jsonl"],

@@ -28,7 +28,7 @@ __all__ = ["Daemon", "Place", "eventually", "is_listening", "scripted"]
 TESTS_MARK = "WATCHBILL_E2E_PLACE"
 #: Loaded cores: a Python process with its imports may take seconds to say its first word.
 READY_S = 40.0
-UP = (sys.executable, "-m", "watchbill.cli", "up", "--port", "0")
+UP = (sys.executable, "-m", "watchbill", "up", "--port", "0")
 DOWN_S = 30.0
 
 
@@ -223,7 +223,7 @@ class Place:
     def run(self, *arguments: str, seconds: float = 90) -> "subprocess.CompletedProcess[str]":
         """Runs one command of the command line to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "watchbill.cli", *arguments], cwd=self.folder, env=self.environment,
+            [sys.executable, "-m", "watchbill", *arguments], cwd=self.folder, env=self.environment,
             capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 

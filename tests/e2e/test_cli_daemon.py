@@ -86,7 +86,7 @@ def test_events_follow_a_load(place: Place) -> None:
     place.config.write_text(CONFIG)
     daemon = place.up()
     with subprocess.Popen(
-        [sys.executable, "-m", "watchbill.cli", "events", "--json"], cwd=place.folder, env=place.environment,
+        [sys.executable, "-m", "watchbill", "events", "--json"], cwd=place.folder, env=place.environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as following:  # fmt: skip
         try:

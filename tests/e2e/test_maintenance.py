@@ -21,7 +21,7 @@ CONFIG = (
 def holder(place: Place, *arguments: str) -> "subprocess.Popen[str]":
     """A `maintenance start` that goes on."""
     return subprocess.Popen(
-        [sys.executable, "-m", "watchbill.cli", "maintenance", "start", *arguments], cwd=place.folder,
+        [sys.executable, "-m", "watchbill", "maintenance", "start", *arguments], cwd=place.folder,
         env=place.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def test_the_commands_exit_code_counts_even_when_the_claim_is_over_before(place:
     """RES-14: whether the operator ended the claim or the daemon meanwhile."""
     place.config.write_text(CONFIG)
     place.up()
-    watchbill = f"{sys.executable} -m watchbill.cli"
+    watchbill = f"{sys.executable} -m watchbill"
     for ending in ("maintenance end", "down"):
         done = place.run("maintenance", "start", "--", "sh", "-c", f"{watchbill} {ending}; exit 7")
         assert done.returncode == 7, done

@@ -34,7 +34,7 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: "-".join(page) or "watchbill")
 def test_the_help_is_what_it_was(page):
     shown = subprocess.run(
-        [sys.executable, "-m", "watchbill.cli", *page, "--help"],
+        [sys.executable, "-m", "watchbill", *page, "--help"],
         env={"COLUMNS": "80", "PYTHONUTF8": "1", "PATH": os.environ["PATH"], "HOME": "/"},
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip

@@ -130,7 +130,7 @@ def daemon_url(tmp_path: Path, fresh: dict[str, str]) -> Iterator[str]:
     """A daemon with one scripted model."""
     config = tmp_path / "daemon.toml"
     config.write_text(DAEMON)
-    argv = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", "--config", str(config)]
+    argv = [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", str(config)]
     with subprocess.Popen(
         argv, env=fresh, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -26,7 +26,7 @@ CONFIG = '[models.a]\nengine = "scripted"\nscript = { text = "hello " }\n'
 def up(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     (folder / "watchbill.toml").write_text(CONFIG)
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "WATCHBILL_HOME": str(folder / "root")}
-    command = [sys.executable, "-m", "watchbill.cli", "up", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "watchbill", "up", "--port", "0", *arguments]
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as daemon:

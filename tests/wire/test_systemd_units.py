@@ -263,7 +263,7 @@ def test_the_reactor_command_does_what_is_there_and_leaves(tmp_path: Path) -> No
     with host_in(tmp_path / "host") as host:
         host.define("watchbill-m.service", states=["active"])
         done = subprocess.run(
-            [sys.executable, "-m", "watchbill.cli", "reactor", "--once", "--root", str(root), "--allow",
+            [sys.executable, "-m", "watchbill", "reactor", "--once", "--root", str(root), "--allow",
              "watchbill-*.service", "--systemctl", str(host.systemctl), "--user"],
             capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip

@@ -169,7 +169,7 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
     root.create()
     log = root.daemon_log
     before = log.stat().st_size if log.exists() else 0
-    pid = spawn_detached([sys.executable, "-m", "watchbill.cli", *_arguments(options)], log)
+    pid = spawn_detached([sys.executable, "-m", "watchbill", *_arguments(options)], log)
     try:
         with waiting_bar(terminal, f"starting the daemon (pid {pid})", None) as show:
             code = _wait_until_ready(pid, root, show)

@@ -183,7 +183,7 @@ class Command:
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "watchbill.cli", *arguments],
+            [sys.executable, "-m", "watchbill", *arguments],
             env=self.environment, cwd=self.home, capture_output=True, text=True, timeout=30, check=False,
             input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
         )  # fmt: skip
@@ -191,7 +191,7 @@ class Command:
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Starts the command with pipes, to be read while it runs."""
         return subprocess.Popen(
-            [sys.executable, "-m", "watchbill.cli", *arguments],
+            [sys.executable, "-m", "watchbill", *arguments],
             env=self.environment, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -199,7 +199,7 @@ class Command:
     def start_with(self, stdin: int, *arguments: str) -> "subprocess.Popen[bytes]":
         """Starts the command with this descriptor as its standard input."""
         return subprocess.Popen(
-            [sys.executable, "-m", "watchbill.cli", *arguments],
+            [sys.executable, "-m", "watchbill", *arguments],
             env=self.environment, cwd=self.home, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ class Command:
 
     def on_terminal(self, *arguments: str) -> "OnTerminal":
         """Starts the command on a terminal of 80 columns."""
-        screen = OnTerminal([sys.executable, "-m", "watchbill.cli", *arguments], self.environment, self.home)
+        screen = OnTerminal([sys.executable, "-m", "watchbill", *arguments], self.environment, self.home)
         self.screens.append(screen)
         return screen
 

@@ -29,7 +29,7 @@ def test_a_full_disk_takes_nobodys_config_and_leaves_no_half_one(alone, force):
     place = alone.home / "mine.toml"
     if force:
         place.write_text("# mine\n")
-    words = [sys.executable, "-m", "watchbill.cli", "config", "init", "mine.toml", *force]
+    words = [sys.executable, "-m", "watchbill", "config", "init", "mine.toml", *force]
     done = subprocess.run(
         ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words],
         env=alone.environment, cwd=alone.home, capture_output=True, text=True, timeout=30, check=False,

@@ -150,7 +150,7 @@ def test_the_line_break_at_the_end_of_a_key_is_not_part_of_it(watchbill, daemon)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_are_no_error(watchbill, closed):
     """pitfalls: a supervisor may start us with none."""
-    command = f"exec {sys.executable} -m watchbill.cli status {closed}"
+    command = f"exec {sys.executable} -m watchbill status {closed}"
     program = f"import subprocess, sys; sys.exit(subprocess.run(['sh', '-c', {command!r}]).returncode)"
     started = watchbill.start_python(program)
     _, err = started.communicate(timeout=30)
@@ -188,7 +188,7 @@ def test_an_output_that_takes_no_more_is_an_error_in_one_line(watchbill, command
     """pitfalls: exit code 1; half a listing in a file must not look like a whole one."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "watchbill.cli", *command],
+            [sys.executable, "-m", "watchbill", *command],
             env=watchbill.environment, cwd=watchbill.home, stdout=full, stderr=subprocess.PIPE, timeout=30, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
@@ -239,6 +239,6 @@ def test_a_reader_that_has_seen_enough_of_the_help_is_no_failure(command):
     """pitfalls: `| head -1` ends with 0, also under `pipefail`."""
     reading, writing = os.pipe()
     os.close(reading)  # it left before the first word
-    done = subprocess.run([sys.executable, "-m", "watchbill.cli", *command], stdout=writing, check=False)
+    done = subprocess.run([sys.executable, "-m", "watchbill", *command], stdout=writing, check=False)
     os.close(writing)
     assert done.returncode == 0

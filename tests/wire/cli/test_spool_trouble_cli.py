@@ -17,7 +17,7 @@ def event(number: int, **more: object) -> str:
 def in_shell(alone, redirection: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """The command with its streams redirected as a shell does it."""
     return subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "watchbill.cli", *arguments],
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "watchbill", *arguments],
         env=alone.environment, cwd=alone.home, capture_output=True, text=True, timeout=30, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
