@@ -399,6 +399,20 @@ def test_a_proposal_changes_nothing_else_of_its_request() -> None:
     assert inbox.failure is not None
 
 
+@pytest.mark.parametrize("word", ["Connection", "connection", "Proxy-Connection", "PROXY-CONNECTION"])
+def test_who_asks_to_stay_keeps_its_version(word: str) -> None:
+    """R43: an old client that asks for it is no newer for that, whichever header it asks with."""
+    asked = f"{word}: keep-alive\r\n\r\n".encode()
+    for version, keeps_alive in (("1.0", False), ("1.1", True)):
+        inbox = Inbox(Nobody())
+        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
+        assert [(each.version, each.keeps_alive) for each in inbox.requests] == [(version, keeps_alive)]
+    for version in ("0.9", "2.0"):
+        inbox = Inbox(Nobody())
+        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
+        assert inbox.failure is not None and not inbox.requests
+
+
 @pytest.mark.parametrize(
     "endless",
     [b"x" * 1024, b"".join(b"X%d: y\r\n" % number for number in range(200))],

@@ -112,9 +112,11 @@ class Inbox:
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._proposal = headers
             return  # it comes again, without its proposal
-        # Who stays without a word about it speaks 1.1. The parser would spell its version for every request.
+        # Who stays without a word about it speaks 1.1. The parser would spell its version for every request. It takes
+        # a Proxy-Connection for such a word.
         stays = parser.should_keep_alive()
-        version = "1.1" if stays and "connection" not in headers else parser.get_http_version()
+        is_silent = "connection" not in headers and "proxy-connection" not in headers
+        version = "1.1" if stays and is_silent else parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
             raise _no_request("too many came at once")
         if version not in _VERSIONS:
