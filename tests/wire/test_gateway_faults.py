@@ -1,14 +1,16 @@
 """Engines that die, hang and lie; clients that leave; a house that closes (R30, R31, R33, R40, R41, LANE-07)."""
 
 import asyncio
+import dataclasses
 import json
 import socket
 from contextlib import suppress
 
 import pytest
 
-from support.house import HELLO, House, eventually, house
+from support.house import CATALOG, HELLO, House, eventually, house
 from support.peer import Asked, Talk, chat_events, sse, stream_of
+from watchbill.catalog import Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
 from watchbill.gateway import relay
@@ -16,6 +18,7 @@ from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.request import Line
 from watchbill.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
+from watchbill.runtime.ticket import Wish
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -212,6 +215,35 @@ async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(bo
         assert answer.status == 200 and b"there" in answer.body
         assert opened.outcomes() == {"ok": 1}
         assert opened.engine.attempts["a"] > 1
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object) -> None:
+    """R30: a turn that comes back at once is no failure; the one that the engine may have is still to come."""
+    count = 0
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            await asyncio.Event().wait()
+        elif count == 2:
+            writer.close()
+        else:
+            await HELLO(asked, writer)
+
+    narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
+    lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
+    async with house(talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)) as opened:
+        asking = asyncio.ensure_future(
+            opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})
+        )
+        await opened.peer.until(lambda peer: peer.working == 1)
+        person = opened.driver.submit(Wish("a"))  # the engine is cut off for it
+        person.close()  # and it leaves before that is noticed
+        answer = await asking
+        assert answer.status == 200 and b"there" in answer.body
+        assert count == 3 and opened.outcomes() == {"ok": 1, "cancelled": 1}
 
 
 async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:

@@ -290,7 +290,7 @@ class Relay:
             return self._take(call) if status else None
         except UpstreamFailed as error:
             self._give_back(error)
-            return None
+        return self._poll()  # the next turn may have come at once
 
     def _news(self) -> Awaitable[object]:
         """Of the turn, or of the answer."""
