@@ -1,6 +1,7 @@
 """The way to an engine, against a server of raw sockets that does everything wrong an engine can do wrong."""
 
 import asyncio
+import gc
 import socket
 import struct
 import zlib
@@ -11,13 +12,15 @@ import pytest
 
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
-from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
+from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.engines.warmup import ask_again
 from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX, UPSTREAM_IDLE_CONNECTIONS_MAX
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT = Deadlines(connect_ms=1_000, first_byte_ms=150, silence_ms=150)
+#: Both reach the same peer; only the first is known to be on loopback, and goes over a connection of ours.
+by_both_ways = pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"], ids=["near", "far"])
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -30,12 +33,12 @@ class Peer:
         self.requests: list[bytes] = []
         self.heard = asyncio.Event()
         self.connections = 0
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
         self.writers: list[asyncio.StreamWriter] = []
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self.port)
+        return Endpoint(self.host, self.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = self.talks[min(self.connections, len(self.talks) - 1)]
@@ -388,7 +391,8 @@ async def test_the_pool_is_bounded(upstream: Upstream) -> None:
 # ------------------------------------------------------------------ cutting and back-pressure
 
 
-async def test_abort_ends_a_wait_and_closes_the_socket(upstream: Upstream) -> None:
+@by_both_ways
+async def test_abort_ends_a_wait_and_closes_the_socket(upstream: Upstream, host: str) -> None:
     """LANE-07: the engine learns at once that nobody listens."""
     gone = asyncio.Event()
 
@@ -399,6 +403,7 @@ async def test_abort_ends_a_wait_and_closes_the_socket(upstream: Upstream) -> No
         gone.set()
 
     async with listening(notice) as peer:
+        peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"), streamed=True, deadlines=Deadlines())
         waiting = asyncio.ensure_future(call.head())
         await peer.heard.wait()
@@ -422,11 +427,13 @@ async def test_abort_before_the_connection_stands_sends_nothing(upstream: Upstre
         assert not peer.requests
 
 
-async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream) -> None:
+@by_both_ways
+async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream, host: str) -> None:
     """A keep-alive comment to the client must not send the request twice."""
     async with listening(
         says(b"HTTP/1.1 200 OK\r\n", b"Content-Length: 2\r\n\r\no", b"k", pause_s=0.05)
     ) as peer:
+        peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
         status, interruptions = 0, 0
         while not status:
@@ -438,6 +445,62 @@ async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream) 
         assert (status, await call.read()) == (200, b"ok")
         assert interruptions > 1 and len(peer.requests) == 1
         call.abort()
+
+
+@by_both_ways
+@pytest.mark.parametrize("said", [b"", CHUNKED], ids=["nothing", "a head"])
+async def test_interruptions_do_not_put_off_a_deadline(upstream: Upstream, host: str, said: bytes) -> None:
+    """R31: an engine that hangs is given up although its caller sends signs of life meanwhile."""
+
+    async def look(call: Call) -> None:
+        for _ in range(40):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await call.head()
+                    await call.chunk()
+
+    async with listening(says(said, stays=True)) as peer:
+        peer.host = host
+        deadlines = Deadlines(connect_ms=100, first_byte_ms=150)
+        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"), deadlines=deadlines)
+        with pytest.raises(UpstreamFailed) as caught:
+            await look(call)
+        assert caught.value.kind == "timeout"
+        call.abort()
+
+
+@by_both_ways
+@pytest.mark.parametrize("said", [CHUNKED, b""], ids=["a head", "a close"])
+async def test_what_comes_while_nobody_looks_is_dropped_by_abort(
+    upstream: Upstream, host: str, said: bytes
+) -> None:
+    """LANE-07, R41: a caller who leaves between two looks leaves no connection, and no complaint, behind."""
+    gone = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer.peer.hear(reader)  # pyright: ignore[reportFunctionMemberAccess]
+        if said:
+            writer.write(said)
+        else:
+            writer.close()
+        with suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    async with listening(answer) as peer, asyncio.timeout(5):
+        peer.host = host
+        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"), deadlines=Deadlines())
+        looking = asyncio.ensure_future(call.news())
+        await peer.heard.wait()
+        looking.cancel()
+        await asyncio.sleep(0.1)  # nobody can tell, without a look, that it has come
+        call.abort()
+        await gone.wait()
+    del call, looking
+    gc.collect()
+    assert not complaints
 
 
 async def test_a_slow_taker_holds_the_engine_back(upstream: Upstream) -> None:

@@ -62,6 +62,7 @@ class FarCall(Call):
         self._piece: bytes | None = None  # that has come and was not taken yet
         self._failure: UpstreamFailed | None = None
         self._step: asyncio.Task[object] | None = None
+        self._step_until = 0.0  # however often whoever waits for it is interrupted
         self._aborted = False
         self._begun = False
 
@@ -116,6 +117,7 @@ class FarCall(Call):
         self._aborted = True
         if self._step is not None:
             self._step.cancel()
+            self._step.add_done_callback(_drop)  # it may be done already, and nobody looked
         if self._answer is not None:
             self._answer.close()
 
@@ -123,13 +125,14 @@ class FarCall(Call):
         self, step: Callable[[], Coroutine[object, object, Outcome]], bound_ms: int
     ) -> Outcome:
         """Runs a step in a task of its own, so that `abort` can end it and an interrupted caller can come back."""
-        received = self._answer is not None
+        received, loop = self._answer is not None, asyncio.get_running_loop()
         if self._step is None:
             self._step = asyncio.ensure_future(step())
+            self._step_until = loop.time() + bound_ms / 1000
         task = cast("asyncio.Task[Outcome]", self._step)
         if self._aborted:
             task.cancel()
-        await asyncio.wait({task}, timeout=bound_ms / 1000)
+        await asyncio.wait({task}, timeout=max(0.0, self._step_until - loop.time()))
         self._step = None
         if not task.done():
             task.cancel()
@@ -150,3 +153,11 @@ class FarCall(Call):
             raise UpstreamFailed(
                 "garbled", f"the engine's answer is not HTTP: {error}", received=received
             ) from None
+
+
+def _drop(step: asyncio.Task[object]) -> None:
+    """Closes what a step found that nobody waits for any more."""
+    if not step.cancelled() and step.exception() is None:
+        found = step.result()
+        if isinstance(found, aiohttp.ClientResponse):
+            found.close()
