@@ -124,6 +124,17 @@ def test_an_error_is_told_however_its_event_is_split() -> None:
             put_together(event[:cut], event[cut:])
 
 
+@pytest.mark.parametrize("before", [b"", sse({"id": "1", "choices": [{"delta": {"content": "w"}}]})])
+def test_an_error_is_told_as_soon_as_its_event_is_whole(before: bytes) -> None:
+    """R31: an engine that falls silent, or breaks off, behind its error is not waited for, and not asked again."""
+    event = sse({"error": {"message": "no", "code": 400}})
+    for cut in range(event.index(b"error") + 6, len(event)):
+        assembly = Assembly(chat=True)
+        assembly.feed(before + event[:cut])
+        with pytest.raises(EngineRefused, match="no"):
+            assembly.feed(event[cut:])
+
+
 def test_an_event_after_the_end_of_a_batch_continues_the_same_text() -> None:
     event = {"id": "1", "object": "o", "created": 1, "model": "m"}
     words = [

@@ -62,14 +62,15 @@ class Assembly:
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
     __slots__ = (
-        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_is_done", "_last", "_more", "_reader",
-        "_top", "_words", "chat",
+        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_held_max", "_is_done", "_last", "_more",
+        "_reader", "_top", "_words", "chat",
     )  # fmt: skip
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
         self._held: list[bytes] = []  # pieces that are not read yet
         self._held_bytes = 0
+        self._held_max = ASSEMBLY_HELD_BYTES
         self._is_done = False
         # what plain events said since the last other one
         self._last: _Plain | None = None
@@ -87,7 +88,7 @@ class Assembly:
         the latest at the end."""
         self._held.append(piece)
         self._held_bytes += len(piece)
-        if self._held_bytes >= ASSEMBLY_HELD_BYTES or piece.find(b'"error"') >= 0:
+        if self._held_bytes >= self._held_max or piece.find(b'"error"') >= 0:
             self._read_held()
 
     def result(self) -> Fields:
@@ -181,6 +182,8 @@ class Assembly:
             self._reader = EventReader()
         for payload in self._reader.feed(text):
             self._take(payload)
+        # Half an event may be half an error, with nothing behind its rest.
+        self._held_max = ASSEMBLY_HELD_BYTES if self._reader.is_between_events else 0
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
