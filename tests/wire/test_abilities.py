@@ -104,6 +104,24 @@ async def test_a_reload_changes_what_a_model_can_do() -> None:
         assert (await opened.ask("/v1/chat/completions", body)).status == 200
 
 
+async def test_an_alias_that_moves_to_a_blind_model_takes_no_image_any_more() -> None:
+    """LANE-01: what was worked out for a name is believed of the model it means now."""
+
+    def looking(seer: str) -> Catalog:
+        models = {
+            name: replace(model, aliases=("seer",) if name == seer else ())
+            for name, model in KNOWN.models.items()
+        }
+        return replace(KNOWN, models=models)
+
+    async with house(catalog=looking("eyes")) as opened:
+        body = {"model": "seer", "messages": LOOK}
+        for seer, status in (("eyes", 200), ("text", 400), ("eyes", 200)):
+            await opened.driver.reload(looking(seer))
+            for _ in range(2):  # worked out, then known
+                assert (await opened.ask("/v1/chat/completions", body)).status == status, seer
+
+
 def test_a_reload_says_what_only_a_restart_can_do() -> None:
     """RES-10: nothing looks as if it had worked."""
     card = replace(KNOWN, devices={**KNOWN.devices, "gpu:0": Device("gpu:0")})
