@@ -241,6 +241,37 @@ async def test_an_answer_that_is_not_whole_is_an_error(upstream: Upstream, kind:
 
 
 @pytest.mark.parametrize(
+    "how",
+    [
+        "closed without a word", "reset without a word", "a short body", "chunks without their end", "half a chunk",
+        "reset in the middle", "a compressed answer", "silence", "headers, then silence", "silence in the middle",
+    ],
+)  # fmt: skip
+async def test_a_far_answer_that_is_not_whole_is_an_error_of_the_same_kind(
+    upstream: Upstream, how: str
+) -> None:
+    """R30, R31: what may be asked for once more is the same wherever the engine is."""
+    kind, talk = BROKEN[how]
+    async with listening(talk) as peer:
+        peer.host = "0.0.0.0"
+        with pytest.raises(UpstreamFailed) as caught:
+            await ask(upstream, peer)
+        assert caught.value.kind == kind
+        assert kind == "timeout" or caught.value.received == (kind != "closed")
+        assert peer.connections == 1
+
+
+async def test_an_engine_that_never_agrees_on_tls_does_not_accept_connections(upstream: Upstream) -> None:
+    """R31"""
+    async with listening(says(stays=True)) as peer:
+        outgoing = Outgoing(Endpoint(peer.host, peer.port, tls=True), "GET", "/")
+        call = upstream.call(outgoing, deadlines=Deadlines(connect_ms=100))
+        with pytest.raises(UpstreamFailed, match="does not accept connections") as caught:
+            await call.head()
+        assert caught.value.kind == "timeout"
+
+
+@pytest.mark.parametrize(
     "deadlines",
     [(Deadlines(), SHORT), (Deadlines(first_byte_ms=150, silence_ms=60_000),) * 2],
     ids=["shorter than before", "the first byte's before the silence's"],

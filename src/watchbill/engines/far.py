@@ -147,7 +147,9 @@ class FarCall(Call):
             raise UpstreamFailed(
                 "truncated", f"the engine broke off its answer: {error}", received=True
             ) from None
-        except aiohttp.ServerDisconnectedError:
+        except aiohttp.ServerTimeoutError:
+            raise UpstreamFailed("timeout", "the engine does not accept connections") from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             raise UpstreamFailed("closed", "the engine closed the connection without an answer") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamFailed(
