@@ -84,6 +84,19 @@ async def test_a_whole_answer_that_breaks_off_is_asked_for_once_more() -> None:
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_half_an_event_of_an_answer_that_broke_off_is_forgotten(body: object) -> None:
+    """R30, RES-12: an answer that could be continued is begun anew when not one event of it came."""
+    lanes = {"default": Lane("default", WorkClass.BACKGROUND)}
+    async with house(
+        first_dies(after=HEAD + chunk(EVENTS[:40])), catalog=dataclasses.replace(CATALOG, lanes=lanes)
+    ) as opened:
+        opened.engine.endpoint = dataclasses.replace(opened.peer.endpoint, continues=True)
+        answer = await opened.ask("/v1/chat/completions", body)
+        assert answer.body == EVENTS or answer.json["choices"][0]["message"]["content"] == "one two three"
+        assert len(opened.peer.asked) == 2 and opened.outcomes() == {"ok": 1}
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_an_engine_that_dies_twice_is_an_error(body: object) -> None:
     """R30: one retry, not more."""
 

@@ -47,7 +47,6 @@ class Resumption:
         self._size = 0
         self._tokens = 0
         self._earlier = 0  # tokens of the parts before this one
-        self._tokens_max: int | None = None  # at which to stop wherever it is; None: nobody asked to
         self._named: Fields | None = None  # what the first part's events are called
         self._begin_part()
 
@@ -55,11 +54,13 @@ class Resumption:
         self._reader = EventReader()
         self._half = b""
         self._finished = False
+        self._tokens_max: int | None = None  # at which to stop wherever it is; None: nobody asked to
 
     # ------------------------------------------------------------------ what the engine is asked
 
     def ask(self, outgoing: Outgoing) -> Outgoing:
         """The request as it goes to the engine: for the whole answer, or for its rest."""
+        self._begin_part()  # of one that broke off before its first event, half of that may be here
         if outgoing.path not in (_CHAT, _COMPLETION):
             return outgoing
         body = _decode(outgoing.body)
@@ -166,7 +167,6 @@ class Resumption:
 
     def go_on(self) -> bool:
         """Makes ready for the next part. False when there is nothing to go on from: it begins anew."""
-        self._tokens_max = None
         goes_on = self._can_go_on()
         if not goes_on:
             self.forget()
