@@ -479,6 +479,28 @@ async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream, 
 
 
 @by_both_ways
+@pytest.mark.parametrize("seen", ["nothing", "a head"])
+async def test_an_answer_that_was_there_and_not_seen_when_it_was_cut_is_cut(
+    upstream: Upstream, host: str, seen: str
+) -> None:
+    """LANE-07: it is no empty answer, and whoever is served on its connection next is left alone."""
+    async with listening(says(OK, times=3)) as peer, asyncio.timeout(5):
+        peer.host = host
+        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
+        looking = asyncio.ensure_future(call.head() if seen == "a head" else call.news())
+        await peer.heard.wait()
+        await asyncio.wait({looking}, timeout=0.1)
+        await asyncio.sleep(0.05)  # nobody can tell, without a look, that it has come
+        call.abort()
+        following = asyncio.ensure_future(ask(upstream, peer))
+        await asyncio.sleep(0)
+        with pytest.raises(UpstreamFailed) as caught:
+            await (call.chunk() if seen == "a head" else call.head())
+        assert caught.value.kind == "aborted"
+        assert await following == (200, b"ok")
+
+
+@by_both_ways
 @pytest.mark.parametrize("said", [b"", CHUNKED], ids=["nothing", "a head"])
 async def test_interruptions_do_not_put_off_a_deadline(upstream: Upstream, host: str, said: bytes) -> None:
     """R31: an engine that hangs is given up although its caller sends signs of life meanwhile."""

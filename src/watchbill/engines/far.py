@@ -114,7 +114,8 @@ class FarCall(Call):
             answer.release()
 
     def abort(self) -> None:
-        self._aborted = True
+        self._aborted, self._piece = True, None
+        self._failure = self._failure or UpstreamFailed("aborted", "the request to the engine was cut")
         if self._step is not None:
             self._step.cancel()
             self._step.add_done_callback(_drop)  # it may be done already, and nobody looked

@@ -119,6 +119,8 @@ class NearCall(Call):
         self.content_type = ""
 
     def poll(self) -> int:
+        if self._failure is not None:
+            raise self._failure
         connection = self._connection
         if connection is None:
             self._send_at_once()
@@ -138,8 +140,6 @@ class NearCall(Call):
 
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""
-        if self._failure is not None:
-            raise self._failure
         if not self._is_again and (kept := self._way.take()) is not None:
             self._connection = kept
             kept.begin(self._request, self._deadlines, streamed=self._streamed)
@@ -171,6 +171,8 @@ class NearCall(Call):
         connection.begin(self._request, self._deadlines, streamed=self._streamed)
 
     def take(self) -> bytes | None:
+        if self._failure is not None:  # also when all of it was there: its connection may serve somebody else
+            raise self._failure
         if self._released:
             return b""
         connection = self._connection
