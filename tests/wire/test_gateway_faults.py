@@ -259,6 +259,30 @@ async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object
         assert count == 3 and opened.outcomes() == {"ok": 1, "cancelled": 1}
 
 
+async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
+    """RES-12: who asked for a stream and gets an error instead gets it whole, in one piece or in two."""
+    goes_on = asyncio.Event()
+    refusal = b'{"error": {"code": 400, "message": "no such grammar"}}'
+
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n" % len(refusal) + refusal[:9])
+        await goes_on.wait()
+        writer.write(refusal[9:])
+
+    narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
+    lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
+    async with house(talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)) as opened:
+        asking = asyncio.ensure_future(
+            opened.ask("/v1/chat/completions", STREAM, headers={"X-Watchbill-Lane": "batch"})
+        )
+        await eventually(lambda: any(relay.status for relay in opened.gateway._relays))
+        person = opened.driver.submit(Wish("a"))
+        goes_on.set()
+        answer = await asking
+        assert answer.status == 400 and b"no such grammar" in answer.body
+        person.close()
+
+
 async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:
     """R30: after the first byte an error frame."""
     async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:

@@ -194,6 +194,7 @@ async def _stream(relay: Relay, out: Out, first: bytes) -> None:
 
 
 async def _rest(relay: Relay, first: bytes) -> Whole:
+    relay.ticket.first_byte()
     pieces = [first]
     while piece := await relay.more():
         pieces.append(piece)
