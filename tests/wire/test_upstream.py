@@ -12,6 +12,7 @@ import pytest
 
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
+from watchbill.engines.far import FarCall
 from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.engines.warmup import ask_again
 from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX, UPSTREAM_IDLE_CONNECTIONS_MAX
@@ -498,6 +499,21 @@ async def test_an_answer_that_was_there_and_not_seen_when_it_was_cut_is_cut(
             await (call.chunk() if seen == "a head" else call.head())
         assert caught.value.kind == "aborted"
         assert await following == (200, b"ok")
+
+
+async def test_a_far_piece_that_comes_in_the_moment_of_a_cut_is_cut(upstream: Upstream) -> None:
+    """LANE-07: a caller who has seen nothing yet must not begin an answer that has no rest."""
+    async with listening(says(CHUNKED, b"2\r\nok\r\n", pause_s=0.05, stays=True)) as peer, asyncio.timeout(5):
+        peer.host = "0.0.0.0"
+        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
+        await call.head()
+        waiting = asyncio.ensure_future(call.chunk())
+        await asyncio.sleep(0)
+        assert isinstance(call, FarCall) and call._step is not None
+        call._step.add_done_callback(lambda _step: call.abort())
+        with pytest.raises(UpstreamFailed) as caught:
+            await waiting
+        assert caught.value.kind == "aborted"
 
 
 @by_both_ways

@@ -138,6 +138,8 @@ class FarCall(Call):
         if not task.done():
             task.cancel()
             raise UpstreamFailed("timeout", "the engine is silent", received=received)
+        if self._aborted:  # in the moment in which it was done
+            raise UpstreamFailed("aborted", "the request to the engine was cut", received=received)
         try:
             return task.result()
         except asyncio.CancelledError:
