@@ -94,6 +94,24 @@ def test_a_key_that_stands_in_the_file_is_not_shown() -> None:
     assert 'key = "***"' in show(loaded)
 
 
+def test_secrets_of_processes_and_webhooks_are_not_shown() -> None:
+    text = """
+[alerts]
+webhook = "https://me:pass@hooks.example:8443/services/T0/B1/sesame?x=sesame"
+[models.a]
+engine = "process"
+command = "serve --port ${PORT}"
+health = "/health"
+memory = "1GB"
+env = { HF_TOKEN = "sesame", CUDA_DEVICE_ORDER = "PCI_BUS_ID" }
+"""
+    loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={})
+    shown = "\n".join(show(loaded))
+    assert "sesame" not in shown and "pass" not in shown
+    assert 'webhook = "https://hooks.example:8443/***"' in shown
+    assert 'HF_TOKEN = "***"' in shown and 'CUDA_DEVICE_ORDER = "PCI_BUS_ID"' in shown
+
+
 # ------------------------------------------------------------------ reference and schema
 
 

@@ -3,8 +3,10 @@
 What is printed is itself a config with the same meaning (but for keys that are not shown), so it can be copied.
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple, cast
+from urllib.parse import urlsplit
 
 from watchbill.catalog import RAM
 from watchbill.config.check import HEALTH_KEYS
@@ -20,6 +22,8 @@ __all__ = ["Entry", "entries", "show"]
 
 _COMMENT_COLUMN = 44
 HIDDEN = "***"
+#: Names of variables whose values nobody should see in a bug report.
+_SECRET = re.compile("key|token|secret|pass|credential|auth", re.IGNORECASE)
 
 
 class Entry(NamedTuple):
@@ -85,9 +89,17 @@ def _matters(document: Document, table: Table, path: KeyPath) -> bool:
 
 
 def _spelled(table: Table, key: Key, value: object) -> str | None:
+    if value is None:
+        return None
     if isinstance(table, KeyTable) and key.name == "key" and not str(value).startswith("env:"):
-        return f'"{HIDDEN}"'
-    return None if value is None else key.spell(value)
+        value = HIDDEN
+    elif key.name == "env":
+        variables = cast("dict[str, str]", value)
+        value = {name: HIDDEN if _SECRET.search(name) else text for name, text in variables.items()}
+    elif key.name == "webhook":
+        address = urlsplit(str(value))  # whoever knows all of it may post there
+        value = f"{address.scheme}://{address.netloc.rpartition('@')[2]}/{HIDDEN}"
+    return key.spell(value)
 
 
 def _is_said(raw: Raw, path: KeyPath) -> bool:
