@@ -33,7 +33,7 @@ from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import RootLock, cut_own_log, reap
+from watchbill.processes import RootLock, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import DISK_FULL, Root
 from watchbill.runtime.alerts import Alerts
@@ -177,8 +177,10 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
         reloading = _Reloading(driver, spools, serving, setting)
+        log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
+        log.cancel()
         await reloading.close()
         driver.stop_admitting()
         await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
@@ -367,7 +369,6 @@ class _Reloading:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONFIG_LOOK_MS / 1000):
                     await self._asked.wait()
-            await asyncio.to_thread(cut_own_log, Root(self._options.root).daemon_log)
             stamp = self._stamp()
             changed = stamp is not None and stamp != self._seen
             if changed or self._asked.is_set():

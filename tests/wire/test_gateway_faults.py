@@ -34,21 +34,28 @@ def post(body: object, path: str = "/v1/chat/completions") -> bytes:
     )
 
 
-def first_dies(*, after: bytes) -> Talk:
-    """An engine that breaks off its first answer and gives the second whole."""
-    count = 0
+def in_turn(*talks: Talk) -> Talk:
+    """An engine that answers each request in another way; the last is for all that follow."""
+    left = list(talks)
 
     async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            await stream_of(EVENTS)(asked, writer)
-            return
+        await (left.pop(0) if len(left) > 1 else left[0])(asked, writer)
+
+    return talk
+
+
+def dies(after: bytes = b"") -> Talk:
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(after)
         await writer.drain()
         writer.close()
 
     return talk
+
+
+def first_dies(*, after: bytes) -> Talk:
+    """An engine that breaks off its first answer and gives the second whole."""
+    return in_turn(dies(after), stream_of(EVENTS))
 
 
 def chunk(content: bytes) -> bytes:
@@ -211,16 +218,7 @@ async def test_an_answer_beyond_its_lanes_time_is_cut(body: dict[str, object]) -
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(body: object) -> None:
     """R30, race 7: the scheduler takes it back, loads anew, and the client notices nothing."""
-    served = 0
-
-    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        nonlocal served
-        served += 1
-        if served == 1:
-            await asyncio.Event().wait()
-        await HELLO(asked, writer)
-
-    async with house(talk) as opened:
+    async with house(in_turn(hangs(), HELLO)) as opened:
         asking = asyncio.ensure_future(opened.ask("/v1/chat/completions", body))
         await opened.peer.until(lambda peer: peer.working == 1)
         opened.engine.die("a")
@@ -233,18 +231,7 @@ async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(bo
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object) -> None:
     """R30: a turn that comes back at once is no failure; the one that the engine may have is still to come."""
-    count = 0
-
-    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
-            await asyncio.Event().wait()
-        elif count == 2:
-            writer.close()
-        else:
-            await HELLO(asked, writer)
-
+    talk = in_turn(hangs(), dies(), HELLO)
     narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
     lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
     async with house(talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)) as opened:
@@ -256,7 +243,7 @@ async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object
         person.close()  # and it leaves before that is noticed
         answer = await asking
         assert answer.status == 200 and b"there" in answer.body
-        assert count == 3 and opened.outcomes() == {"ok": 1, "cancelled": 1}
+        assert len(opened.peer.asked) == 3 and opened.outcomes() == {"ok": 1, "cancelled": 1}
 
 
 async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from watchbill.catalog import Catalog, Model
+from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.surface import DriverSurface
@@ -54,8 +54,6 @@ class Abilities:
         self._driver = driver
         self._files = files
         self._known: dict[str, tuple[Model, Able]] = {}
-        self._asked: dict[str, tuple[Model, Able]] = {}  # the same, by the names that callers use
-        self._catalog: Catalog | None = None  # that those names are of
 
     async def of(self, model: Model) -> Able:
         """What this model can do."""
@@ -69,35 +67,20 @@ class Abilities:
         return able
 
     async def check(self, wish: Wish, ability: Ability, messages: object = None) -> Wish:
-        """The wish, as it may go to the scheduler. Raises RequestError for what the model surely cannot do."""
-        catalog = self._driver.catalog
-        if self._catalog is not catalog:
-            self._asked, self._catalog = {}, catalog
-        model = catalog.find_model(wish.model)
+        """The wish, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
+
+        An image is never handed down to a smaller model of the family, which may be blind."""
+        model = self._driver.catalog.find_model(wish.model)
         if model is None:
             return wish  # the scheduler says so
         able = await self.of(model)
-        if self._catalog is catalog:
-            self._asked[wish.model] = (model, able)
-        return _checked(wish, ability, messages, model, able)
-
-    def check_known(self, wish: Wish, ability: Ability, messages: object = None) -> Wish | None:
-        """The same without waiting; None for a model that nobody has asked for by this name."""
-        asked = self._asked.get(wish.model)
-        if asked is None or self._catalog is not self._driver.catalog:
-            return None
-        return _checked(wish, ability, messages, *asked)
-
-
-def _checked(wish: Wish, ability: Ability, messages: object, model: Model, able: Able) -> Wish:
-    """An image is never handed down to a smaller model of the family, which may be blind."""
-    if (able.completion if ability == "completion" else able.embedding) is False:
-        raise RequestError(_REFUSALS[ability].format(model.name))
-    if (able.vision is not False and model.family is None) or not has_image(messages):
-        return wish
-    if able.vision is False:
-        raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
-    return msgspec.structs.replace(wish, exact=True)
+        if (able.completion if ability == "completion" else able.embedding) is False:
+            raise RequestError(_REFUSALS[ability].format(model.name))
+        if (able.vision is not False and model.family is None) or not has_image(messages):
+            return wish
+        if able.vision is False:
+            raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
+        return msgspec.structs.replace(wish, exact=True)
 
 
 def has_image(messages: object) -> bool:

@@ -55,7 +55,6 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _decode_plain = msgspec.json.Decoder(list[_Plain]).decode
-_CR = 13  # as a number, which bytes are searched for at once
 
 
 class Assembly:
@@ -68,6 +67,7 @@ class Assembly:
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
+        self._reader = EventReader()
         self._held: list[bytes] = []  # pieces that are not read yet
         self._held_bytes = 0
         self._held_max = ASSEMBLY_HELD_BYTES
@@ -79,7 +79,6 @@ class Assembly:
         self._has_choice = False
         self._more: Fields = {}  # usage and the like, in the order they came
         # what all events said before
-        self._reader: EventReader | None = None  # None: they were all plain
         self._top: Fields = {}
         self._choices: dict[int, Fields] = {}
 
@@ -94,48 +93,38 @@ class Assembly:
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         self._read_held()
-        if self._reader is None and self._last is not None and not self._held:
-            answer, is_finished = self._said(self._last), self._finish_reason is not None
-        else:
+        self._read(self._reader.end())
+        if self._last is None or self._top or self._choices:
             answer, is_finished = self._finish()
+        else:  # all events were plain
+            answer, is_finished = self._said(self._last), self._finish_reason is not None
         if not is_finished and not self._is_done:
             raise EngineFailed("the engine's stream ended before its answer did")
         return answer
 
     def _read_held(self) -> None:
-        """Reads what came; the beginning of an event may be held on."""
         text, self._held, self._held_bytes = b"".join(self._held), [], 0
-        if self.chat and (self._reader is None or self._reader.is_between_events):
-            end = text.rfind(b"\n\n") + 2
-            if self._read_plain(text[:end]):
-                if end < len(text):
-                    self.feed(text[end:])
-                return
-        self._read_others(text)
+        self._read(self._reader.feed(text))
+        # Half an event may be half an error, with nothing behind its rest.
+        self._held_max = ASSEMBLY_HELD_BYTES if self._reader.is_between_events else 0
 
-    # ------------------------------------------------------------------ plain events
-
-    def _read_plain(self, text: bytes) -> bool:
-        """Reads plain events at once. False when there is anything else: then nothing was read."""
-        if not text.startswith(b"data: ") or _CR in text:
-            return False
-        payloads = text[6:-2].split(b"\n\ndata: ")
-        if text.count(b"\n") != 2 * len(payloads):  # there is another field, or an event without data
-            return False
-        is_done = payloads[-1] == DONE
-        if is_done:
-            payloads.pop()
-        try:
-            events = _decode_plain(b"[" + b",".join(payloads) + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
-        if len(events) != len(payloads):  # two in one
-            return False
-        if is_done:
+    def _read(self, payloads: list[bytes]) -> None:
+        """Reads events: at once if they are all plain, else one by one, as fields."""
+        if payloads and payloads[-1] == DONE:
             self._is_done = True
-        if events:
+            payloads.pop()
+        if not payloads:
+            return
+        try:
+            events = _decode_plain(b"[" + b",".join(payloads) + b"]") if self.chat else []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            events = []
+        if len(events) == len(payloads):
             self._take_plain(events)
-        return True
+            return
+        self._merge_plain()  # they are not plain, or two in one
+        for payload in payloads:
+            self._take(payload)
 
     def _take_plain(self, events: list[_Plain]) -> None:
         self._last = events[-1]
@@ -172,18 +161,6 @@ class Assembly:
         event = {**self._said(last), "object": last.object, "choices": [choice] if has_choice else []}
         self._last, self._words, self._finish_reason, self._has_choice, self._more = None, [], None, False, {}
         self._take_fields(event)
-
-    # ------------------------------------------------------------------ all others
-
-    def _read_others(self, text: bytes) -> None:
-        """Reads events one by one, as fields."""
-        self._merge_plain()
-        if self._reader is None:
-            self._reader = EventReader()
-        for payload in self._reader.feed(text):
-            self._take(payload)
-        # Half an event may be half an error, with nothing behind its rest.
-        self._held_max = ASSEMBLY_HELD_BYTES if self._reader.is_between_events else 0
 
     def _take(self, payload: bytes) -> None:
         if payload == DONE:
@@ -228,10 +205,7 @@ class Assembly:
 
     def _finish(self) -> tuple[Fields, bool]:
         """The answer, and whether each of its choices has an end."""
-        self._read_others(b"".join(self._held))
-        assert self._reader is not None
-        for payload in self._reader.end():
-            self._take(payload)
+        self._merge_plain()
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             message = choice.get("message")

@@ -20,7 +20,7 @@ from watchbill.limits import (
     JSON_VALUES_MAX,
 )
 
-__all__ = ["encode", "parse_object", "read_body", "take_body"]
+__all__ = ["encode", "parse_object", "read_body"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
 _INTERPRETED = {
@@ -31,22 +31,17 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-def take_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body, when it came with its head, as nearly all do; else nothing, for who then waits in `read_body`.
-
-    Raises TooLarge, UnsupportedMedia."""
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
     headers = request.headers
     if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
         raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
-    body = request.take() if request.is_whole else b""
+    if not request.is_whole:
+        return await _receive(request, limit_bytes)
+    body = request.take()  # nearly always: it came with the head
     if len(body) > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
     return body
-
-
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
-    return take_body(request, limit_bytes) or await _receive(request, limit_bytes)
 
 
 async def _receive(request: Request, limit_bytes: int) -> bytes:

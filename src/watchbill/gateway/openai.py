@@ -16,7 +16,7 @@ from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import parse_object, read_body, take_body
+from watchbill.gateway.body import parse_object, read_body
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
 from watchbill.gateway.http.response import Answer, Response
@@ -73,17 +73,8 @@ class OpenAiDoor:
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        request, abilities, limit_bytes = (
-            visit.request,
-            self._gateway.abilities,
-            self._gateway.server.body_max,
-        )
-        content = take_body(request, limit_bytes) or await read_body(request, limit_bytes)
-        body, wish = self._take(visit, content)
-        said = body.get("messages")
-        wish = abilities.check_known(wish, "completion", said) or await abilities.check(
-            wish, "completion", said
-        )
+        body, wish = self._take(visit, await read_body(visit.request, self._gateway.server.body_max))
+        wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
             as_is = partial(self._pass_on, visit)

@@ -9,13 +9,13 @@ No other module starts a process.
 """
 
 from watchbill.processes.keeper import Finished, Keeper
-from watchbill.processes.logs import Log, cut_own_log, engine_log
+from watchbill.processes.logs import Log, engine_log, watch_own_log
 from watchbill.processes.owned import Ending, OwnedProcess, shielded
 from watchbill.processes.ports import LOOPBACK, is_taken
 from watchbill.processes.reaping import Reaped, reap
 from watchbill.processes.root_lock import RootLock
 
 __all__ = [
-    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "cut_own_log",
-    "engine_log", "is_taken", "reap", "shielded",
+    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "engine_log",
+    "is_taken", "reap", "shielded", "watch_own_log",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ marked by a line of its own; `read_tail` gives what was written since, for the e
 in the background cuts its own.
 """
 
+import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from watchbill.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, LOG_LINE_CHARS_M
 from watchbill.names import file_stem
 from watchbill.processes.guard import cut_log, shift_logs
 
-__all__ = ["Log", "cut_own_log", "engine_log", "open_log"]
+__all__ = ["Log", "cut_own_log", "engine_log", "open_log", "watch_own_log"]
+
+_OWN_LOG_LOOK_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,13 @@ def engine_log(root: Path, model: str) -> Path:
     """Where the engine of a model writes. A model called "daemon" does not write into the daemon's log."""
     stem = file_stem(model)
     return root / "logs" / (f"{stem}.engine.log" if stem == "daemon" else f"{stem}.log")
+
+
+async def watch_own_log(path: Path) -> None:
+    """Keeps our own log within its bound for as long as we run."""
+    while True:
+        await asyncio.to_thread(cut_own_log, path)
+        await asyncio.sleep(_OWN_LOG_LOOK_S)
 
 
 def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:

@@ -33,18 +33,17 @@ class Inbox:
     """One connection's requests, in the order in which they came."""
 
     __slots__ = (
-        "_fields", "_head_bytes", "_head_bytes_most", "_line", "_parser", "_proposal", "_target", "failure", "heads",
-        "held", "receiving", "requests",
+        "_head_bytes", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
+        "requests",
     )  # fmt: skip
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._fields: list[tuple[bytes, bytes]] = []  # of the head that comes, or trailers
+        self._headers: dict[str, str] = {}  # of the head that comes, or trailers
         self._proposal: dict[str, str] = {}  # the headers of who would rather speak another protocol
         self._head_bytes = 0  # that came since a head, or a piece of a body
-        self._head_bytes_most = 0  # no head that ends in what is being read is longer
         self.requests: deque[Request] = deque()  # whose turn has not come
         self.receiving: Request | None = None  # whose body has still to come
         self.heads = 0  # how many were whole
@@ -61,7 +60,6 @@ class Inbox:
         if self.failure is not None:
             return
         self._head_bytes += len(data)
-        self._head_bytes_most = len(data) + (self._head_bytes_most if self._target else 0)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -101,26 +99,29 @@ class Inbox:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer: nobody reads those."""
-        self._fields.append((name, value))
+        """One header, or one trailer: nobody reads those. Of one that is sent twice, both values are in one text."""
+        headers, key = self._headers, _names.get(name) or _name(name)
+        text = value.decode("utf-8", "surrogateescape")
+        if key in headers:
+            text = f"{headers[key]}, {text}"
+        if len(value) > REQUEST_HEADER_BYTES_MAX or len(text) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+        headers[key] = text
 
     def on_headers_complete(self) -> None:
         """The head is there: the request can be answered while its body still comes."""
-        parser, requests, fields = self._parser, self.requests, self._fields
-        self._fields = []
-        headers = _headers(fields, self._head_bytes_most)
+        parser, headers, requests = self._parser, self._headers, self.requests
+        self._headers = {}
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._proposal = headers
             return  # it comes again, without its proposal
-        # Who stays without a word about it speaks 1.1. The parser would spell its version for every request. It takes
-        # a Proxy-Connection for such a word.
-        stays = parser.should_keep_alive()
-        is_silent = "connection" not in headers and "proxy-connection" not in headers
-        version = "1.1" if stays and is_silent else parser.get_http_version()
+        version = parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
             raise _no_request("too many came at once")
         if version not in _VERSIONS:
             raise _no_request("its version is unknown")
+        if len(headers) > REQUEST_HEADERS_MAX:
+            raise _no_request("it has too many headers")
         self._head_bytes = self.held = 0
         self.heads += 1
         self.receiving = request = Request(
@@ -129,7 +130,7 @@ class Inbox:
             self._target.decode("utf-8", "surrogateescape"),
             version,
             headers,
-            stays and version == "1.1",
+            version == "1.1" and parser.should_keep_alive(),
         )
         self._target = b""
         requests.append(request)
@@ -146,36 +147,12 @@ class Inbox:
         request, self.receiving = self.receiving, None
         if request is not None:  # else it was a proposal
             request.is_whole = True
-            self._fields.clear()  # of trailers
+            self._headers.clear()  # of trailers
             self._head_bytes = self.held = 0
 
 
 def _no_request(why: str) -> RequestError:
     return RequestError(f"this is no HTTP request: {why}")
-
-
-def _headers(fields: list[tuple[bytes, bytes]], bytes_most: int) -> dict[str, str]:
-    """A head's fields by their names. Raises RequestError when there are too many, or one is too long."""
-    try:
-        headers = {_names.get(name) or _name(name): value.decode() for name, value in fields}
-    except UnicodeDecodeError:
-        return _strange_headers(fields)
-    is_plain = len(headers) == len(fields) <= REQUEST_HEADERS_MAX and bytes_most <= REQUEST_HEADER_BYTES_MAX
-    return headers if is_plain else _strange_headers(fields)
-
-
-def _strange_headers(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The same, for a head in which a name is there twice (both values are in one text), or a value is long or no
-    UTF-8."""
-    headers: dict[str, str] = {}
-    for raw, value in fields:
-        name, text = _name(raw), value.decode("utf-8", "surrogateescape")
-        headers[name] = f"{headers[name]}, {text}" if name in headers else text
-        if len(value) > REQUEST_HEADER_BYTES_MAX or len(headers[name]) > REQUEST_HEADER_BYTES_MAX:
-            raise _no_request("a header is too long")
-    if len(headers) > REQUEST_HEADERS_MAX:
-        raise _no_request("it has too many headers")
-    return headers
 
 
 def _name(raw: bytes) -> str:
