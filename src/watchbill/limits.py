@@ -248,6 +248,8 @@ ALERTS_WAITING_MAX = 64
 ALERT_SEND_MS = 10_000
 #: `/ready` turns red when the scheduler has not turned for this long.
 READY_TURN_MS = 15_000
+#: How often it is measured how late the event loop's timers fire.
+LAG_LOOK_MS = 100
 #: What was learned is brought to the disk this often.
 LEARNED_SAVE_MS = 5_000
 #: How long an operator's `load` or `evict` waits for its end.

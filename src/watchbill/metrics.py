@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from watchbill.core.messages import Cause
+
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,14 +65,15 @@ LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class Metrics:
-    """The registry and its recorders. `status` is called once per scrape."""
+    """The registry and its recorders. `status` and `late_answers`, the core's own count, are asked at each scrape."""
 
-    def __init__(self, status: Callable[[], Table]) -> None:
+    def __init__(self, status: Callable[[], Table], late_answers: Callable[[], int] = int) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_StatusCollector(status))
+        self._registry.register(_LateCollector(late_answers))
         self._wait = self._histogram("watchbill_wait_seconds", "From arrival to start.", ["lane"], WAIT_S)
         self._first = self._histogram(
-            "gen_ai_server_time_to_first_token_seconds", "From arrival to the first byte.", ["model"], WAIT_S
+            "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token.", ["model"], WAIT_S
         )
         self._service = self._histogram(
             "gen_ai_server_request_duration_seconds", "From start to end.", ["model"], SERVICE_S
@@ -87,15 +90,13 @@ class Metrics:
         self._loads = self._counter("watchbill_loads", "Loads that ended.", ["model", "outcome"])
         self._evictions = self._counter("watchbill_evictions", "Models that left.", ["model", "reason"])
         self._requests = self._counter("watchbill_requests", "Requests that ended.", ["lane", "outcome"])
-        self._late = self._counter(
-            "watchbill_late_answers_dropped", "Answers to an attempt that was over.", []
-        )
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
-        #: Lane, wait and error of the forecast; lane, outcome, model and service time. Sorted in many at a time.
+        #: Lane, wait and error of the forecast; lane, outcome, model, service time and time to the first token.
+        #: Sorted in many at a time.
         self._starts: list[tuple[str, int, int]] = []
-        self._ends: list[tuple[str, str, str, int | None]] = []
+        self._ends: list[tuple[str, str, str, int | None, int | None]] = []
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
@@ -104,9 +105,12 @@ class Metrics:
         if len(self._starts) >= TALLY_MAX:
             self._sort_in()
 
-    def ended(self, lane: str, outcome: str, model: str = "", ms: int | None = None) -> None:
-        """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered."""
-        self._ends.append((lane, outcome, model, ms))
+    def ended(
+        self, lane: str, outcome: str, model: str = "", ms: int | None = None, first_ms: int | None = None
+    ) -> None:
+        """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered. Its
+        first token came `first_ms` after its arrival, if one came."""
+        self._ends.append((lane, outcome, model, ms, first_ms))
         if len(self._ends) >= TALLY_MAX:
             self._sort_in()
 
@@ -114,18 +118,16 @@ class Metrics:
         for (lane, waited_ms, error_ms), times in Counter(self._starts).items():
             self._wait.observe(waited_ms / 1000, lane, times=times)
             self._forecast.observe(error_ms / 1000, lane, times=times)
-        for (lane, outcome, model, ms), times in Counter(self._ends).items():
+        for (lane, outcome, model, ms, first_ms), times in Counter(self._ends).items():
             self._requests.add(times, lane, outcome)
+            if first_ms is not None:
+                self._first.observe(first_ms / 1000, model, times=times)
             if ms is not None:
                 self._service.observe(ms / 1000, model, times=times)
                 self._serving_s.add(times * ms / 1000)
                 self._serving_ms += times * ms
         self._starts.clear()
         self._ends.clear()
-
-    def observe_first_byte(self, model: str, ms: float) -> None:
-        """A caller saw the first byte `ms` after it arrived."""
-        self._first.observe(ms / 1000, model)
 
     def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
         """A load ended after `ms`."""
@@ -135,13 +137,9 @@ class Metrics:
         if ok:
             self._load.observe(ms / 1000, model, "true" if cached else "false")
 
-    def count_eviction(self, model: str, reason: str) -> None:
-        """A model left. `reason` is one word of a closed list (idle, swap, emergency, operator, ...)."""
+    def count_eviction(self, model: str, reason: Cause) -> None:
+        """A model left."""
         self._evictions.add(1, model, reason)
-
-    def count_late_answer(self) -> None:
-        """An answer came for an attempt that was over."""
-        self._late.add(1)
 
     def observe_lag(self, ms: float) -> None:
         """The event loop's timer fired `ms` late."""
@@ -222,6 +220,19 @@ class _ThrashCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "Share of the busy time that went into loading instead of answering."
         yield GaugeMetricFamily("watchbill_thrash_ratio", text, value=self._ratio())
+
+
+class _LateCollector(Collector):
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing in advance: the core must not be asked before the driver exists."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Answers of engines to an attempt that was over."
+        yield CounterMetricFamily("watchbill_late_answers_dropped", text, value=self._count())
 
 
 class _StatusCollector(Collector):

@@ -2,6 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from watchbill.core.messages import Cause
 from watchbill.metrics import STATES, TALLY_MAX, Metrics
 
 STATUS: dict[str, object] = {
@@ -70,16 +71,14 @@ def test_each_model_has_exactly_one_state() -> None:
 
 
 def test_what_happened_is_counted() -> None:
-    metrics = Metrics(dict)
+    metrics = Metrics(dict, lambda: 1)
     metrics.started("chat", 1500, -3000)
-    metrics.observe_first_byte("a", 2000)
     metrics.observe_load("a", 900, cached=True)
     metrics.observe_load("a", 100, cached=False, ok=False)
     metrics.observe_lag(2)
-    metrics.count_eviction("a", "idle")
-    metrics.ended("chat", "ok", "a", 1000)
+    metrics.count_eviction("a", Cause.IDLE)
+    metrics.ended("chat", "ok", "a", 1000, 2000)
     metrics.ended("chat", "lane_full")
-    metrics.count_late_answer()
     found = samples(metrics)
     assert found["watchbill_wait_seconds_sum", "chat"] == 1.5
     assert found["watchbill_forecast_error_seconds_bucket", "chat", "-2.0"] == 1
@@ -113,8 +112,8 @@ def test_a_status_without_parts_leaves_gaps_not_errors() -> None:
 
 def test_two_daemons_in_one_process_do_not_meet() -> None:
     first, second = Metrics(dict), Metrics(dict)
-    first.count_late_answer()
-    assert samples(second)["watchbill_late_answers_dropped_total",] == 0
+    first.observe_lag(2)
+    assert samples(second)["watchbill_event_loop_lag_seconds_count",] == 0
 
 
 def test_the_status_is_not_asked_before_the_first_scrape() -> None:

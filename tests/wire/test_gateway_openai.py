@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import openai
@@ -25,6 +26,29 @@ def chunk(
 ) -> dict[str, object]:
     return {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [
         {"index": index, "delta": delta, "finish_reason": finish, **more}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", "/llm/v1/chat/completions"),
+        ("/v1/completions", "/llm/v1/completions"),
+        ("/v1/embeddings", "/llm/v1/embeddings"),
+        ("/v1/rerank", "/llm/v1/rerank"),
+        ("/v1/messages", "/llm/v1/messages"),
+        ("/v1/messages/count_tokens", "/llm/v1/messages/count_tokens"),
+        ("/api/chat", "/llm/v1/chat/completions"),
+        ("/api/generate", "/llm/v1/chat/completions"),
+        ("/api/embed", "/llm/v1/embeddings"),
+    ],
+)
+async def test_every_door_asks_an_engine_below_the_path_of_its_address(path: str, asked: str) -> None:
+    """LANE-01: a `url` with a path is joined in one place, once."""
+    said = {"model": "a", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
+    async with house() as opened:
+        opened.engine.endpoint = replace(opened.peer.endpoint, path_prefix="/llm")
+        await opened.ask(path, {**said, "max_tokens": 1})
+        assert {each.path for each in opened.peer.asked} == {asked}
 
 
 async def test_a_whole_answer_is_put_together_from_a_stream() -> None:

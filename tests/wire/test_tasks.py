@@ -1,7 +1,7 @@
 """Background tasks, carried out against an engine of raw sockets: what the core hears of each."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +109,13 @@ async def test_a_command_is_told_where_the_model_answers(
         BackgroundTask(None, f"sh -c 'echo -n $WATCHBILL_MODEL_URL > {tmp_path}/url'"), endpoint, tmp_path
     )
     assert told.ok and (tmp_path / "url").read_text() == url
+
+
+async def test_a_prompt_goes_to_the_path_of_the_engines_address_once(tmp_path: Path) -> None:
+    """RES-16: `url = "http://host/llm"` is asked at /llm/v1/..., as by every other caller."""
+    async with peer_listening(says(HEAD + sse(*chat_events("All is well"), "[DONE]"))) as peer:
+        told, _ = await carry_out(ASK, replace(peer.endpoint, path_prefix="/llm"), tmp_path)
+    assert told.ok and [asked.path for asked in peer.asked] == ["/llm/v1/chat/completions"]
 
 
 async def test_an_answer_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

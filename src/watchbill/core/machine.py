@@ -158,7 +158,7 @@ class Machine:
         self._pressure.end_graces(now)
         self._residency.close_idle(now)
         for station in self._reconfigure.outdated():
-            self._do.close(station, "", "its definition in the config changed", now)
+            self._do.close(station, "", "its definition in the config changed", now, cause=m.Cause.CONFIG)
 
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
@@ -215,7 +215,7 @@ class Machine:
         for station in self.state.stations.values():
             self.state.refuse_line(station, "shutting_down", "Watchbill is shutting down", 5_000)
             if station.stage in STAYING and not station.model.shared:
-                self._do.close(station, "", "Watchbill is shutting down", now)
+                self._do.close(station, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
 
     def _woke(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""

@@ -9,6 +9,7 @@ Nothing here is part of a circle, and every request makes several of them: the g
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -220,6 +221,20 @@ class Closing(Event, frozen=True):
 # ------------------------------------------------------------------ actions
 
 
+class Cause(StrEnum):
+    """Why a model leaves memory: one word for metrics and scripts; the sentence beside it is for people."""
+
+    SWAP = "swap"  # another model needs its memory
+    IDLE = "idle"  # nobody used it for its time to live, or the time that its last caller wished
+    SLEEP = "sleep"  # the same, where its engine can sleep
+    PRESSURE = "pressure"  # the machine runs out of memory
+    BUDGET = "budget"  # its device holds more than it may: a smaller budget, or a claim for maintenance
+    OPERATOR = "operator"  # by hand
+    CALLER = "caller"  # a caller's keep_alive of 0
+    CONFIG = "config"  # its definition changed
+    SHUTDOWN = "shutdown"
+
+
 class Action(Struct, frozen=True, gc=False):
     """Something the driver shall do."""
 
@@ -308,6 +323,7 @@ class Note(Action, frozen=True):
     ms: int | None = None
     bytes: int | None = None
     request: str | None = None
+    cause: Cause | None = None  # of an `evict`
 
 
 class Alert(Action, frozen=True):

@@ -1,6 +1,6 @@
 """The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
 
-from watchbill.core.messages import EvictAsked, MaintenanceAsked, Reply
+from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply
 from watchbill.core.state import State
 from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
@@ -42,7 +42,7 @@ class Operator:
             reply(Reply(event.command, True, self._said(station, "was about to load; that was dropped")))
         else:
             self._commands.setdefault(station.name, []).append(event.command)
-            self._do.close(station, "", _WHY, now)
+            self._do.close(station, "", _WHY, now, cause=Cause.OPERATOR)
             if event.force and station.stage is Stage.DRAINING:
                 for running in (*station.running.values(), *station.users.values()):
                     self._state.cut(running, "preempted" if running.begun else "requeue", now)
@@ -95,7 +95,7 @@ class Operator:
             station = self._state.stations.get(name)  # None: gone from memory, and from the config
             if station is not None and station.stage in (Stage.ASLEEP, Stage.READY):
                 # It was about to sleep when it was asked to leave, or on its way out for a model that nobody wants now.
-                self._do.close(station, "", _WHY, now)
+                self._do.close(station, "", _WHY, now, cause=Cause.OPERATOR)
             elif station is None or station.stage is Stage.ABSENT:
                 ok, text = True, f"{name} is out of memory"
                 if station is not None:

@@ -7,7 +7,7 @@ leaving already is given the same grace and no more.
 
 from watchbill.catalog import RAM
 from watchbill.core.budget import DeviceBook
-from watchbill.core.messages import Alert, Observed
+from watchbill.core.messages import Alert, Cause, Observed
 from watchbill.core.state import State
 from watchbill.core.station import HOLDING, STAYING, Stage, Station
 from watchbill.core.transition import Transitions
@@ -52,7 +52,7 @@ class Pressure:
         if victim.stage is Stage.DRAINING:
             self._state.enter(victim, Stage.DRAINING, now)  # from now on it has its grace, as any victim has
         else:
-            self._do.close(victim, "", why, now)
+            self._do.close(victim, "", why, now, cause=Cause.PRESSURE)
         victim.emergency = True
 
     @staticmethod
@@ -86,7 +86,7 @@ class Pressure:
             for station in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
                     over -= station.frees().get(name, 0)
-                    self._do.close(station, "", f"{name} holds more than its budget", now)
+                    self._do.close(station, "", f"{name} holds more than its budget", now, cause=Cause.BUDGET)
 
     def end_graces(self, now: int) -> None:
         """Cuts what still runs on an emergency's victim when its grace is over."""

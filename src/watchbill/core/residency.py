@@ -6,7 +6,17 @@ waits for an answer has a deadline, and what happens at the deadline is defined 
 
 from collections.abc import Mapping
 
-from watchbill.core.messages import Alert, Died, Loaded, LoadFailed, ModelReading, Observed, Slept, Stopped
+from watchbill.core.messages import (
+    Alert,
+    Cause,
+    Died,
+    Loaded,
+    LoadFailed,
+    ModelReading,
+    Observed,
+    Slept,
+    Stopped,
+)
 from watchbill.core.state import State
 from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
@@ -155,13 +165,14 @@ class Residency:
         """RES-07: an idle model leaves after its time to live."""
         for station in self._state.in_stage(Stage.READY, Stage.ASLEEP):
             if self._is_sleepy(station, now):
-                self._do.close(station, "", "nobody used it; it sleeps", now, doze=True)
+                self._do.close(station, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, doze=True)
                 continue
             if not station.is_idle or not self._state.is_leaving_when_idle(station):
                 continue
             if now >= station.last_used + station.idle_ms:
                 wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""
-                self._do.close(station, "", f"idle for {station.idle_ms // 1000} s{wished}", now)
+                why = f"idle for {station.idle_ms // 1000} s{wished}"
+                self._do.close(station, "", why, now, cause=Cause.IDLE)
 
     @staticmethod
     def _is_sleepy(station: Station, now: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of, shortage
 from watchbill.core.company import Companies
-from watchbill.core.messages import Action, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
+from watchbill.core.messages import Action, Cause, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
 from watchbill.core.room import actual_room, has_room, own_share, planned_room
 from watchbill.core.station import AWAY, MOVING, Ghost, Running, Stage, Station
 
@@ -389,9 +389,12 @@ class State:
         ms: float | None = None,
         size: int | None = None,
         request: str | None = None,
+        cause: Cause | None = None,
     ) -> None:
         """Adds a line for the journal."""
         name, where = (station.name, next(iter(station.needs), None)) if station else (None, None)
         self.out.append(
-            Note(event, reason, name, device or where, None if ms is None else round(ms), size, request)
+            Note(
+                event, reason, name, device or where, None if ms is None else round(ms), size, request, cause
+            )
         )

@@ -7,7 +7,7 @@ deadline. Never touches a process: it only says what is to be done.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Load, Rouse, Sleep, Stop
+from watchbill.core.messages import Alert, Cause, Load, Rouse, Sleep, Stop
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Plan
@@ -40,7 +40,7 @@ class Transitions:
         target.is_under_way = bool(target.members)
         for victim in plan.victims:
             why = f"{plan.why} of {target.name}: {plan.reason}"
-            self.close(victim, target.name, why, now, doze=victim in dozing)
+            self.close(victim, target.name, why, now, cause=Cause.SWAP, doze=victim in dozing)
         names = ", ".join(v.name for v in plan.victims)
         beside = f" ({target.name})" if target.members else ""
         self._state.note(
@@ -62,13 +62,15 @@ class Transitions:
                 dozing.append(victim)
         return dozing
 
-    def close(self, station: Station, target: str, why: str, now: int, *, doze: bool = False) -> None:
+    def close(
+        self, station: Station, target: str, why: str, now: int, *, cause: Cause, doze: bool = False
+    ) -> None:
         """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
         if station.stage is Stage.PLANNED:
             self.unplan(station, now)
         if station.stage is Stage.ASLEEP:
             station.leaving_for = target
-            self._state.note("evict", why, station, size=sum(station.sizes_asleep().values()))
+            self._state.note("evict", why, station, size=sum(station.sizes_asleep().values()), cause=cause)
             self.halt(station, why, now, hard=False)
         elif station.stage is Stage.LOADING:
             station.aborts += 1 if target else 0
@@ -78,7 +80,7 @@ class Transitions:
             station.naps = doze
             self._state.enter(station, Stage.DRAINING, now)
             station.leaving_for, station.leaving_why = target, why
-            self._state.note("evict", why, station, size=sum(station.sizes().values()))
+            self._state.note("evict", why, station, size=sum(station.sizes().values()), cause=cause)
             for running in (*station.running.values(), *station.users.values()):
                 if not running.begun:
                     self._state.cut(running, "requeue", now)

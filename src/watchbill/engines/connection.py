@@ -56,7 +56,10 @@ class Deadlines:
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """What is sent, and where. Path and headers are ours: no client's text ever gets into them."""
+    """What is sent, and where. Path and headers are ours: no client's text ever gets into them.
+
+    `path` is the one of the protocol, such as /v1/chat/completions. Whoever sends puts the endpoint's own path before
+    it; whoever asks never does."""
 
     endpoint: Endpoint
     method: str

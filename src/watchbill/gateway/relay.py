@@ -143,6 +143,7 @@ class Relay:
             while (piece := self._poll()) is None:
                 await self._news()
             if make is not None and self.is_stream:
+                self.ticket.hear()
                 collector = collector or make()
             elif collector is not None:
                 collector = self._ask_anew()
@@ -189,6 +190,7 @@ class Relay:
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
+        self.ticket.hear()
         self.ticket.first_byte()
         self._listen(first)
         piece, tail = first, b""

@@ -31,6 +31,7 @@ from watchbill.runtime.commands import Commands
 from watchbill.runtime.engineroom import EngineRoom, MakeEngine
 from watchbill.runtime.explain import explain
 from watchbill.runtime.knowledge import Memories
+from watchbill.runtime.lag import Lag
 from watchbill.runtime.lookout import Lookout
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
@@ -74,7 +75,8 @@ class Driver:
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
         self.catalog = catalog  # what the operator declared, as it is now
         self._parts = parts
-        self.metrics = Metrics(self.status)
+        self.metrics = Metrics(self.status, lambda: self._core.state.late_answers)
+        self._lag = Lag(self.metrics.observe_lag)
         self._core = Machine(catalog, parts.memories.recall())
         self._tickets: dict[str, Ticket] = {}
         self._events: deque[m.Event] = deque()
@@ -132,6 +134,7 @@ class Driver:
         """Looks at the machine, then lets the core work."""
         await self._look()
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
+        self._lag.start()
         self._lookout.start()
         self._protected.start()
         self._saver = asyncio.create_task(self._save_often(), name="learned")
@@ -139,6 +142,7 @@ class Driver:
     async def close(self) -> None:
         """Ends everything that is ours: who waits is told, engines stop, what was learned is kept."""
         self.feed(m.Closing())
+        self._lag.close()
         await self.claims.close()
         await self._tasks.close()
         await self._protected.close()
@@ -214,7 +218,8 @@ class Driver:
         if self._tickets.pop(ticket.id, None) is not None:
             parts, started = self._parts, ticket.started_at
             taken = now - started if served and started is not None else None
-            self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken)
+            first = None if ticket.first_at is None else ticket.first_at - ticket.request.arrived_at
+            self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken, first)
             parts.recorder.ended(ticket, outcome, now)
             if taken is not None:
                 parts.memories.served(ticket.model, taken)
@@ -359,10 +364,8 @@ class Driver:
             self._parts.memories.woke(action.model, action.ms)
         elif action.event == "load_failed" and action.model:
             self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
-        elif action.event == "evict" and action.model:
-            self.metrics.count_eviction(
-                action.model, action.reason.split(":")[0].split(" of ")[0].split(" ")[0]
-            )
+        elif action.cause is not None and action.model:
+            self.metrics.count_eviction(action.model, action.cause)
 
     def _learn_load(self, model: str, ms: int) -> None:
         self._last_loads[model] = (self.now(), ms)

@@ -161,8 +161,8 @@ class Tasks:
                 "stream": True,
             }
         )
-        path = f"{endpoint.path_prefix}/v1/chat/completions"
-        call = self._upstream.call(Outgoing(endpoint, "POST", path, body), streamed=True)
+        outgoing = Outgoing(endpoint, "POST", "/v1/chat/completions", body)
+        call = self._upstream.call(outgoing, streamed=True)
         try:
             status = await call.head()
             if status != 200:

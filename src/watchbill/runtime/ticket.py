@@ -14,6 +14,7 @@ caller who left can never strand an in-flight count.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -77,6 +78,7 @@ class Ticket:
     model: str  # the one that serves, once that is known
     forecast_ms: int = 0
     started_at: int | None = None  # when the driver granted the turn
+    first_at: int | None = None  # when the engine's first token came
     refusal: "TheirsError | None" = None
     turn: Start | None = None  # once it has come; `granted` waits for it
     #: Why the running request must end, once the driver said so; see core.messages.Cut.
@@ -113,6 +115,11 @@ class Ticket:
         if self.turn is not None:
             self._waiter.set_result(self.turn)
         return self._waiter
+
+    def hear(self) -> None:
+        """The engine's first token came."""
+        if self.first_at is None:
+            self.first_at = time.monotonic_ns() // 1_000_000
 
     def first_byte(self) -> None:
         """Says that the answer has begun: from now on it is not made anew for the sake of somebody else."""
