@@ -53,10 +53,12 @@ GUARD_GRACE_MS = 1_000
 #: A short command that is run to its end: a stop command, `llama-server --help`.
 COMMAND_MS_MAX = 10_000
 COMMAND_OUTPUT_BYTES_MAX = 2**20
-#: An engine's log: rotated at start, cut while it runs, as every log of ours (64 MiB x 5).
+#: Every log of ours: 64 MiB x 5.
 LOG_FILE_BYTES_MAX = 64 * 2**20
 LOG_FILES_MAX = 5
-LOG_CHECK_MS = 2_000
+#: What an engine may log per second; llama.cpp at its most talkative writes some 2 MiB. One that writes without pause
+#: made 600 MiB per second.
+LOG_BYTES_PER_S_MAX = 8 * 2**20
 #: What of a log goes into the error of a failed load.
 LOG_TAIL_LINES_MAX = 20
 LOG_TAIL_BYTES_MAX = 16 * 2**10

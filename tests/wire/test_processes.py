@@ -16,7 +16,8 @@ import pytest
 from watchbill import limits
 from watchbill.errors import RootInUse
 from watchbill.processes import Ending, Keeper, OwnedProcess, RootLock, engine_log, is_taken, reap
-from watchbill.processes.logs import open_log
+from watchbill.processes.logs import Log, open_log
+from watchbill.processes.owned import Command
 from watchbill.processes.ports import claim_port, release_port
 from watchbill.processes.registry import (
     ROOT_MARK,
@@ -198,22 +199,103 @@ async def test_an_engine_is_taken_before_the_daemon_when_memory_runs_out(yard: Y
 # ---------------------------------------------------------------------- logs
 
 
-async def test_a_log_that_grows_too_large_is_cut_while_it_is_written(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine that fills its log does not fill the disk."""
-    monkeypatch.setattr(limits, "LOG_CHECK_MS", 20)
+def sizes_of_logs(yard: Yard) -> dict[str, int]:
+    sizes: dict[str, int] = {"": 0}
+    for path in yard.log.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # moved on meanwhile
+            sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+async def test_an_engine_that_writes_without_pause_never_exceeds_its_log(yard: Yard) -> None:
+    """An engine that fills its log does not fill the disk: no file is ever larger than its bound."""
     keeper = Keeper(yard.root, log_bytes_max=50_000)
-    talk = (
-        "import time\nfor _ in range(100):\n print('a line of log\\n' * 2000, flush=True)\n time.sleep(0.01)"
+    process = await yard.start("yes", "a line of log", keeper=keeper)
+    largest = 0
+    try:
+        deadline = time.monotonic() + 20
+        while not Path(f"{yard.log}.4").exists() and time.monotonic() < deadline:
+            largest = max(largest, *sizes_of_logs(yard).values())
+            await asyncio.sleep(0.001)
+        for _ in range(200):
+            largest = max(largest, *sizes_of_logs(yard).values())
+            await asyncio.sleep(0.001)
+    finally:
+        await within(10, process.stop())
+    assert largest <= 50_000
+    assert sorted(sizes_of_logs(yard))[1:] == ["x.log", "x.log.1", "x.log.2", "x.log.3", "x.log.4"]
+
+
+async def test_an_engine_that_writes_without_pause_is_slowed_down(yard: Yard) -> None:
+    """Neither the disk nor a core is spent on a log: what an engine writes per second is bounded, nothing is lost."""
+    process = await yard.start(
+        "sh", "-c", f"head -c {limits.LOG_BYTES_PER_S_MAX * 3} /dev/zero; echo; echo the end"
     )
-    process = await yard.start(sys.executable, "-c", talk, keeper=keeper)
-    written = 100 * 2000 * len("a line of log\n")
-    assert (await within(20, process.ended())).code == 0
-    assert yard.log.stat().st_size < written / 2
-    kept = sorted(path.name for path in yard.log.parent.iterdir())
-    assert kept == ["x.log", "x.log.1", "x.log.2", "x.log.3", "x.log.4"]
-    assert all(Path(f"{yard.log}.{number}").stat().st_size <= 50_000 for number in range(1, 5))
+    began = time.monotonic()
+    assert (await within(60, process.ended())).code == 0
+    assert time.monotonic() - began > 1
+    assert process.log.read_tail(1) == ["the end"]
+
+
+async def test_logs_and_their_older_copies_are_private(yard: Yard) -> None:
+    """Engines log prompts: nobody else reads them, whatever the umask, the older copies and earlier versions' files."""
+    yard.log.parent.mkdir(parents=True, exist_ok=True)
+    for name in ("x.log", "x.log.1"):
+        (yard.log.parent / name).write_text("from an earlier version\n")
+        (yard.log.parent / name).chmod(0o644)
+    keeper = Keeper(yard.root, log_bytes_max=10_000)
+    before = os.umask(0)
+    try:
+        process = await yard.start("sh", "-c", "head -c 35000 /dev/zero", keeper=keeper)
+        assert (await within(20, process.ended())).code == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in yard.log.parent.iterdir()}
+    assert set(modes) == {"x.log", "x.log.1", "x.log.2", "x.log.3", "x.log.4"}
+    assert set(modes.values()) == {0o600}
+
+
+async def test_an_engine_does_not_notice_that_its_log_cannot_be_written(yard: Yard) -> None:
+    """R4: a log on a full disk loses lines; the engine goes on and ends as it wants to."""
+    yard.log.parent.mkdir(parents=True, exist_ok=True)
+    full = os.open("/dev/full", os.O_RDWR)
+    process = OwnedProcess(Record("token", "x", boot_id()), Registry(yard.root), Log(yard.log, 0))
+    command = Command(("sh", "-c", "head -c 300000 /dev/zero; exit 7"), dict(os.environ), full, 50_000)
+    try:
+        await process.start(command)
+    finally:
+        os.close(full)
+    assert (await within(20, process.ended())).code == 7
+
+
+async def test_the_last_words_of_an_engine_are_in_its_log(yard: Yard) -> None:
+    """What a process wrote before it was killed is kept: it is the reason that a failed load gives."""
+    process = await yard.start("sh", "-c", "echo out of memory >&2; kill -9 $$")
+    await within(10, process.ended())
+    assert process.log.read_tail(1) == ["out of memory"]
+
+
+def test_a_daemon_in_the_background_rotates_its_own_log(tmp_path: Path) -> None:
+    """Without losing a line and without a moment in which it has none."""
+    path = tmp_path / "daemon.log"
+    program = (
+        "import os, sys; from pathlib import Path; from watchbill.processes.logs import cut_own_log\n"
+        f"path = Path({str(path)!r})\n"
+        "for number in range(300): print(number, flush=True); cut_own_log(path, 100)\n"
+        "print('also here', file=sys.stderr, flush=True)"
+    )
+    with path.open("ab") as log:
+        subprocess.run([sys.executable, "-c", program], stdout=log, stderr=log, check=True)
+    found = sorted(tmp_path.iterdir(), key=lambda file: file.name)
+    assert [file.name for file in found] == [
+        "daemon.log",
+        *(f"daemon.log.{number}" for number in range(1, 5)),
+    ]
+    kept = "".join(file.read_text() for file in [*reversed(found[1:]), found[0]]).split()
+    assert [int(word) for word in kept[:-2]] == list(range(int(kept[0]), 300))
+    assert found[0].read_text().endswith("also here\n")
+    assert all(file.stat().st_size <= 110 for file in found)
+    assert {file.stat().st_mode & 0o777 for file in found} == {0o600}
 
 
 def test_a_full_log_is_rotated_before_a_start(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ It runs alone (`python -I -S guard.py`), imports nothing of Watchbill, and owns 
 subreaper it inherits every descendant whose parent exits, so a tree that forks or daemonises is still all
 its own; "no children left" and "the tree is gone" are the same thing. It promises: when the pipe from the
 daemon ends, even by kill -9, or when it is told to stop, the whole tree gets TERM and, after a bound, KILL.
-It also cuts a log that grows too large. It never restarts anything.
+It is also the only writer of the tree's log: the tree writes into a pipe, so no log ever exceeds its bound, however
+fast a program writes. It never restarts anything.
 
     from the daemon                             to the daemon
     stop SIGNAL MILLIS   signal, then KILL      started PID
@@ -17,6 +18,7 @@ An engine whose first process exits with 0 and leaves others behind has daemonis
 the last of them is gone. One that exits with anything else has failed, and what it left behind is stopped.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -38,8 +40,15 @@ STUCK_ROUND_MS = 1000
 RESTORED_SIGNALS = (
     signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM
 )  # fmt: skip
-#: A log that cannot be kept for one of these reasons is cut all the same.
-NO_COPY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EACCES, errno.EROFS, errno.EIO})
+#: A log that cannot be written or moved for one of these reasons loses lines: the engine goes on, a log is no record.
+NO_LOG = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+)
+#: What is carried from the pipe to the log at once; the pipe itself holds as much.
+LOG_PIECE_BYTES = 64 * 2**10
+#: The rate of a log is measured over windows of this length.
+LOG_WINDOW_MS = 100
+APPENDING = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 SERVING, STOPPING, KILLING, STUCK = range(4)
 
@@ -47,10 +56,10 @@ SERVING, STOPPING, KILLING, STUCK = range(4)
 class Guard:
     """One tree and what is happening to it."""
 
-    def __init__(self, control: int, status: int, log_path: str, bounds: "Bounds") -> None:
+    def __init__(self, control: int, status: int, log: "LogWriter", bounds: "Bounds") -> None:
         self.control = control
         self.status = status
-        self.log_path = log_path
+        self.log = log
         self.bounds = bounds
         self.stage = SERVING
         self.deadline = 0.0  # of the present stage, on the monotonic clock
@@ -62,7 +71,8 @@ class Guard:
     def run(self, argv: list[str]) -> None:
         """Starts the command and stays until nothing of its tree is left."""
         self.listen()
-        self.first_pid, failure = start(argv)
+        self.first_pid, failure = start(argv, self.log.said)
+        os.close(self.log.said)  # the tree has the only other ends: theirs is the end of file
         if failure:
             os.waitpid(self.first_pid, 0)
             self.say(f"failed {failure}")
@@ -71,6 +81,7 @@ class Guard:
         while self.reap():
             self.wait()
             self.advance()
+        self.log.carry_the_rest()
         self.say("gone")
 
     def listen(self) -> None:
@@ -90,18 +101,23 @@ class Guard:
         self.stop(signal.SIGTERM, self.bounds.orphan_term_ms)
 
     def wait(self) -> None:
-        """Sleeps until something happens, the stage ends, or the log wants a look."""
-        wait_ms = self.bounds.log_check_ms
-        if self.stage != SERVING:
-            wait_ms = max(0, min(wait_ms, int((self.deadline - time.monotonic()) * 1000) + 1))
-        if self.stage >= KILLING:
-            wait_ms = KILL_ROUND_MS if self.stage == KILLING else STUCK_ROUND_MS
-        for descriptor, _ in self.poll.poll(wait_ms):
+        """Sleeps until something happens, the stage ends, or the log may grow again."""
+        pause_ms = self.log.listen(self.poll)
+        for descriptor, _ in self.poll.poll(shorter(self.stage_ms(), pause_ms)):
             if descriptor == self.control:
                 self.obey()
+            elif descriptor == self.log.heard:
+                self.log.carry()
             else:
                 drain(self.wake[0])
-        cut_log(self.log_path, self.bounds.log_bytes_max, self.bounds.log_files_max)
+
+    def stage_ms(self) -> int | None:
+        """How long the present stage may last before something is due; None without a bound."""
+        if self.stage == SERVING:
+            return None
+        if self.stage >= KILLING:
+            return KILL_ROUND_MS if self.stage == KILLING else STUCK_ROUND_MS
+        return max(0, int((self.deadline - time.monotonic()) * 1000) + 1)
 
     def obey(self) -> None:
         """Reads what the daemon wants; its end of file means that it is dead."""
@@ -184,34 +200,117 @@ class Guard:
 class Bounds:
     """The limits this guard was given on its command line; it cannot import Watchbill's."""
 
-    def __init__(self, orphan_term_ms: int, kill_ms: int, log_check_ms: int, *log: int) -> None:
-        self.log_bytes_max, self.log_files_max = log
+    def __init__(self, orphan_term_ms: int, kill_ms: int) -> None:
         self.orphan_term_ms = orphan_term_ms
         self.kill_ms = kill_ms
-        self.log_check_ms = log_check_ms
+
+
+class LogWriter:
+    """Carries what the tree writes from a pipe to our own output, which is the log's file.
+
+    No file exceeds its bound. A program that writes faster than its rate waits in its write; it is slowed down, and
+    neither the disk nor a core is spent on it. A log of one file keeps its beginning, one of several its end.
+    """
+
+    def __init__(self, path: str, bytes_max: int, files_max: int, bytes_per_s_max: int) -> None:
+        self.path = path
+        self.bytes_max = bytes_max
+        self.files_max = files_max
+        self.window_bytes_max = max(1, bytes_per_s_max * LOG_WINDOW_MS // 1000)
+        self.window_bytes = 0
+        self.window_end = 0.0
+        self.heard, self.said = os.pipe()
+        self.is_open = True
+        self.is_polled = False
+        os.set_blocking(self.heard, False)
+
+    def listen(self, poll: select.poll) -> int | None:
+        """Listens to the pipe unless its rate is used up; then says how many milliseconds to pause."""
+        now = time.monotonic()
+        if now >= self.window_end:
+            self.window_bytes, self.window_end = 0, now + LOG_WINDOW_MS / 1000
+        may_grow = self.is_open and self.window_bytes < self.window_bytes_max
+        if may_grow and not self.is_polled:
+            poll.register(self.heard, select.POLLIN)
+        elif self.is_polled and not may_grow:
+            poll.unregister(self.heard)
+        self.is_polled = may_grow
+        return int((self.window_end - now) * 1000) + 1 if self.is_open and not may_grow else None
+
+    def carry(self) -> None:
+        """Carries one piece, if there is one."""
+        try:
+            words = os.read(self.heard, LOG_PIECE_BYTES)
+        except BlockingIOError:
+            return
+        self.is_open = bool(words)
+        self.window_bytes += len(words)
+        self.store(words)
+
+    def carry_the_rest(self) -> None:
+        """Carries what the dead left in the pipe: no more than the kernel's buffer, and the end of file."""
+        while self.is_open:
+            self.carry()
+
+    def store(self, words: bytes) -> None:
+        """Writes into the file, and into the next one when it is full. Whole lines, where a line fits."""
+        try:
+            while words:
+                piece = fitting(words, self.bytes_max - os.fstat(1).st_size)
+                words = words[os.write(1, piece) if piece else 0 :]
+                if words and not self.begin_anew():
+                    return
+        except OSError as error:
+            if error.errno not in NO_LOG:
+                raise
+
+    def begin_anew(self) -> bool:
+        """Makes room for what does not fit. False when the log keeps its beginning and is full."""
+        size = os.fstat(1).st_size
+        if self.files_max <= 1:
+            return size < self.bytes_max
+        if size:
+            rotate_log(self.path, self.files_max)
+        return True
+
+
+def fitting(words: bytes, room: int) -> bytes:
+    """As many of these bytes as there is room for; up to the end of a line where one ends in time."""
+    if len(words) <= room:
+        return words
+    room = max(0, room)
+    return words[: words.rfind(b"\n", 0, room) + 1 or room]
+
+
+def shorter(first_ms: int | None, second_ms: int | None) -> int | None:
+    """The shorter of two waits; None is one without an end."""
+    waits = [wait for wait in (first_ms, second_ms) if wait is not None]
+    return min(waits, default=None)
 
 
 def on_nothing(*_: object) -> None:
     """A signal that only wakes us up."""
 
 
-def start(argv: list[str]) -> tuple[int, int]:
+def start(argv: list[str], output: int) -> tuple[int, int]:
     """Starts the command in a session of its own; gives its pid and the errno of a start that failed."""
     guard = os.getpid()
     heard, said = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
-        become(argv, guard, said)
+        become(argv, guard, said, output)
     os.close(said)
     failure = os.read(heard, 16)
     os.close(heard)
     return pid, int(failure or b"0")
 
 
-def become(argv: list[str], guard: int, said: int) -> None:
+def become(argv: list[str], guard: int, said: int, output: int) -> None:
     """Turns this fresh child into the engine. Never returns."""
     try:
         os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         # If the guard itself is killed, the engine's first process goes with it; `reap` finds the rest.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
@@ -283,48 +382,54 @@ def drain(descriptor: int) -> None:
         return
 
 
-def cut_log(path: str, bytes_max: int, files_max: int) -> None:
-    """Moves a log that grew too large to `.1` and begins anew, while its writer goes on.
+def rotate_log(path: str, files_max: int) -> None:
+    """Moves the log that our output goes to away to `.1`, and lets our output go on in a new one.
 
-    The writer holds the file open for appending, so the file stays and its content is copied away. Lines
-    written between the copy and the cut are lost; a log is not a record.
+    Where it cannot be moved (a full disk, a folder that is gone) it is emptied: that is the very moment to cut it.
     """
-    if os.fstat(1).st_size <= bytes_max:
-        return
     try:
-        keep_end(path, bytes_max, files_max)
+        shift_logs(path, files_max)
+        os.replace(path, path + ".1")
+        fresh = open_private(path)
     except OSError as error:
-        # A full disk is the very moment to cut: then without keeping a copy.
-        if error.errno not in NO_COPY:
+        if error.errno not in NO_LOG:
             raise
-    os.ftruncate(1, 0)
+        os.ftruncate(1, 0)
+        return
+    errors_go_there = os.path.samestat(os.fstat(1), os.fstat(2))
+    os.dup2(fresh, 1)
+    if errors_go_there:
+        os.dup2(fresh, 2)
+    os.close(fresh)
 
 
-def keep_end(path: str, bytes_max: int, files_max: int) -> None:
-    """Copies the end of the log to `.1`."""
-    shift_logs(path, files_max)
-    with open(path, "rb") as source, open(path + ".1", "wb") as target:
-        source.seek(max(0, os.fstat(1).st_size - bytes_max))
-        while block := source.read(2**20):
-            target.write(block)
+def open_private(path: str) -> int:
+    """Opens a log for appending; only its owner may read it, whatever the umask and whoever made the file."""
+    descriptor = os.open(path, APPENDING, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def shift_logs(path: str, files_max: int) -> None:
-    """Makes room for a new `.1`: each older file moves up by one, and the oldest is overwritten."""
+    """Makes room for a new `.1`: each older file moves up by one, and the oldest is overwritten. All stay private."""
+    with contextlib.suppress(FileNotFoundError):
+        os.chmod(path, 0o600)
     for number in range(files_max - 2, 0, -1):
         try:
             os.replace(f"{path}.{number}", f"{path}.{number + 1}")
+            os.chmod(f"{path}.{number + 1}", 0o600)  # earlier versions left copies that everybody could read
         except FileNotFoundError:
             continue
 
 
 def main(arguments: list[str]) -> None:
-    """guard.py CONTROL STATUS LOG ORPHAN_TERM_MS KILL_MS CHECK_MS LOG_BYTES LOG_FILES COMMAND ..."""
+    """guard.py CONTROL STATUS ORPHAN_TERM_MS KILL_MS LOG LOG_BYTES LOG_FILES LOG_BYTES_PER_S COMMAND ..."""
     control, status = int(arguments[0]), int(arguments[1])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    Guard(control, status, arguments[2], Bounds(*map(int, arguments[3:8]))).run(arguments[8:])
+    log = LogWriter(arguments[4], *map(int, arguments[5:8]))
+    Guard(control, status, log, Bounds(*map(int, arguments[2:4]))).run(arguments[8:])
 
 
 if __name__ == "__main__":

@@ -57,11 +57,24 @@ class Keeper:
         cwd: Path | None = None,
     ) -> OwnedProcess:
         """Starts a command behind a guard, its output in `log`. Raises OSError when it cannot be started."""
+        bounds = (self._log_bytes_max, limits.LOG_FILES_MAX)
+        return await self._start(label, argv, log=log, log_bounds=bounds, env=env or {}, cwd=cwd)
+
+    async def _start(
+        self,
+        label: str,
+        argv: tuple[str, ...],
+        *,
+        log: Path,
+        log_bounds: tuple[int, int],  # bytes of a file, files
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+    ) -> OwnedProcess:
         record = Record(secrets.token_hex(8), label, boot_id())
         self._registry.write(record)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        descriptor, tail = open_log(log, f"{when} {label}: {' '.join(argv)}", self._log_bytes_max)
-        command = Command(argv, self._environment(record, env or {}), descriptor, self._log_bytes_max, cwd)
+        descriptor, tail = open_log(log, f"{when} {label}: {' '.join(argv)}", log_bounds[0])
+        command = Command(argv, self._environment(record, env), descriptor, *log_bounds, cwd=cwd)
         process = OwnedProcess(record, self._registry, tail)
         try:
             await process.start(command)
@@ -80,7 +93,9 @@ class Keeper:
         """Runs a short command and gives the first mebibyte of its output. Bounded in time."""
         output = self.root / "run" / f"output-{secrets.token_hex(8)}"
         try:
-            process = await self.start(label, argv, log=output, env=env)
+            # One file of that size: beyond it the guard lets the rest go.
+            bounds = (limits.COMMAND_OUTPUT_BYTES_MAX, 1)
+            process = await self._start(label, argv, log=output, log_bounds=bounds, env=env or {})
             try:
                 await process.ends_within(timeout_ms or limits.COMMAND_MS_MAX)
             finally:

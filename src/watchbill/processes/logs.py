@@ -1,8 +1,8 @@
-"""Logs: files, never pipes, so that an engine can neither block on us nor die with us.
+"""Logs: files that only their owner reads and that never exceed their bound.
 
-A log is rotated before an engine starts when it is full, and cut by the guard while it runs. Each start is
-marked by a line of its own; `read_tail` gives what was written since, for the error of a load that failed. A daemon
-in the background cuts its own.
+An engine's log is written by its guard, so that the engine neither waits for the daemon nor dies with it; the guard
+goes on to a new file when one is full. Each start is marked by a line of its own; `read_tail` gives what was written
+since, for the error of a load that failed. A daemon in the background rotates its own log.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from watchbill.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, LOG_LINE_CHARS_MAX, LOG_TAIL_BYTES_MAX
 from watchbill.names import file_stem
-from watchbill.processes.guard import cut_log, shift_logs
+from watchbill.processes.guard import open_private, rotate_log, shift_logs
 
 __all__ = ["Log", "cut_own_log", "engine_log", "open_log", "watch_own_log"]
 
@@ -26,13 +26,15 @@ class Log:
 
     path: Path
     begin: int
+    inode: int = 0  # of the file in which it begins
 
     def read_tail(self, lines_max: int) -> list[str]:
         """The last lines of the present start. Bounded; a log that is gone has none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                begin = self.begin if size >= self.begin else 0  # cut since
+                is_same = os.fstat(file.fileno()).st_ino == self.inode and size >= self.begin
+                begin = self.begin if is_same else 0  # another file since
                 file.seek(max(begin, size - LOG_TAIL_BYTES_MAX))
                 text = file.read(LOG_TAIL_BYTES_MAX).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -55,12 +57,13 @@ async def watch_own_log(path: Path) -> None:
 
 
 def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
-    """Cuts our own log when it grew too large, where our standard output goes there: in the background. Blocks."""
+    """Rotates our own log when it grew too large, where our standard output goes there: in the background. Blocks."""
     with contextlib.suppress(
         OSError
     ):  # no log, no output, no right to it: nobody to tell, and it is no record
-        if os.path.samestat(os.fstat(1), path.stat()):
-            cut_log(str(path), bytes_max, LOG_FILES_MAX)
+        ours = os.fstat(1)
+        if ours.st_size > bytes_max and os.path.samestat(ours, path.stat()):
+            rotate_log(str(path), LOG_FILES_MAX)
 
 
 def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> tuple[int, Log]:
@@ -69,6 +72,7 @@ def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> t
     if path.exists() and path.stat().st_size >= bytes_max:
         shift_logs(str(path), LOG_FILES_MAX)
         path.replace(f"{path}.1")
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_private(str(path))
     os.write(descriptor, f"--- {heading}\n".encode())
-    return descriptor, Log(path, os.fstat(descriptor).st_size)
+    found = os.fstat(descriptor)
+    return descriptor, Log(path, found.st_size, found.st_ino)

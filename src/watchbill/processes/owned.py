@@ -55,6 +55,7 @@ class Command:
     env: Mapping[str, str]  # whole, not only what is added
     log: int  # an open descriptor for output and errors
     log_bytes_max: int
+    log_files_max: int = limits.LOG_FILES_MAX
     cwd: Path | None = None
 
 
@@ -184,9 +185,9 @@ class OwnedProcess:
         heard, self._control = os.pipe()
         self._status, said = os.pipe()
         os.set_blocking(self._status, False)
-        bounds = (limits.ORPHAN_TERM_MS, limits.STOP_KILL_MS, limits.LOG_CHECK_MS)
-        log_bounds = (command.log_bytes_max, limits.LOG_FILES_MAX)
-        words = (str(heard), str(said), str(self.log.path), *map(str, bounds + log_bounds), *command.argv)
+        bounds = (heard, said, limits.ORPHAN_TERM_MS, limits.STOP_KILL_MS)
+        log_bounds = (command.log_bytes_max, command.log_files_max, limits.LOG_BYTES_PER_S_MAX)
+        words = (*map(str, bounds), str(self.log.path), *map(str, log_bounds), *command.argv)
         try:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, *words],
