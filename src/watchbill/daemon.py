@@ -13,7 +13,6 @@ import errno
 import gc
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import RootLock, reap, watch_own_log
+from watchbill.processes import RootLock, Signals, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import DISK_FULL, Root
 from watchbill.runtime.alerts import Alerts
@@ -162,6 +161,8 @@ class _Setting:
 
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
     root, stopping = setting.root, _Stopping()
+    reload_asked = asyncio.Event()
+    signals = Signals(stopping.hear, reload_asked.set)
     journal = Journal(root.path, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
@@ -176,7 +177,8 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         root.write_daemon(serving.url)
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
-        reloading = _Reloading(driver, spools, serving, setting)
+        reloading = _Reloading(_Reloaded(driver, spools, serving), setting, reload_asked)
+        await reloading.begin()
         log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
@@ -189,6 +191,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await driver.close()
         journal.close()
         root.forget_daemon()
+    signals.leaving(stopping.exit_code)
     return stopping.exit_code
 
 
@@ -288,17 +291,15 @@ async def _open_for_ollama(serving: Serving, host: str, port: int) -> None:
 
 
 class _Stopping:
-    """Hears the signals that end the daemon."""
+    """Whether the daemon was told to end, and whether it was told again."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._again = asyncio.Event()
         self.exit_code = 0
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._hear, 0)
-        loop.add_signal_handler(signal.SIGINT, self._hear, 130)
 
-    def _hear(self, exit_code: int) -> None:
+    def hear(self, exit_code: int) -> None:
+        """One signal that ends the daemon, and the exit code that it asks for."""
         if self.asked.is_set():
             self._again.set()
         else:
@@ -344,57 +345,84 @@ class _Spools:
         self.drains.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Reloaded:
+    """All that takes a changed config over."""
+
+    driver: Driver
+    spools: "_Spools"
+    serving: Serving
+
+
 class _Reloading:
     """Takes a changed config over while the daemon runs, or refuses it whole."""
 
-    def __init__(self, driver: Driver, spools: "_Spools", serving: Serving, setting: _Setting) -> None:
-        self._driver, self._spools, self._serving = driver, spools, serving
-        self._file, self._options, self._screen = setting.file, setting.options, setting.screen
-        self._seen = self._stamp()
-        self._asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
-        if self._file is not None:
-            serving.gateway.reload = self.reload
-        self._task = asyncio.create_task(self._watch(), name="config")
+    def __init__(self, parts: _Reloaded, setting: _Setting, asked: asyncio.Event) -> None:
+        self._parts, self._asked = parts, asked
+        self._options, self._screen = setting.options, setting.screen
+        # The file of the start, not whichever is found now: without it that would be the embedded default.
+        self._file = None if setting.file is None else config.ConfigFile(setting.file)
+        self._seen: config.Stamp | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    async def begin(self) -> None:
+        """Watches the file from now on."""
+        if self._file is None:
+            return
+        self._seen = await self._stamp(self._file)
+        self._parts.serving.gateway.reload = self.reload
+        self._task = asyncio.create_task(self._watch(self._file), name="config")
+
+    async def _stamp(self, file: config.ConfigFile) -> config.Stamp | None:
         try:
-            found = os.stat(self._file) if self._file else None
+            return await asyncio.to_thread(file.stamp)
         except OSError:
-            return None  # an editor replaces it just now, or its folder is away for a while
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+            return None  # an editor replaces it just now, its folder is away for a while, or its mount hangs
 
-    async def _watch(self) -> None:
+    async def _watch(self, file: config.ConfigFile) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONFIG_LOOK_MS / 1000):
                     await self._asked.wait()
-            stamp = self._stamp()
+            stamp = await self._stamp(file)
             changed = stamp is not None and stamp != self._seen
             if changed or self._asked.is_set():
                 self._asked.clear()
                 self._seen = stamp
-                try:
-                    await self.reload()
-                except (WatchbillError, OSError) as error:
-                    self._screen.warn(f"the changed config was refused, the old one stays:\n{error}")
+                await self._try()
+
+    async def _try(self) -> None:
+        """Reloads; whatever goes wrong, the next change is looked for again."""
+        try:
+            await self.reload()
+        except (WatchbillError, OSError) as error:
+            self._screen.warn(f"the changed config was refused, the old one stays:\n{error}")
+        except Exception:  # noqa: BLE001  a fault of ours in one config must not end the watch for the next
+            _LOG.exception("the changed config could not be taken over")
+            self._screen.warn("the changed config was refused, the old one stays: Watchbill failed on it")
 
     async def reload(self) -> list[str]:
         """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""
-        # The file of the start, not whichever is found now: without it that would be the embedded default.
-        loaded = await asyncio.to_thread(config.read, self._file, root=self._options.root)
+        if self._file is None:
+            return []
+        file = self._file
+        loaded = await asyncio.to_thread(
+            config.read, file.path, root=self._options.root, source=lambda _: file.read()
+        )
         if not loaded.catalog.models:  # an editor that has not written yet, rather than a wish
             raise ConfigError(problems=[loaded.problem(("models",), "there is no model")])
         catalog = _with_address(loaded.catalog, self._options)
-        before = _failures(self._driver)
-        changes = await self._driver.reload(catalog)
-        changes += await asyncio.to_thread(self._spools.reconfigure, catalog.spools)
-        changes += [text for name, text in _failures(self._driver).items() if before.get(name) != text]
-        self._serving.gateway.reconfigure(catalog.server)
+        driver = self._parts.driver
+        before = _failures(driver)
+        changes = await driver.reload(catalog)
+        changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
+        changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
+        self._parts.serving.gateway.reconfigure(catalog.server)
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")
         return changes
 
     async def close(self) -> None:
         """Watches no more."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

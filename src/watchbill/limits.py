@@ -22,6 +22,10 @@ HEADER_TEXT_CHARS_MAX = 256
 
 #: A hundred models with long prompts take some 50 KiB.
 CONFIG_FILE_BYTES_MAX = 2**20
+#: How long a look at the file may take. A disk that wakes up takes some seconds; a mount that hangs never answers.
+CONFIG_READ_MS = 10_000
+#: Tables within tables. The deepest of our own keys has six parts.
+CONFIG_DEPTH_MAX = 16
 #: What is listed of a hopeless file; the rest is counted.
 CONFIG_PROBLEMS_MAX = 100
 #: An exbibyte and a hundred days: beyond them a figure is a slip of the pen.
@@ -66,6 +70,11 @@ LOG_LINE_CHARS_MAX = 400
 #: An engine whose port was taken between our choice and its bind gets another one, this often.
 PORT_ATTEMPTS_MAX = 3
 PORT_DRAWS_MAX = 100
+#: How long a daemon may take to leave: after it was told (running answers, spools and the stop ladder all have their
+#: turn), after it was told a second time, and once all its work is done.
+LEAVE_MS_MAX = 60_000
+LEAVE_NOW_MS_MAX = 10_000
+LEAVE_LAST_MS_MAX = 5_000
 #: Registry records are a few hundred bytes.
 ENGINE_RECORD_BYTES_MAX = 16 * 2**10
 

@@ -172,6 +172,43 @@ def test_a_config_is_still_watched_after_its_folder_was_away(place: Place) -> No
     assert daemon.stop() == 0
 
 
+def test_no_config_stops_the_daemon_or_its_next_reload(place: Place) -> None:
+    """R50: a pipe that nobody writes into, integers of 5,000 digits, keys of 50,000 parts: each is refused, the daemon
+    answers all the while, and the next good config is taken over."""
+    place.config.write_text(scripted("first", 'text = "one"'))
+    daemon = place.up()
+    hostile = {
+        "digits": lambda: write_whole(place, "a = " + "9" * 5_000),
+        "hexadecimal": lambda: write_whole(place, "[server]\nport = 0x" + "f" * 5_000),
+        "parts": lambda: write_whole(place, ".".join("a" * 50_000) + " = 1"),
+        "pipe": lambda: replace_by_pipe(place),
+        "link": lambda: (place.config.unlink(), place.config.symlink_to("nowhere")),
+    }
+    for make in hostile.values():
+        refused = daemon.stderr.count("the old one stays")
+        make()
+        daemon.signal(signal.SIGHUP)
+        eventually(lambda before=refused: daemon.stderr.count("the old one stays") > before, 30)
+        assert daemon.chat("first")[0] == 200
+        assert daemon.ask("/wb/v1/config/reload", {}, seconds=30)[0] in (400, 422), daemon.stderr
+    place.config.unlink()
+    place.config.write_text(scripted("second", 'text = "two"'))
+    eventually(lambda: "second" in daemon.status()["models"], 30)
+    assert daemon.stop() == 0
+
+
+def write_whole(place: Place, text: str) -> None:
+    draft = place.config.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(place.config)
+
+
+def replace_by_pipe(place: Place) -> None:
+    pipe = place.config.with_suffix(".pipe")
+    os.mkfifo(pipe)
+    pipe.replace(place.config)
+
+
 def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
     """P6: Ctrl-C at any moment of the start from the first file on, before there is an event loop, too: exit 130."""
     place.config.write_text(scripted("rock", 'load = "3s"', "permanent = true"))

@@ -1,14 +1,18 @@
 """Reading a config: where it is looked for, what it means, and what happens when it cannot be read."""
 
+import contextlib
 import dataclasses
 import os
+import threading
+import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from watchbill import catalog, limits
 from watchbill.catalog import Catalog, WorkClass
-from watchbill.config import default_catalog, load, parse, read
+from watchbill.config import ConfigFile, default_catalog, load, parse, read
 from watchbill.config.document import ScriptTable
 from watchbill.config.drivers import DRIVERS
 from watchbill.config.fields import FAILURES
@@ -358,7 +362,14 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
         (b"a = 1\n\xff\xfe", "w.toml:2: is not UTF-8 text; save the file as UTF-8"),
         (b"x" * (limits.CONFIG_FILE_BYTES_MAX + 1), "w.toml: larger than 1024 KiB; is this the right file?"),
         (b"a = " + b"[" * 100_000, "w.toml: is nested too deeply"),
-        (b".".join([b"a"] * 3_000) + b" = 1", "w.toml: is nested too deeply"),
+        (b"a = " + b"[" * 30 + b"]" * 30, "w.toml: is nested too deeply"),
+        (b"a = " + b"{a = " * 30 + b"1" + b"}" * 30, "w.toml: is nested too deeply"),
+        (b"b = 1\n" + b".".join([b"a"] * 50_000) + b" = 1", "w.toml:2: is nested too deeply"),
+        (b"[" + b" . ".join([b"'a'"] * 50_000) + b"]", "w.toml:1: is nested too deeply"),
+        (b"a = {" + b'."a".'.join([b"a"] * 50_000) + b" = 1}", "w.toml:1: is nested too deeply"),
+        (b"b = 1\n[server]\nport = " + b"9" * 5_000, "w.toml:3: has a number of too many digits"),
+        (b"[server]\nport = 0x" + b"f" * 5_000, "w.toml:2: server.port: is too large a number"),
+        (b"[server]\nports = [1, -9223372036854775809]", "w.toml:2: server.ports[1]: is too large a number"),
     ],
 )  # fmt: skip
 def test_a_text_that_is_not_toml_is_refused_with_its_line(
@@ -369,6 +380,74 @@ def test_a_text_that_is_not_toml_is_refused_with_its_line(
     with pytest.raises(ConfigError) as caught:
         load(Path("w.toml"))
     assert str(caught.value) == line
+
+
+def test_dots_in_texts_and_comments_are_no_keys() -> None:
+    dots = ".".join("a" * 200)
+    text = f"""# {dots}\n[models.a]\nengine = "scripted" # {dots}\nbackground = {{ prompt = "{dots}" }}\n
+[models.b]\nengine = "scripted"\nbackground = {{ prompt = \'{dots}\' }}
+[models.c]\nengine = "scripted"\n[models.c.background]\nprompt = \"\"\"\n{dots}\n"{dots}"\n\"\"\"\n"""
+    assert set(parsed(text).models) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", ".", "a.", '"', "'", '"""', "'''", "\\", "[", "a.'b'.", "# ", "1_", "=", '"a".']
+)
+def test_no_text_takes_long_to_refuse(piece: str) -> None:
+    """R53: a file of the largest size is read or refused in seconds, whatever is repeated in it."""
+    began = time.process_time()
+    for text in (piece * (300_000 // len(piece)), f"a = [{piece * (300_000 // len(piece))}]"):
+        with contextlib.suppress(ConfigError):
+            parsed(text)
+    assert time.process_time() - began < 20
+
+
+class HangingPath:
+    """A path on a mount that hangs, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.looks = 0
+
+    def __fspath__(self) -> str:
+        self.looks += 1
+        self.goes_on.wait(60)
+        return "/nonexistent/w.toml"
+
+
+def test_a_config_on_a_mount_that_hangs_is_given_up_in_time_and_looked_at_by_one_thread() -> None:
+    """Not one more thread with every look: a mount may hang for days."""
+    path = HangingPath()
+    file = ConfigFile(cast("Path", path), deadline_ms=50)
+    for look in (file.read, file.stamp, file.read):
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+            look()
+    assert path.looks == 1
+    path.goes_on.set()
+    deadline = time.monotonic() + 10
+    while _is_looking() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(FileNotFoundError):
+        file.read()
+
+
+def _is_looking() -> bool:
+    return any(thread.name == "watchbill-config" for thread in threading.enumerate())
+
+
+def test_a_config_that_is_no_regular_file_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: nobody writes into this pipe, and an endless device would never end."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("watchbill.toml")
+    for path in (None, Path("watchbill.toml"), Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="cannot be read: not a regular file"):
+            load(path, environment={"XDG_CONFIG_HOME": str(tmp_path)})
+    Path("watchbill.toml").unlink()
+    Path("watchbill.toml").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="no such file"):
+        load(None, environment={"XDG_CONFIG_HOME": str(tmp_path)})
 
 
 def test_a_byte_order_mark_is_not_an_error() -> None:

@@ -9,7 +9,7 @@ import copy
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +25,7 @@ from watchbill.config.document import Document
 from watchbill.config.draft import Draft, Raw
 from watchbill.config.locate import KeyPath, line_of, locate, spell_key
 from watchbill.config.problems import Wrong, wrongs_of
+from watchbill.config.reading import read_once
 from watchbill.config.settle import settle
 from watchbill.config.starter import EMBEDDED
 from watchbill.errors import ConfigError, Problem
@@ -34,10 +35,23 @@ __all__ = ["Loaded", "default_catalog", "find_config", "load", "parse", "read", 
 
 EMBEDDED_ORIGIN = "the embedded default"
 
+#: Without the sign.
+INTEGER_BITS_MAX = 63
 #: Values are taken out in rounds: a wrong one first, then the table that lacks it.
 _PRUNING_ROUNDS_MAX = 8
 _AT_LINE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
+#: A key of more parts than any table of ours is deep. Comments, strings and all other words are stepped over, so that
+#: no position is looked at twice.
+_QUOTED = r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'"""
+_LONG_KEY = re.compile(
+    r"""#[^\n]*+|\"{3}(?:[^\\]|\\.)*?\"{3}|'{3}.*?'{3}"""
+    rf"|(?P<key>(?:(?:[\w-]++|{_QUOTED})[ \t]*+\.[ \t]*+){{{limits.CONFIG_DEPTH_MAX}}})"
+    rf"|{_QUOTED}|[\w-]++",
+    re.DOTALL,
+)
+#: More digits than Python reads into an integer.
+_LONG_NUMBER = re.compile(r"[0-9_]{4301,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,8 @@ def find_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
         return path
     home = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     candidates = (Path("watchbill.toml"), home / "watchbill" / "watchbill.toml")
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+    # Whatever it is: a broken link or a pipe with that name is refused when it is read, not passed over in silence.
+    return next((candidate for candidate in candidates if os.path.lexists(candidate)), None)
 
 
 def read(
@@ -91,17 +106,18 @@ def read(
     root: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     only: str | None = None,
+    source: Callable[[Path], bytes] = read_once,
 ) -> Loaded:
     """As `load`, with everything that is needed to show or examine the config.
 
-    `only` names the one table that matters to the caller: whoever asks for a spool is not to fail for the want of
-    an API key.
+    `source` reads the file and raises OSError. `only` names the one table that matters to the caller: a command for a
+    spool does not fail because an API key is missing.
     """
     found = find_config(path, environment)
     if found is None:
         base = find_root(root, environment).path
         return read_text(EMBEDDED, base=base, origin=EMBEDDED_ORIGIN, environment=environment)
-    text = _read_file(found)
+    text = _read_file(found, source)
     return read_text(
         text, base=found.absolute().parent, origin=str(found), environment=environment, file=found, only=only
     )
@@ -132,13 +148,10 @@ def read_text(
 # ------------------------------------------------------------------ the file
 
 
-def _read_file(path: Path) -> str:
+def _read_file(path: Path, source: Callable[[Path], bytes]) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(limits.CONFIG_FILE_BYTES_MAX + 1)
-    except (
-        OSError
-    ) as error:  # whatever the reason, the operator named this file and must see why it is not read
+        content = source(path)
+    except OSError as error:  # any errno: the operator named this file and must see why it is not read
         reason = (error.strerror or str(error)).lower()
         hint = "watchbill config init FILE writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
@@ -157,16 +170,67 @@ def _read_file(path: Path) -> str:
 
 
 def _read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
+    _refuse_long_keys(text, origin)
     try:
-        return cast("Raw", tomllib.loads(text)), locate(text)
+        raw = cast("Raw", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(problems=[_syntax_problem(str(error), text, origin)]) from error
     except RecursionError as error:
         raise _too_deep(origin) from error
+    except ValueError as error:  # tomllib lets through what int() says of more than 4,300 digits
+        raise _too_many_digits(text, origin) from error
+    _refuse_deep_values(raw, origin)
+    lines = locate(text)
+    _refuse_large_integers(raw, lines, origin)
+    return raw, lines
 
 
-def _too_deep(origin: str) -> ConfigError:
-    return ConfigError(problems=[Problem(origin, None, "", "is nested too deeply")])
+def _refuse_long_keys(text: str, origin: str) -> None:
+    """Before the parser sees them: it keeps every prefix of a key, ten gigabytes for one of 50,000 parts."""
+    for match in _LONG_KEY.finditer(text):
+        if match["key"] is not None:
+            raise _too_deep(origin, text.count("\n", 0, match.start()) + 1)
+
+
+def _refuse_deep_values(raw: Raw, origin: str) -> None:
+    """Every element is noted with its whole path: deep and wide at once is what memory has no room for."""
+    level: list[object] = [raw]
+    for _ in range(limits.CONFIG_DEPTH_MAX + 1):
+        level = [inner for value in level for inner in _inside(value)]
+    if level:
+        raise _too_deep(origin)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _refuse_large_integers(raw: Raw, lines: Mapping[KeyPath, int], origin: str) -> None:
+    """TOML's integers have 64 bits. Larger ones come through as hexadecimals, and no message could print them."""
+    rest: list[tuple[KeyPath, object]] = [((), raw)]
+    problems: list[Problem] = []
+    while rest:
+        path, value = rest.pop()
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
+            problems.append(Problem(origin, line_of(lines, path), spell_key(path), "is too large a number"))
+        elif isinstance(value, dict):
+            rest += [((*path, key), inner) for key, inner in cast("dict[str, object]", value).items()]
+        elif isinstance(value, list):
+            rest += [((*path, place), inner) for place, inner in enumerate(cast("list[object]", value))]
+    if problems:
+        raise ConfigError(problems=problems[: limits.CONFIG_PROBLEMS_MAX])
+
+
+def _too_deep(origin: str, line: int | None = None) -> ConfigError:
+    return ConfigError(problems=[Problem(origin, line, "", "is nested too deeply")])
+
+
+def _too_many_digits(text: str, origin: str) -> ConfigError:
+    found = _LONG_NUMBER.search(text)
+    line = text.count("\n", 0, found.start()) + 1 if found else None
+    return ConfigError(problems=[Problem(origin, line, "", "has a number of too many digits")])
 
 
 def _syntax_problem(message: str, text: str, origin: str) -> Problem:

@@ -159,5 +159,6 @@ class _Scanner:
 
     def _note(self, path: KeyPath, at: int) -> None:
         line = bisect_right(self._ends, at - 1) + 1
-        for depth in range(1, len(path) + 1):
-            self._lines.setdefault(path[:depth], line)
+        while path and path not in self._lines:  # with a path all that leads to it is known
+            self._lines[path] = line
+            path = path[:-1]

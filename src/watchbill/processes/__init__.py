@@ -14,8 +14,9 @@ from watchbill.processes.owned import Ending, OwnedProcess, shielded
 from watchbill.processes.ports import LOOPBACK, is_taken
 from watchbill.processes.reaping import Reaped, reap
 from watchbill.processes.root_lock import RootLock
+from watchbill.processes.signals import Signals
 
 __all__ = [
-    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "engine_log",
+    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "Signals", "engine_log",
     "is_taken", "reap", "shielded", "watch_own_log",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ since, for the error of a load that failed. A daemon in the background rotates i
 import asyncio
 import contextlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
         ours = os.fstat(1)
         if ours.st_size > bytes_max and os.path.samestat(ours, path.stat()):
             rotate_log(str(path), LOG_FILES_MAX)
+            _keep_end(Path(f"{path}.1"), bytes_max)
+
+
+def _keep_end(path: Path, bytes_max: int) -> None:
+    """Cuts what a file that nobody writes any more has beyond its bound: it grew between two looks."""
+    with path.open("rb") as source:
+        if source.seek(0, os.SEEK_END) <= bytes_max:
+            return
+        source.seek(-bytes_max, os.SEEK_END)
+        draft = path.with_name(f"{path.name}.new")
+        draft.unlink(missing_ok=True)
+        with open(open_private(str(draft)), "wb") as target:
+            shutil.copyfileobj(source, target)
+    draft.replace(path)
 
 
 def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> tuple[int, Log]:
