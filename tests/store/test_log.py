@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 
 from watchbill.spool import Spool, uncached
 from watchbill.spool.host import boot_id, mount_id
-from watchbill.spool.inspect import stats
+from watchbill.spool.inspect import State, stats
 from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN
 from watchbill.spool.log import Log, Record, parse_log, record_bytes
-from watchbill.spool.replay import replay_dead
+from watchbill.spool.replay import replay_dead, unreplayed
 
 WRITER = "0123456789abcdef"
 MUTATIONS = int(os.environ.get("WATCHBILL_MUTATIONS", "300"))
@@ -29,12 +30,17 @@ def record(number: int) -> Record:
 
 
 def write_log(
-    path: Path, records: list[Record], marks: Sequence[tuple[str, str]] = (), *, boot: str | None = None
+    path: Path,
+    records: list[Record],
+    marks: Sequence[tuple[str, str]] = (),
+    *,
+    boot: str | None = None,
+    writer: str = WRITER,
 ) -> Path:
     """Leave a log as a writer does that was killed."""
     fd = os.open(path, os.O_RDONLY)
     log = Log(
-        path / "queue-wal", f"{WRITER}-{1:019d}.jsonl", boot_id() if boot is None else boot, mount_id(fd)
+        path / "queue-wal", f"{writer}-{1:019d}.jsonl", boot_id() if boot is None else boot, mount_id(fd)
     )
     os.close(fd)
     log.append(records, marks)
@@ -251,3 +257,52 @@ def test_what_is_logged_is_read_back(contents: list[bytes]) -> None:
     )
     assert parsed.records == records
     assert (parsed.boot, parsed.mount, parsed.torn) == ("boot", "mount", [])
+
+
+def test_the_folders_are_scanned_once_however_many_writers_died(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-05, R11: replay and its count cost the waiting files and the dead logs, not one times the other."""
+    spool.enqueue_many([{"id": f"waits-{number}"} for number in range(50)])
+    listed: list[object] = []
+    scandir = os.scandir
+
+    def counted(path: Any) -> Any:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    scans: list[tuple[int, int]] = []
+    for dead in (1, 40):
+        for number in range(dead):
+            write_log(spool.path, [record(100 * dead + number)], boot="another", writer=f"{number:016x}")
+        listed.clear()
+        assert unreplayed(spool.layout) == dead
+        counting = len(listed)
+        assert replay_dead(spool.layout) == dead
+        scans.append((counting, len(listed) - counting))
+    (count_one, replay_one), (count_many, replay_many) = scans
+    assert count_many <= count_one + 10
+    assert replay_many <= replay_one + 40 * 2 + 10  # each writer's own folder is swept
+    assert not list(spool.layout.logs.glob("*.jsonl"))
+
+
+def test_a_file_that_moves_while_a_log_is_compared_is_not_made_twice(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-03, R1: a worker leases an event between the scan and the look at its content."""
+    name = spool.enqueue({"id": "1"})
+    write_log(spool.path, [Record(name, b'{"id":"1"}')], boot="another")
+    queued = spool.layout.root / "queue" / name
+    leased = spool.layout.folder(State.IN_FLIGHT) / name
+    exists = Path.exists
+
+    def overtaken(path: Path, **options: bool) -> bool:
+        if path == queued and exists(queued):
+            queued.rename(leased)
+        return exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", overtaken)
+    assert replay_dead(spool.layout) == 0
+    assert leased.exists()
+    assert not queued.exists()

@@ -45,6 +45,10 @@ UNSEEN_MAX = 100_000
 RESCAN_S = 3.0
 #: How long a starting consumer waits for another one's replay, in seconds.
 REPLAY_WAIT_S = 30.0
+#: Dead writers' logs that are held at once: each takes a descriptor.
+REPLAY_LOGS_MAX = 256
+#: Names that one scan of the folders looks for.
+REPLAY_NAMES_MAX = 1_000_000
 #: A file leased by a program that holds no lock is taken back after this many seconds.
 FOREIGN_LEASE_S = 600.0
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.
