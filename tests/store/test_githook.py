@@ -1,17 +1,19 @@
-"""The post-commit hook on a real repository."""
+"""The git hooks on a real repository, alone and beside those of others."""
 
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from watchbill.cli import run
 from watchbill.errors import ConfigError
 from watchbill.spool import Spool
-from watchbill.spool.githook import hooks_folder, install, parse_commit, remove
+from watchbill.spool.githook import HookState, hooks_folder, install, parse_commits, remove, status, warnings
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -29,8 +31,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def git(where: Path, *arguments: str) -> None:
-    subprocess.run(["git", *arguments], cwd=where, check=True, capture_output=True)
+def git(where: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=where, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def commit(repository: Path, file: str, message: str) -> float:
@@ -94,17 +97,15 @@ def test_the_hook_returns_at_once_and_a_lost_job_is_made_up_for(repository: Path
     failing.chmod(0o755)
     hook = install(repository, spool, python=str(failing))
     commit(repository, "a.md", "lost")
-    state = hook.parent / "watchbill"
-    # Pending alone would not do: the job may not have begun yet, and would then take it from the next one.
-    wait_until(
-        lambda: ran.exists() and len(list(state.glob("pending/*"))) == 1 and not list(state.glob("taken/*"))
-    )
+    assert hook.parent == repository / ".git" / "hooks"
+    wait_until(ran.exists)
+    assert status(repository).waiting == 1
     began = time.perf_counter()
     install(repository, spool)
     git(repository, "commit", "-q", "--allow-empty", "-m", "next")
     assert time.perf_counter() - began < 5  # a loaded machine; the bench has the milliseconds
     assert {str(event["message"]) for event in events(spool, 2)} == {"lost", "next"}
-    wait_until(lambda: not list(state.glob("*/*")))
+    wait_until(lambda: status(repository).waiting == 0)
 
 
 def test_an_existing_hook_is_kept_chained_and_restored(repository: Path, tmp_path: Path) -> None:
@@ -138,4 +139,150 @@ def test_hooks_are_found_where_git_looks_for_them(repository: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="not a git repository"):
         hooks_folder(tmp_path)
     with pytest.raises(ValueError, match="format"):
-        parse_commit(b"fatal: bad object")
+        parse_commits(b"fatal: bad object")
+
+
+#: What `husky` 9.1.7 writes into `.husky/_` at every install of a project's packages.
+HUSKY_DISPATCHER = """#!/usr/bin/env sh
+[ "$HUSKY" = "2" ] && set -x
+n=$(basename "$0")
+s=$(dirname "$(dirname "$0")")/$n
+
+[ ! -f "$s" ] && exit 0
+
+i="${XDG_CONFIG_HOME:-$HOME/.config}/husky/init.sh"
+[ -f "$i" ] && . "$i"
+
+[ "${HUSKY-}" = "0" ] && exit 0
+
+export PATH="node_modules/.bin:$PATH"
+sh -e "$s" "$@"
+c=$?
+
+[ $c != 0 ] && echo "husky - $n script failed (code $c)"
+[ $c = 127 ] && echo "husky - command not found in PATH=$PATH"
+exit $c
+"""
+HUSKY_HOOKS = ("pre-commit", "commit-msg", "post-commit", "post-rewrite", "post-checkout", "post-merge")
+
+
+def install_husky(repository: Path) -> None:
+    """Do what `husky` does: name its folder in the config and write all its hooks."""
+    folder = repository / ".husky" / "_"
+    folder.mkdir(parents=True, exist_ok=True)
+    git(repository, "config", "core.hooksPath", ".husky/_")
+    (folder / ".gitignore").write_text("*")
+    (folder / "h").write_text(HUSKY_DISPATCHER)
+    for name in HUSKY_HOOKS:
+        (folder / name).write_text('#!/usr/bin/env sh\n. "$(dirname "$0")/h"')
+        (folder / name).chmod(0o755)
+
+
+def test_husky_goes_on_beside_the_hook_and_its_next_install_is_noticed(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SPOOL-11: a dispatcher that looks at `$0` runs its own script; when it writes its hooks anew, ours is said to be
+    gone, by name and with the command that mends it; after that command both run again."""
+    spool, log = tmp_path / "spool", tmp_path / "husky-ran"
+    install_husky(repository)
+    (repository / ".husky" / "post-commit").write_text(f'echo "$(basename "$0")" >> "{log}"\n')
+    (repository / ".husky" / "post-merge").write_text(f'echo "merge $1" >> "{log}"\n')
+    hook = install(repository, spool)
+    assert hook == repository / ".husky" / "_" / "post-commit"
+    commit(repository, "a.md", "one")
+    assert len(events(spool, 1)) == 1
+    assert log.read_text() == "post-commit\n"
+    assert (status(repository).state, warnings(spool)) == (HookState.IN_PLACE, [])
+
+    install_husky(repository)
+    assert status(repository).state is HookState.REPLACED
+    (warning,) = warnings(spool)
+    assert "was replaced by another program" in warning
+    assert f"watchbill spool hook install '{repository}' --spool {spool}" in warning
+    assert run(["spool", "hook", "status", str(repository)]) == 1
+    assert run(["spool", "stats", "--spool", str(spool)]) == 0
+    assert capfd.readouterr().err.count("was replaced by another program") == 2
+    commit(repository, "a.md", "unseen")
+
+    install(repository, spool)
+    commit(repository, "a.md", "two")
+    assert [event["message"] for event in events(spool, 1)] == ["two"]
+    assert log.read_text() == "post-commit\n" * 3
+    assert run(["spool", "hook", "status", str(repository)]) == 0
+    assert warnings(spool) == []
+    assert remove(repository)
+    assert (hook.read_text(), warnings(spool)) == ('#!/usr/bin/env sh\n. "$(dirname "$0")/h"', [])
+
+
+@pytest.mark.parametrize("language", ["#!/bin/sh", "#!/usr/bin/env bash", "#!/bin/sh -u", "python"])
+def test_a_chained_hook_sees_its_own_name_its_arguments_and_its_input(
+    repository: Path, tmp_path: Path, language: str
+) -> None:
+    """SPOOL-11: `$0`, what lies beside it, the arguments, standard input; its exit code is the hook's."""
+    folder = repository / ".git" / "hooks"
+    folder.mkdir(exist_ok=True)
+    hook, log = folder / "post-merge", tmp_path / "log"
+    if language == "python":
+        hook.write_text(
+            f"#!{sys.executable}\nimport os, sys\nname = os.path.basename(sys.argv[0])\n"
+            f"open({str(log)!r}, 'w').write(f'{{name}} {{sys.argv[1:]}} {{sys.stdin.read()}}')\n"
+            "sys.exit(7)\n"
+        )
+        expected = "post-merge ['1', 'a b'] said\n"
+    else:
+        (folder / "beside").write_text("echo beside\n")
+        hook.write_text(
+            f'{language}\n{{ echo "$0|$#|$2"; . "$(dirname "$0")/beside"; cat; }} > "{log}"\nexit 7\n'
+        )
+        expected = f"{hook}|2|a b\nbeside\nsaid\n"
+    hook.chmod(0o755)
+    install(repository, tmp_path / "spool")
+    done = subprocess.run([hook, "1", "a b"], cwd=repository, input="said\n", text=True, check=False)
+    assert (done.returncode, log.read_text()) == (7, expected)
+
+
+def test_rapid_commits_arrive_in_their_order(repository: Path, tmp_path: Path) -> None:
+    """SPOOL-11: many commits within a second; their events are in the queue in the order of the commits."""
+    spool = tmp_path / "spool"
+    install(repository, spool)
+    for number in range(25):
+        git(repository, "commit", "-q", "--allow-empty", "-m", f"number {number}")
+    assert [event["message"] for event in events(spool, 25)] == [f"number {number}" for number in range(25)]
+    wait_until(lambda: status(repository).waiting == 0)
+
+
+def test_a_merge_is_an_event_and_a_fast_forward_is_none(repository: Path, tmp_path: Path) -> None:
+    """SPOOL-11: the merge commit with what it brought to its first parent; no commit was made by the rest."""
+    spool = tmp_path / "spool"
+    commit(repository, "a.md", "base")
+    main = git(repository, "branch", "--show-current")
+    git(repository, "checkout", "-q", "-b", "side")
+    commit(repository, "b.md", "side")
+    git(repository, "checkout", "-q", main)
+    commit(repository, "c.md", "main")
+    install(repository, spool, table=[("x/*", "never")])
+    git(repository, "merge", "-q", "--no-edit", "side")
+    (event,) = events(spool, 1)
+    assert (event["kind"], event["files"]) == ("draft-refined", [{"status": "A", "path": "b.md"}])
+    assert len(event["parents"]) == 2  # type: ignore[arg-type]
+    git(repository, "checkout", "-q", "side")
+    git(repository, "merge", "-q", main)  # fast-forward
+    git(repository, "checkout", "-q", "-b", "third", "HEAD~1")
+    git(repository, "merge", "-q", "--squash", "side")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "last")
+    assert [event["message"] for event in events(spool, 1)] == ["last"]
+
+
+def test_a_hook_that_git_no_longer_looks_for_is_said(repository: Path, tmp_path: Path) -> None:
+    """SPOOL-11: removed by hand, or core.hooksPath set after the install; never silence."""
+    spool = tmp_path / "spool"
+    assert status(repository).state is HookState.NOT_INSTALLED
+    hook = install(repository, spool)
+    git(repository, "config", "core.hooksPath", "other")
+    assert status(repository).state is HookState.ELSEWHERE
+    assert "git looks for hooks in" in warnings(spool)[0]
+    git(repository, "config", "--unset", "core.hooksPath")
+    hook.unlink()
+    assert status(repository).state is HookState.GONE
+    (spool / "queue-hooks").joinpath("broken.json").write_text("{")
+    assert len(warnings(spool)) == 1

@@ -21,7 +21,7 @@ SUB_COMMANDS = {
     "spool": (
         "drain", "enqueue", "gc", "hook", "key", "list", "poison", "release", "requeue", "show", "stats",
     ),
-    "spool hook": ("install", "remove"),
+    "spool hook": ("install", "remove", "status"),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip
 PAGES = [

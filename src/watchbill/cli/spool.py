@@ -36,6 +36,7 @@ from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
 from watchbill.root import find_root
 from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.githook import warnings as hook_warnings
 from watchbill.spool.inspect import by_age
 
 __all__ = ["app"]
@@ -183,12 +184,15 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
             counts = {chosen.rules.name: count(spool)}
             for warning in [] if json else spool.warnings():
                 terminal.note(plain(warning))
+        failing = hook_warnings(chosen.folder)
     else:
-        counts = {}
+        counts, failing = {}, list[str]()
         for name, rules in _all(which).items():
+            chosen = Chosen(rules, find_root(which.root).path)
             try:
-                with closing(Chosen(rules, find_root(which.root).path).make()) as spool:
+                with closing(chosen.make()) as spool:
                     counts[name] = count(spool)
+                failing += hook_warnings(chosen.folder)
             except (SpoolLayout, SpoolFull, SpoolBroken) as error:  # the others are counted all the same
                 failed.append(f"watchbill: {name}: {plain(str(error))}")
     if json and which.spool is not None:
@@ -197,7 +201,7 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
         terminal.show(jsonlib.dumps({"spools": {name: each.as_dict() for name, each in counts.items()}}))
     elif counts:
         terminal.show(*draw_stats(counts, terminal))
-    for each in failed:
+    for each in failed + [f"watchbill: {plain(warning)}" for warning in failing]:
         print(each, file=sys.stderr, flush=True)
     return FAILED if failed else 0
 

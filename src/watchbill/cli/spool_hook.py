@@ -1,16 +1,18 @@
-"""`spool hook install|remove` and `spool key`: git commits as events, and the keys that events are signed with."""
+"""`spool hook install|remove|status`: git commits as events. `spool key`: the keys that events are signed with."""
 
 import json as jsonlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
 from watchbill.cli.options import QUIET
 from watchbill.cli.spool_choice import AsJson, Which
-from watchbill.cli.terminal import Terminal
+from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, TheirsError
 from watchbill.spool import githook
 
@@ -48,11 +50,12 @@ def install(
     json: AsJson = False,
     which: Which = _DEFAULTS,
 ) -> None:
-    """Put a post-commit hook in place that enqueues an event for each commit.
+    """Put hooks in place that enqueue an event for each commit and each merge.
 
-    It returns within milliseconds. The kind is the commit's trailer `Event-Kind:`, else the first match of --kind or of
-    `kinds` in the config, else draft-created for a commit with a new file and draft-refined for others. A hook that is
-    there already is kept and run first.
+    They return within milliseconds. The kind is the commit's trailer `Event-Kind:`, else the first match of --kind or
+    of `kinds` in the config, else draft-created for a commit with a new file and draft-refined for others. A hook that
+    is there already is kept and run first, under its own name. If another program (husky) writes its hooks anew, run
+    this again: `hook status` says when it is needed.
     """
     chosen, terminal = which.choose(), which.terminal
     repository = repository.expanduser()
@@ -77,15 +80,46 @@ def install(
 
 @app.command
 def remove(repository: _Repository = Path(), /, *, hooks: _Hooks = None, quiet: _Quiet = False) -> int:
-    """Take the hook away and put back what was there before."""
+    """Take the hooks away and put back what was there before."""
     try:
         removed = githook.remove(repository.expanduser(), hooks=hooks)
     except OSError as error:
         raise TheirsError(f"cannot remove the hook: {error}") from error
     if not removed:
         raise TheirsError(f"no hook of Watchbill is installed in {repository.absolute()}")
-    Terminal(quiet=quiet).note("the hook is removed; commits are no events any more")
+    Terminal(quiet=quiet).note("the hooks are removed; commits are no events any more")
     return 0
+
+
+@app.command
+def status(
+    repository: _Repository = Path(),
+    /,
+    *,
+    hooks: _Hooks = None,
+    json: AsJson = False,
+    quiet: _Quiet = False,
+) -> int:
+    """Say whether the commits of a repository become events.
+
+    Exit code 1 when they do not: the hook is not installed, was removed or replaced, or git looks elsewhere.
+    """
+    try:
+        found = githook.status(repository.expanduser(), hooks=hooks)
+    except OSError as error:
+        raise TheirsError(f"cannot look at the hook: {error}") from error
+    if json:
+        told = {
+            "state": found.state.value, "repository": str(found.repository), "hook": str(found.hook),
+            "spool": str(found.spool) if found.spool else None, "waiting": found.waiting,
+        }  # fmt: skip
+        Terminal(quiet=quiet).show(jsonlib.dumps(told))
+    elif not found.problem:
+        waiting = f"; {found.waiting} noted and not enqueued yet" if found.waiting else ""
+        Terminal(quiet=quiet).show(f"{found.hook}: each commit becomes an event in {found.spool}{waiting}")
+    if found.problem and not json:
+        print(f"watchbill: {plain(found.problem)}", file=sys.stderr, flush=True)
+    return FAILED if found.problem else 0
 
 
 def key(

@@ -12,11 +12,12 @@ from cyclopts.validators import Number
 from watchbill.cli.app import WrongUse
 from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_drain import Foreground
-from watchbill.cli.terminal import Terminal
+from watchbill.cli.terminal import Terminal, plain
 from watchbill.limits import DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
 from watchbill.spool import gc as collect
 from watchbill.spool import stats
+from watchbill.spool.githook import warnings as hook_warnings
 from watchbill.spool.replay import unreplayed
 from watchbill.units import parse_millis
 
@@ -126,6 +127,8 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
         for corpus in corpora_of(chosen.rules, chosen.root).values():
             with corpus:
                 corpus.append([])  # a corpus that can never be written is said now, not waited for
+        for warning in hook_warnings(chosen.folder):
+            terminal.note(plain(warning))
         files = ", ".join(sorted(set(chosen.rules.corpora.values())))
         waiting = stats(drains[0].spool) if once and terminal.is_live else None
         foreground = Foreground(drains, terminal)

@@ -30,6 +30,7 @@ from watchbill.limits import (
 )
 from watchbill.runtime.spools import folder_of, make_drains, open_spool
 from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State, gc
+from watchbill.spool.githook import warnings
 from watchbill.spool.inspect import counts
 
 __all__ = ["Drains"]
@@ -97,6 +98,7 @@ class _Keeper:
         self._complaint = ""  # told, and not over yet
         self._poisoned_told, self._poisoned_told_at_s = 0, float("-inf")
         self._collect_at_s = time.monotonic()
+        self._hooks_told: list[str] = []
         self._settled = 0
         self._held = dict.fromkeys(("waiting", "leased", "poison"), 0)
         self._count_at_s = time.monotonic()
@@ -219,6 +221,14 @@ class _Keeper:
         advice = f"see: watchbill spool list --spool {self.rules.name} --state poison"
         self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
 
+    def _tell_of_hooks(self) -> None:
+        """Tells once of each repository that has lost its hook: its commits would be missed in silence."""
+        lost = warnings(folder_of(self.rules, self._root))
+        for warning in lost:
+            if warning not in self._hooks_told:
+                self._tell(Alert("spool-hook", f"spool {self.rules.name}: {warning}"))
+        self._hooks_told = lost
+
     def _complain(self, text: str) -> None:
         """Tells a trouble once; it is over when a look finds none."""
         if text != self._complaint:
@@ -229,6 +239,7 @@ class _Keeper:
         if time.monotonic() < self._collect_at_s or not folder_of(self.rules, self._root).is_dir():
             return
         self._collect_at_s = time.monotonic() + DONE_COLLECT_MS / 1000
+        self._tell_of_hooks()
         archive = self._root / self.rules.archive if self.rules.archive else None
         try:
             with open_spool(self.rules, self._root) as spool:

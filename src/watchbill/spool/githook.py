@@ -1,64 +1,131 @@
-"""The git post-commit hook: one event per commit, and git does not wait for it.
+"""The git hooks: one event per commit and per merge, and git does not wait for it.
 
-`install` puts a small shell script into the hooks folder. It notes the commit in `watchbill/pending/` beside
-itself, which takes milliseconds, and returns; a background shell asks git about each noted commit and pipes
-the answer into this module, which enqueues the event. A note goes away when its event is safe, so a commit
-whose background job was killed is taken up by the next one. An existing hook is kept and run first.
+`install` puts a small shell script into the hooks folder, as `post-commit`, `post-merge` and `post-applypatch`. It
+notes the commit in `watchbill/notes` in the git folder, which takes milliseconds, and returns; a background shell asks
+git about the noted commits, in the order of the notes, and pipes the answer into this module, which enqueues the
+events. One job works at a time, so events arrive in the order of the commits. A note counts as done when its event is
+safe, so a commit whose background job was killed is taken up by the next one.
+
+A hook that was there before is kept beside ours and run first, with its own name in `$0`, its arguments, its standard
+input; its exit code is ours. Tools that own the hooks folder (husky) write their hooks anew whenever they are
+installed and so take ours away; `status` notices. The spool knows its repositories, so `spool stats` and the drain
+notice, too.
 
 This module starts no process: the script calls git, and Python only reads what it says.
 """
 
 import contextlib
+import fcntl
 import fnmatch
+import hashlib
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from watchbill.errors import ConfigError
-from watchbill.spool.atomic import write_file_durable
-from watchbill.spool.limits import HOOK_FILES_MAX
+from watchbill.spool.atomic import make_folder, write_file_durable
+from watchbill.spool.limits import HOOK_BATCH, HOOK_FILES_MAX, HOOK_NOTES_BYTES_MAX, HOOK_TURN_WAIT_S
 from watchbill.spool.queue import Spool
 
-__all__ = ["Commit", "commit_event", "hooks_folder", "hooks_path_in", "install", "parse_commit", "remove"]
+__all__ = [
+    "Commit", "HookState", "Status", "commit_event", "hooks_folder", "hooks_path_in", "install", "parse_commits",
+    "remove", "status", "warnings",
+]  # fmt: skip
 
-_NAME = "post-commit"
-_BEFORE = "post-commit.before-watchbill"
-_MARKER = "# watchbill post-commit hook, version 1"
-_FORMAT = "%H%x00%P%x00%cI%x00%an%x00%ae%x00%(trailers:key=Event-Kind,valueonly,separator=%x2C)%x00%B%x00"
+#: The hooks that git runs after it made a commit: by itself, by a merge, from a mailed patch.
+_NAMES = ("post-commit", "post-merge", "post-applypatch")
+_BEFORE = ".before-watchbill"
+#: Holds links with the true names of hooks that are no shell scripts.
+_BEFORE_FOLDER = "watchbill-before"
+#: Where the `pre-commit` tool keeps the hook that it found; it runs it.
+_LEGACY = ".legacy"
+_MARKER = "# watchbill git hook, version 2"
+#: The spool's own list of the repositories whose commits it gets.
+_REPOSITORIES = "queue-hooks"
+_FORMAT = "%x01%H%x00%P%x00%cI%x00%an%x00%ae%x00%(trailers:key=Event-Kind,valueonly,separator=%x2C)%x00%B%x00"
+_FIELDS = 7
 _KIND_CHARS_MAX = 64
 #: A commit's own words, as long as they are bearable in one event.
 _MESSAGE_CHARS_MAX = 64 * 1024
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
+_SHELL = re.compile(
+    r"#!\s*((?:/\S*/env\s+(?:-S\s+)?)?(?:/\S*/)?(?:sh|bash|dash|ksh|zsh|ash))((?:\s+-\S+)*)\s*", re.ASCII
+)
 
 _SCRIPT = """#!/bin/sh
 {marker}
-# One event per commit goes into the spool named in watchbill/hook.json beside this file.
+# Commits become events in the spool named in watchbill/hook.json in the git folder.
 # Put in place by `watchbill spool hook install`; `watchbill spool hook remove` restores what was here before.
-here=${{0%/*}}
-state=$here/watchbill
-before=$here/{before}
-if [ -x "$before" ]; then "$before" "$@"; fi
-commit=$(git rev-parse --verify HEAD) || exit 0
-: > "$state/pending/$commit" || exit 0
+status=0
+{theirs}
+{{ read -r common && read -r commit; }} <<END
+$(git rev-parse --git-common-dir HEAD 2>/dev/null)
+END
+state=$common/watchbill
+[ -f "$state/hook.json" ] || exit $status
+{condition}
+echo "$commit" >> "$state/notes" || exit $status
 (
-  # Only one job takes a note; what a killed job took is given back after ten minutes.
-  find "$state/taken" -type f -mmin +10 -exec mv {{}} "$state/pending/" ';'
-  for note in "$state"/pending/*; do
-    commit=${{note##*/}}
-    mv "$note" "$state/taken/$commit" && touch "$state/taken/$commit" || continue
-    if git log -1 -z --root --no-renames --name-status --format='{format}' "$commit" -- |
-      {python} -I -m watchbill.spool.githook "$state"
-    then rm -f "$state/taken/$commit"
-    else mv "$state/taken/$commit" "$note"
-    fi
+  exec 9>> "$state/turn.lock"
+  while set -- $({python} -I -m watchbill.spool.githook next "$state" 9) && [ $# -gt 1 ]; do
+    upto=$1
+    shift
+    printf '%s\\n' "$@" |
+      git log --no-walk=unsorted --ignore-missing --stdin -z --root -m --first-parent --no-renames --name-status \\
+        --format='{format}' > "$state/commits" &&
+      {python} -I -m watchbill.spool.githook store "$state" "$upto" < "$state/commits" || break
   done
 ) </dev/null >/dev/null 2>&1 &
-exit 0
+exit $status
 """
+#: A merge that was only fast-forwarded or squashed made no commit here.
+_IF_MERGED = """[ "$1" = 0 ] && [ "$(git rev-parse -q --verify HEAD^1)" = "$(git rev-parse -q --verify ORIG_HEAD)" ] &&
+  git rev-parse -q --verify HEAD^2 >/dev/null || exit $status"""
+
+
+class HookState(Enum):
+    """Whether a repository's commits become events."""
+
+    IN_PLACE = "in place"
+    NOT_INSTALLED = "not installed"
+    GONE = "gone"  # somebody removed the file
+    REPLACED = "replaced"  # another program put its own hook there
+    ELSEWHERE = "elsewhere"  # git looks for hooks in another folder by now
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is known about the hook of one repository."""
+
+    state: HookState
+    repository: Path
+    hook: Path  # where git looks for it now
+    spool: Path | None
+    waiting: int  # commits that are noted and not enqueued
+
+    @property
+    def problem(self) -> str:
+        """What is wrong and how to mend it; "" where nothing is."""
+        what = {
+            HookState.IN_PLACE: "",
+            HookState.NOT_INSTALLED: "no hook of Watchbill is installed",
+            HookState.GONE: f"{self.hook} is gone",
+            HookState.REPLACED: f"{self.hook} was replaced by another program",
+            HookState.ELSEWHERE: f"git looks for hooks in {self.hook.parent} now",
+        }[self.state]
+        if not what:
+            return ""
+        again = f"watchbill spool hook install {shlex.quote(str(self.repository))}"
+        spool = f" --spool {shlex.quote(str(self.spool))}" if self.spool else ""
+        return f"commits in {self.repository} are no events: {what}; run: {again}{spool}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +139,9 @@ class Commit:
     email: str
     kind: str  # of its Event-Kind trailer, "" without one
     message: str
-    files: tuple[tuple[str, str], ...]  # (status, path): A added, M modified, D deleted, ...
+    files: tuple[
+        tuple[str, str], ...
+    ]  # (status, path): A added, M modified, D deleted; of a merge: to its first parent
 
 
 def install(
@@ -84,53 +153,171 @@ def install(
     sign: Path | None = None,
     python: str = sys.executable,
 ) -> Path:
-    """Put the hook in place and return its path. `table` maps path patterns to kinds, first match wins; `sign`
-    is the private key that events are signed with.
+    """Put the hooks in place and return the path of `post-commit`. `table` maps path patterns to kinds, first match
+    wins; `sign` is the private key that events are signed with.
 
     An existing hook is renamed and chained. A second install only renews ours. Raises ConfigError if there
-    is no repository or two hooks would have to be kept.
+    is no repository, and OSError.
     """
-    folder = hooks or hooks_folder(repository)
+    state = _state_folder(repository)
+    folder = (hooks or hooks_folder(repository)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    hook, before = folder / _NAME, folder / _BEFORE
-    if os.path.lexists(hook) and not _is_ours(hook):
-        if os.path.lexists(before):
-            raise ConfigError(f"{hook} and {before} are both foreign hooks; remove one of them first")
-        hook.rename(before)
-    state = folder / "watchbill"
-    for name in ("pending", "taken"):
-        (state / name).mkdir(parents=True, exist_ok=True)
+    state.mkdir(exist_ok=True)
     settings: dict[str, object] = {
         "spool": os.fspath(spool.absolute()),
+        "hooks": os.fspath(folder),
+        "chosen": hooks is not None,
         "table": [list(row) for row in table],
     }
     if sign is not None:
         settings["sign"] = os.fspath(sign.absolute())
     write_file_durable(state / "hook.json", json.dumps(settings, indent=1).encode() + b"\n")
-    script = _SCRIPT.format(marker=_MARKER, before=_BEFORE, format=_FORMAT, python=shlex.quote(python))
-    temporary = folder / ".post-commit.watchbill"
+    for name in _NAMES:
+        _install_one(folder, name, python)
+    _register(repository, spool)
+    return folder / _NAMES[0]
+
+
+def _install_one(folder: Path, name: str, python: str) -> None:
+    hook, before = folder / name, folder / (name + _BEFORE)
+    if os.path.lexists(hook) and not _is_ours(hook):
+        _keep(before)
+        hook.rename(before)
+    script = _SCRIPT.format(
+        marker=_MARKER,
+        theirs=_theirs(folder, name),
+        condition=_IF_MERGED if name == "post-merge" else "",
+        format=_FORMAT,
+        python=shlex.quote(python),
+    )
+    temporary = folder / f".{name}.watchbill"
     temporary.write_text(script, encoding="utf-8")
     temporary.chmod(0o755)
     temporary.rename(hook)
-    return hook
+
+
+def _keep(before: Path) -> None:
+    """Make room for the hook that is there now: the one that was kept before it is not run any more."""
+    number = 1
+    while os.path.lexists(before):
+        old = before.with_name(f"{before.name}.{number}")
+        if not os.path.lexists(old):
+            before.rename(old)
+        number += 1
+
+
+def _theirs(folder: Path, name: str) -> str:
+    """Return the lines that run the hook that was there before.
+
+    Dispatchers look at `$0`: at its name, and at what lies beside it. A shell script is read by its own shell with our
+    `$0`, which is the one it always had. Other programs are started by a link that has their name.
+    """
+    before = folder / (name + _BEFORE)
+    if not os.path.lexists(before):
+        return ""
+    path = f'"${{0%/*}}/{before.name}"'
+    shell = _shell_of(before)
+    if shell:
+        run = f"""{shell} -c 'watchbill_theirs=$1; shift; . "$watchbill_theirs"' "$0" {path} "$@" """
+    else:
+        link = folder / _BEFORE_FOLDER / name
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("..") / before.name)
+        run = f'"${{0%/*}}/{_BEFORE_FOLDER}/{name}" "$@" '
+    return f"if [ -x {path} ]; then {run.strip()}; status=$?; fi"
+
+
+def _shell_of(hook: Path) -> str:
+    """Return the command of the shell that a script names in its first line, "" for anything else."""
+    try:
+        with open(hook, "rb") as file:
+            first = file.readline(256).decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return ""
+    match = _SHELL.fullmatch(first)
+    if match is None or hook.is_symlink():
+        return ""
+    return shlex.join([*match[1].replace("-S", "").split(), *match[2].split()])
 
 
 def remove(repository: Path, *, hooks: Path | None = None) -> bool:
-    """Take our hook away and put back what was there before. Return False if ours was not there."""
-    folder = hooks or hooks_folder(repository)
-    hook, before = folder / _NAME, folder / _BEFORE
+    """Take our hooks away and put back what was there before. Return False if none of ours was there."""
+    state = _state_folder(repository)
+    settings = _settings(state)
+    folders = {
+        hooks or hooks_folder(repository),
+        *([Path(str(settings["hooks"]))] if "hooks" in settings else []),
+    }
+    removed = [_remove_one(folder, name) for folder in folders for name in _NAMES]
+    if "spool" in settings:
+        _registration(repository, Path(str(settings["spool"]))).unlink(missing_ok=True)
+    for name in ("hook.json", "commits", "turn.lock", "waiting.lock"):
+        (state / name).unlink(missing_ok=True)
+    if not _waiting(state):  # commits still noted stay for a later install
+        for name in ("notes", "notes.old", "progress.json"):
+            (state / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        state.rmdir()
+    return any(removed)
+
+
+def _remove_one(folder: Path, name: str) -> bool:
+    hook, before, link = folder / name, folder / (name + _BEFORE), folder / _BEFORE_FOLDER / name
     if not _is_ours(hook):
         return False
     if os.path.lexists(before):
         before.rename(hook)
     else:
         hook.unlink()
-    state = folder / "watchbill"
-    (state / "hook.json").unlink(missing_ok=True)
-    for leftover in (state / "pending", state / "taken", state):
-        with contextlib.suppress(OSError):  # commits still noted stay for a later install
-            leftover.rmdir()
+    link.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        link.parent.rmdir()
     return True
+
+
+def status(repository: Path, *, hooks: Path | None = None) -> Status:
+    """Say whether commits of this repository become events. Raises ConfigError if it is none, and OSError."""
+    state = _state_folder(repository)
+    settings = _settings(state)
+    chosen = Path(str(settings["hooks"])) if settings.get("chosen") else None
+    folder = hooks or chosen or hooks_folder(repository)
+    spool = Path(str(settings["spool"])) if "spool" in settings else None
+    return Status(
+        _judge(folder, settings), repository.absolute(), folder / _NAMES[0], spool, len(_waiting(state))
+    )
+
+
+def _judge(folder: Path, settings: dict[str, Any]) -> HookState:
+    if not settings:
+        return HookState.NOT_INSTALLED
+    if all(_is_ours(folder / name) or _is_ours(folder / (name + _LEGACY)) for name in _NAMES):
+        return HookState.IN_PLACE
+    if folder.resolve() != Path(str(settings.get("hooks"))).resolve():
+        return HookState.ELSEWHERE
+    return HookState.REPLACED if os.path.lexists(folder / _NAMES[0]) else HookState.GONE
+
+
+def warnings(spool: Path) -> list[str]:
+    """Say which repositories have lost the hook that feeds this spool. One that is away or unreadable is left out."""
+    found: list[str] = []
+    for record in sorted((spool / _REPOSITORIES).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
+            problem = status(Path(json.loads(record.read_bytes())["repository"])).problem
+            if problem:
+                found.append(problem)
+    return found
+
+
+def _register(repository: Path, spool: Path) -> None:
+    record = _registration(repository, spool)
+    make_folder(record.parent)
+    write_file_durable(record, json.dumps({"repository": os.fspath(repository.absolute())}).encode() + b"\n")
+
+
+def _registration(repository: Path, spool: Path) -> Path:
+    digest = hashlib.sha256(os.fsencode(repository.absolute())).hexdigest()[:16]
+    return spool.absolute() / _REPOSITORIES / f"{digest}.json"
 
 
 def hooks_folder(repository: Path) -> Path:
@@ -138,6 +325,13 @@ def hooks_folder(repository: Path) -> Path:
 
     Reads the repository's own `core.hooksPath`; one that is set elsewhere has to be given by the caller.
     """
+    git = _git_folder(repository)
+    configured = hooks_path_in(git / "config")
+    return (repository / configured if configured else git / "hooks").absolute()
+
+
+def _git_folder(repository: Path) -> Path:
+    """Return the folder that all worktrees of a repository share."""
     git = repository / ".git"
     if git.is_file():  # a worktree or a submodule
         git = repository / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
@@ -146,23 +340,49 @@ def hooks_folder(repository: Path) -> Path:
     if not (git / "HEAD").is_file():
         raise ConfigError(f"{repository.absolute()} is not a git repository; name its top folder")
     common = git / "commondir"
-    if common.is_file():
-        git = git / common.read_text(encoding="utf-8").strip()
-    configured = hooks_path_in(git / "config")
-    return (repository / configured if configured else git / "hooks").absolute()
+    return git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
 
 
-def parse_commit(output: bytes) -> Commit:
+def _state_folder(repository: Path) -> Path:
+    return _git_folder(repository) / "watchbill"
+
+
+def _settings(state: Path) -> dict[str, Any]:
+    try:
+        settings: object = json.loads((state / "hook.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return cast(dict[str, Any], settings) if isinstance(settings, dict) else {}
+
+
+def parse_commits(output: bytes) -> list[Commit]:
     """Read what `git log -z` wrote in the hook's format. Raises ValueError if it is something else."""
     fields = output.decode("utf-8", "replace").split("\0")
-    if len(fields) < 8 or len(fields[0]) not in (40, 64):
-        raise ValueError("not the output of git log in the hook's format")
-    rest = [field.lstrip("\n") for field in fields[7:]]
-    words = [word for word in rest if word]
-    files = tuple(zip(words[0::2], words[1::2], strict=False))
+    commits: list[Commit] = []
+    at = 0
+    while at < len(fields):
+        if not fields[at].strip("\n"):
+            at += 1
+            continue
+        if not fields[at].startswith("\x01") or len(fields) < at + _FIELDS:
+            raise ValueError("not the output of git log in the hook's format")
+        head, at = fields[at : at + _FIELDS], at + _FIELDS
+        files: list[tuple[str, str]] = []
+        while at < len(fields) and not fields[at].startswith("\x01"):
+            word = fields[at].strip("\n")
+            if word and at + 1 < len(fields):
+                files.append((word, fields[at + 1]))
+                at += 1
+            at += 1
+        commits.append(_commit(head, files))
+    return commits
+
+
+def _commit(head: Sequence[str], files: Sequence[tuple[str, str]]) -> Commit:
+    identifier, parents, at, author, email, kinds, message = head
     return Commit(
-        fields[0], tuple(fields[1].split()), fields[2], fields[3], fields[4],
-        fields[5].split(",")[0].strip(), fields[6].strip(), files,
+        identifier[1:], tuple(parents.split()), at, author, email, kinds.split(",")[0].strip(), message.strip(),
+        tuple(files),
     )  # fmt: skip
 
 
@@ -183,13 +403,14 @@ def commit_event(commit: Commit, table: Sequence[Sequence[str]]) -> dict[str, An
 
 
 def _kind(commit: Commit, table: Sequence[Sequence[str]]) -> str:
-    """Trailer, else path table, else whether a file is new."""
+    """Trailer, else path table, else whether a file is new. What a merge brings was new before it."""
     if commit.kind:
         return commit.kind[:_KIND_CHARS_MAX]
     for pattern, kind in table:
         if any(fnmatch.fnmatchcase(path, pattern) for _, path in commit.files):
             return kind
-    return "draft-created" if any(status == "A" for status, _ in commit.files) else "draft-refined"
+    is_new = len(commit.parents) < 2 and any(status == "A" for status, _ in commit.files)
+    return "draft-created" if is_new else "draft-refined"
 
 
 def _is_ours(hook: Path) -> bool:
@@ -213,18 +434,125 @@ def hooks_path_in(config: Path) -> str:
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Enqueue the commit on stdin, with the settings of this state folder. For the hook's script."""
-    settings = json.loads((Path(arguments[0]) / "hook.json").read_bytes())
-    commit = parse_commit(sys.stdin.buffer.read())
+# The background job: `next` says which commits are due, `store` enqueues what git says about them.
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How many bytes of the notes are done, and of the notes before those."""
+
+    notes: int = 0
+    old: int = 0
+
+
+def _progress(state: Path) -> _Progress:
+    try:
+        read = json.loads((state / "progress.json").read_bytes())
+        return _Progress(int(read["notes"]), int(read["old"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return _Progress()  # all notes once more: an id is in the corpus once
+
+
+def _write_progress(state: Path, progress: _Progress) -> None:
+    text = json.dumps({"notes": progress.notes, "old": progress.old})
+    write_file_durable(state / "progress.json", text.encode() + b"\n")
+
+
+def _lines(path: Path, start: int) -> Iterator[tuple[str, int]]:
+    """Yield the whole lines of a file from an offset on, each with the offset of its end."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    end = start if start <= len(data) else 0
+    for line in data[end:].splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            end += len(line)
+            yield line.decode("ascii", "replace").strip(), end
+
+
+def _waiting(state: Path) -> list[tuple[str, _Progress]]:
+    """Return the noted commits that are not enqueued, in the order of the notes, with the progress each one makes."""
+    done = _progress(state)
+    late = [(line, _Progress(done.notes, end)) for line, end in _lines(state / "notes.old", done.old)]
+    old = late[-1][1].old if late else done.old
+    return late + [(line, _Progress(end, old)) for line, end in _lines(state / "notes", done.notes)]
+
+
+def _next(state: Path, turn: int) -> str:
+    """Wait for our turn and return how far the notes are taken, and the commits; "" when there is nothing to do."""
+    if not _take_turn(state, turn):
+        return ""
+    due = _waiting(state)[:HOOK_BATCH]
+    if not due:
+        _turn_over(state)
+        return ""
+    commits = [line for line, _ in due if _COMMIT.fullmatch(line)]
+    upto = due[-1][1]
+    if not commits:
+        _write_progress(state, upto)
+        return ""
+    return " ".join([f"{upto.notes}:{upto.old}", *commits])
+
+
+def _take_turn(state: Path, turn: int) -> bool:
+    """Take the lock of the descriptor that our shell holds. One job may wait for another one; a third one need not:
+    the one that waits will read its note, too."""
+    if _lock(turn, 0):
+        return True
+    waiting = os.open(state / "waiting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+    try:
+        return _lock(waiting, 0) and _lock(turn, HOOK_TURN_WAIT_S)
+    finally:
+        os.close(waiting)
+
+
+def _lock(fd: int, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+
+
+def _turn_over(state: Path) -> None:
+    """Begin new notes when the old ones are long and done.
+
+    A hook that opened them before the rename may still write to them, so they are read once more each time, and
+    removed only when the next ones take their place.
+    """
+    done = _progress(state)
+    if done.notes > HOOK_NOTES_BYTES_MAX:
+        _write_progress(state, _Progress(0, done.notes))
+        (state / "notes").rename(state / "notes.old")
+
+
+def _store(state: Path, upto: str) -> None:
+    settings = json.loads((state / "hook.json").read_bytes())
+    commits = parse_commits(sys.stdin.buffer.read())
     signer = None
     if "sign" in settings:
         from watchbill.spool.signing import KeySigner
 
         signer = KeySigner(Path(settings["sign"]))
-    # `event`: two syncs and no log, the cheapest way for a process that lives for one event.
+    # `event`: two syncs and no log, the cheapest way for a process that lives for few events.
     with Spool(settings["spool"], durability="event", signer=signer) as spool:
-        spool.enqueue(commit_event(commit, settings["table"]))
+        spool.enqueue_many([commit_event(commit, settings["table"]) for commit in commits])
+    notes, _, old = upto.partition(":")
+    _write_progress(state, _Progress(int(notes), int(old)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`next STATE DESCRIPTOR` or `store STATE PROGRESS`. For the hook's script."""
+    state = Path(arguments[1])
+    if arguments[0] == "next":
+        print(_next(state, int(arguments[2])))
+    else:
+        _store(state, arguments[2])
     return 0
 
 

@@ -78,5 +78,11 @@ IDS_TAIL_BYTES_MAX = 64 * 1024 * 1024
 #: Days that done files are kept, in seconds.
 KEEP_DONE_S = 7 * 86_400.0
 
-#: Files of one commit that the post-commit event names; `files_total` says how many there were.
+#: Files of one commit that its event names; `files_total` says how many there were.
 HOOK_FILES_MAX = 1_000
+#: Commits of which the hook's background job asks git at once.
+HOOK_BATCH = 200
+#: Notes of commits, in bytes, before new ones are begun.
+HOOK_NOTES_BYTES_MAX = 256 * 1024
+#: How long one background job waits for another one, in seconds.
+HOOK_TURN_WAIT_S = 300.0
