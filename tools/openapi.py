@@ -71,7 +71,9 @@ SHAPES: dict[str, Shape] = {
         load_ms=WHOLE, load_is_guess=FLAG, wake_ms=maybe(WHOLE), service_ms=WHOLE, service_is_guess=FLAG,
         idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),
-    "Engine": record(driver=TEXT, capabilities=table({"type": ["boolean", "string"]})),
+    "Engine": record(
+        driver=TEXT, capabilities=table({"type": ["boolean", "string"]}), silence=maybe(TEXT), places=maybe(WHOLE)
+    ),
     "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
     "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
     "Spool": record(

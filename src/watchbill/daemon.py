@@ -202,7 +202,9 @@ def _make_driver(
     return Driver(
         catalog,
         Parts(
-            make_engine=lambda rules, on_death: make_engine(rules, root=root.path, on_death=on_death),
+            make_engine=lambda rules, on_death, on_host: make_engine(
+                rules, root=root.path, on_death=on_death, on_host=on_host
+            ),
             memories=Memories(catalog, Sizes(root.path)),
             root=root.path,
             journal=journal,

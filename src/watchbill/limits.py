@@ -276,8 +276,14 @@ CONFIG_LOOK_MS = 2_000
 OLLAMA_ASK_MS = 5_000
 #: Ollama is asked this often whether what we hold is still there.
 OLLAMA_LOOK_MS = 3_000
-#: Looks that may stay without an answer before Ollama counts as gone; a refused connection counts at once.
+#: Looks that may stay without an answer before a unit counts as gone; a refused connection counts at once.
 FOREIGN_MISSES_MAX = 3
+#: A model that would leave within this time is not held any longer: Ollama is about to unload it, for another one that
+#: needs its place or because a client said so. To hold it then would make Ollama wait for ever.
+OLLAMA_LEAVING_MS = 1_000
+#: How many models fit into an Ollama was seen when it dropped one for another. It may have been memory, or its settings
+#: may change: after this it is tried again.
+OLLAMA_PLACES_MS = 3_600_000
 #: Ollama unloads in 0.1 s, but waits for its running answers, and up to 5 s for a card to give its memory back.
 OLLAMA_UNLOAD_MS = 12_000
 OLLAMA_UNLOAD_POLL_MS = 50
@@ -287,8 +293,8 @@ OLLAMA_UNLOAD_AGAIN_MS = 1_000
 OLLAMA_HELD_MS_MIN = 86_400_000
 #: The list of a few hundred models with their details.
 OLLAMA_ANSWER_BYTES_MAX = 8 * 2**20
-#: The names of the models we hold, for the start after a crash.
-OLLAMA_RECORD_BYTES_MAX = 256 * 2**10
+#: The names of the models that we hold in another program, for the start after a crash.
+HELD_RECORD_BYTES_MAX = 256 * 2**10
 #: A unit's health is asked this often while it is warm.
 UNIT_LOOK_MS = 3_000
 

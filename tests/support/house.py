@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from support.peer import EnginePeer, Talk, chat_events, peer_listening, sse, stream_of
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server
-from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
+from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.engines.upstream import Deadlines, Upstream
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
@@ -222,7 +222,7 @@ async def _opened(
 ) -> AsyncIterator[House]:
     engines: list[PeerEngine] = []
 
-    def make_engine(_rules: EngineRules, on_death: DeathCallback) -> PeerEngine:
+    def make_engine(_rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> PeerEngine:
         engines.append(PeerEngine(peer, on_death))
         return engines[-1]
 

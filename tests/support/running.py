@@ -26,7 +26,9 @@ async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, 
     """Serves a catalog, and leaves no process behind."""
     journal = Journal(root, catalog.journal)
     parts = Parts(
-        make_engine=lambda rules, on_death: make_engine(rules, root=root, on_death=on_death),
+        make_engine=lambda rules, on_death, on_host: make_engine(
+            rules, root=root, on_death=on_death, on_host=on_host
+        ),
         memories=Memories(catalog, Sizes(root)),
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),

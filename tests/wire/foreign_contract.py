@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import pytest
 
 from watchbill.catalog import EngineRules, Model
-from watchbill.engines.base import Engine, LoadError, Warm
+from watchbill.core.messages import Blame
+from watchbill.engines.base import Engine, HostState, LoadError, Warm
 from watchbill.engines.registry import make_engine
 from watchbill.units import Millis
 from wire.engine_contract import ask, eventually, within
@@ -54,12 +55,21 @@ class Foreign:
     def __init__(self, world: World) -> None:
         self.world = world
         self.deaths: list[tuple[str, int, str]] = []
+        self.blames: list[Blame] = []
+        self.states: list[HostState] = []
         self.engine: Engine = self.another()
 
     def another(self) -> Engine:
         return make_engine(
-            self.world.rules, root=self.world.root, on_death=lambda *death: self.deaths.append(death)
+            self.world.rules,
+            root=self.world.root,
+            on_death=self._died,
+            on_host=self.states.append,
         )
+
+    def _died(self, model: str, attempt: int, reason: str, blame: Blame = Blame.MODEL, /) -> None:
+        self.deaths.append((model, attempt, reason))
+        self.blames.append(blame)
 
 
 #: What of the process contract does not apply: the driver has no process of its own to kill, fork, freeze or reap.

@@ -2,15 +2,27 @@
 
 Its answers have the shape of those recorded from a real server (`tests/fixtures/ollama`; a test compares every one of
 them). What it shares with Ollama beyond shapes: a load takes time and ends when its client leaves; `keep_alive` belongs
-to the model and stays until a request brings another one; 0 unloads when the last answer has ended; there may be a
-limit of models in memory, and the idle one that would leave first makes room, whoever loaded it.
+to the model and stays until a request brings another one; 0 unloads when the last answer has ended.
+
+There may be a limit of models in memory (OLLAMA_MAX_LOADED_MODELS). Then one model is loaded after the other, and for
+one too many the scheduler chooses a victim, whoever loaded it: the idle one with the shortest `keep_alive`, or, where
+none is idle, the one with the shortest. The victim's `keep_alive` becomes 0, and the scheduler waits for an unload
+before it goes on, for this request and for every other that needs a load, also when its client has left. Requests for
+models that are in memory do not pass the scheduler: one that brings a `keep_alive` calls the victim's unload off, and
+the scheduler goes on waiting. `/api/ps` shows when a model would leave from the moment in which it was idle for the
+first time; before that it shows now plus its `keep_alive`.
+
+As a program it takes the names of its models, with their memory, and prints its port:
+
+    python ollama_standin.py --limit 3 one=200000000 two
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
@@ -19,6 +31,7 @@ from typing import Any
 DEFAULT_KEEP_ALIVE_S = 300.0
 #: What Ollama makes of a negative keep_alive: the longest duration Go has.
 FOR_EVER_S = (2**63 - 1) / 1e9
+LONGEST_S = 10_000_000_000.0
 
 REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error",
@@ -56,9 +69,16 @@ class Runner:
     keep_alive_s: float
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     failed: bool = False
+    unloading: bool = False
     working: int = 0
-    expires: datetime = field(default_factory=lambda: datetime.now(UTC))
+    idle_until: datetime | None = None  # None: it was never idle
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def expires(self) -> datetime:
+        if self.idle_until is not None:
+            return self.idle_until
+        return datetime.now(UTC) + timedelta(seconds=min(self.keep_alive_s, LONGEST_S))
 
 
 class Refusal(Exception):
@@ -98,7 +118,9 @@ class OllamaStandin:
         self.port = 0
         self._server: asyncio.Server | None = None
         self._visits: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Condition()
+        self._turn = asyncio.Lock()  # the scheduler: one load after the other
+        self._unloaded = asyncio.Event()
+        self._work: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ for tests
 
@@ -124,10 +146,13 @@ class OllamaStandin:
         for visit in list(self._visits):
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
+        for task in list(self._work):
+            task.cancel()
         for runner in self.runners.values():
             if runner.timer is not None:
                 runner.timer.cancel()
         self.runners.clear()
+        self._turn, self._unloaded = asyncio.Lock(), asyncio.Event()
 
     # ------------------------------------------------------------------ memory
 
@@ -141,70 +166,97 @@ class OllamaStandin:
     async def use(self, name: str, keep_alive: object) -> AsyncIterator[Runner]:
         """The model's runner, loaded when it was not, for the time of one request."""
         runner = await self._runner(self.find(name), _seconds(keep_alive))
-        runner.working += 1
-        if runner.timer is not None:
-            runner.timer.cancel()
         try:
             yield runner
         finally:
-            runner.working -= 1
-            await asyncio.shield(asyncio.ensure_future(self._rest(runner)))
+            self._rest(runner)
 
     async def _runner(self, model: Kept, keep_alive_s: float | None) -> Runner:
+        """A runner that counts this request."""
         if self.refuse is not None:
             raise Refusal(*self.refuse)
         runner = self.runners.get(model.listed)
-        if runner is not None and not runner.failed:
+        if runner is not None and not runner.unloading:
             await runner.ready.wait()
-            if not runner.failed:
-                runner.keep_alive_s = runner.keep_alive_s if keep_alive_s is None else keep_alive_s
-                return runner
-        await self._make_room()
-        runner = Runner(model, DEFAULT_KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s)
-        runner.working = 1  # a load under way cannot be expired
-        self.runners[model.listed] = runner
-        try:
-            await asyncio.sleep(self.load_s)
-        except asyncio.CancelledError:  # the client left: so does the load
-            runner.failed = True
-            del self.runners[model.listed]
-            raise
-        finally:
-            runner.working = 0
-            runner.ready.set()
-        self.loads.append(model.listed)
+            if not runner.failed and not runner.unloading:
+                return self._take(runner, keep_alive_s)
+        place: asyncio.Future[Runner] = asyncio.get_running_loop().create_future()
+        self._begin(self._schedule(model, keep_alive_s, place))
+        return await place
+
+    def _take(self, runner: Runner, keep_alive_s: float | None) -> Runner:
+        runner.working += 1
+        if runner.timer is not None:
+            runner.timer.cancel()
+        if keep_alive_s is not None:
+            runner.keep_alive_s = keep_alive_s
         return runner
 
-    async def _make_room(self) -> None:
-        while self.limit and len(self.runners) >= self.limit:
-            idle = [runner for runner in self.runners.values() if not runner.working]
-            if idle:
-                await self._unload(min(idle, key=lambda runner: runner.keep_alive_s))
-            else:
-                async with self._changed:
-                    await self._changed.wait()
+    async def _schedule(
+        self, model: Kept, keep_alive_s: float | None, place: "asyncio.Future[Runner]"
+    ) -> None:
+        async with self._turn:
+            while not place.done():  # done: its client has left
+                runner = self.runners.get(model.listed)
+                if runner is not None and not runner.unloading:
+                    place.set_result(self._take(runner, keep_alive_s))
+                elif runner is None and (not self.limit or len(self.runners) < self.limit):
+                    await self._load(model, keep_alive_s, place)
+                else:
+                    self._unloaded.clear()
+                    self._expire(runner or self._victim())
+                    await self._unloaded.wait()
 
-    async def _rest(self, runner: Runner) -> None:
+    def _victim(self) -> Runner:
+        by_duration = sorted(self.runners.values(), key=lambda runner: runner.keep_alive_s)
+        return next((runner for runner in by_duration if not runner.working), by_duration[0])
+
+    async def _load(self, model: Kept, keep_alive_s: float | None, place: "asyncio.Future[Runner]") -> None:
+        runner = Runner(model, DEFAULT_KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s)
+        runner.working = 1
+        self.runners[model.listed] = runner
+        await asyncio.wait([place], timeout=self.load_s)
+        if place.done():  # the client left: so does the load
+            runner.failed = True
+            del self.runners[model.listed]
+        else:
+            self.loads.append(model.listed)
+            place.set_result(runner)
+        runner.ready.set()
+
+    def _rest(self, runner: Runner) -> None:
         """A request of this runner has ended."""
-        async with self._changed:
-            self._changed.notify_all()
+        runner.working -= 1
         if runner.working or self.runners.get(runner.model.listed) is not runner:
             return
         if runner.keep_alive_s <= 0:
-            await self._unload(runner)
+            self._expire(runner)
             return
-        stay = min(runner.keep_alive_s, 10_000_000_000)
-        runner.expires = datetime.now(UTC) + timedelta(seconds=stay)
+        stay = min(runner.keep_alive_s, LONGEST_S)
+        runner.idle_until = datetime.now(UTC) + timedelta(seconds=stay)
         if stay < 86_400:
-            loop = asyncio.get_running_loop()
-            runner.timer = loop.call_later(stay, lambda: loop.create_task(self._unload(runner)))
+            runner.timer = asyncio.get_running_loop().call_later(stay, self._expire, runner)
+
+    def _expire(self, runner: Runner) -> None:
+        """Unloads it now, or as soon as its last request has ended."""
+        runner.keep_alive_s = 0.0
+        if runner.timer is not None:
+            runner.timer.cancel()
+        if not runner.working and not runner.unloading:
+            runner.unloading = True
+            self._begin(self._unload(runner))
 
     async def _unload(self, runner: Runner) -> None:
-        runner.working += 1  # nobody else may unload it meanwhile
         await asyncio.sleep(self.unload_s)
         if self.runners.get(runner.model.listed) is runner:
             del self.runners[runner.model.listed]
             self.unloads.append(runner.model.listed)
+        self._unloaded.set()
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
     # ------------------------------------------------------------------ HTTP
 
@@ -225,7 +277,7 @@ class OllamaStandin:
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         answering = asyncio.create_task(self._answer(request, Out(writer, request.method)))
-        leaving = asyncio.create_task(reader.read(1))
+        leaving = asyncio.create_task(_left(reader))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -294,8 +346,8 @@ class OllamaStandin:
         if not fields.get("prompt") and keep_alive is not None and _seconds(keep_alive) == 0:
             runner = self.runners.get(model.listed)
             if runner is not None:
-                runner.keep_alive_s = 0.0
-                asyncio.get_running_loop().create_task(self._rest(runner))
+                runner.idle_until = datetime.now(UTC)
+                self._expire(runner)
             out.json(self._said(fields, response="", done=True, done_reason="unload"))
             return
         if model.embedding:
@@ -449,6 +501,12 @@ class Out:
         self._writer.write("\r\n".join(lines).encode())
 
 
+async def _left(reader: asyncio.StreamReader) -> None:
+    """Returns when the client is gone. Takes nothing of what it may send next."""
+    while not reader.at_eof():  # noqa: ASYNC110  a reader has no event for its end
+        await asyncio.sleep(0.005)
+
+
 async def _read(reader: asyncio.StreamReader) -> Request | None:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -500,3 +558,24 @@ def _now() -> str:
 
 def _spell(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "555Z"
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--token", type=float, default=0.0)
+    parser.add_argument("models", nargs="+")
+    asked = parser.parse_args()
+    kept = (name.partition("=") for name in asked.models)
+    models = [Kept(name, memory=int(memory or 2**20)) for name, _, memory in kept]
+    standin = OllamaStandin(*models, load_s=asked.load, token_s=asked.token, limit=asked.limit)
+    standin.port = asked.port
+    await standin.start()
+    print(standin.port, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -67,7 +67,9 @@ async def driving(root: Path, catalog: Catalog) -> AsyncIterator[Driver]:
     """The real driver with the real engines."""
     journal = Journal(root, catalog.journal)
     parts = Parts(
-        make_engine=lambda rules, on_death: make_engine(rules, root=root, on_death=on_death),
+        make_engine=lambda rules, on_death, on_host: make_engine(
+            rules, root=root, on_death=on_death, on_host=on_host
+        ),
         memories=Memories(catalog, Sizes(root)),
         root=root,
         journal=journal,

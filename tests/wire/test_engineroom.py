@@ -10,7 +10,7 @@ import pytest
 from support.peer import Asked, peer_listening
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.core import messages as m
-from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, Warm
+from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.errors import ConfigError
 from watchbill.runtime.engineroom import EngineRoom
 from watchbill.units import Bytes
@@ -69,7 +69,7 @@ class Room:
         self._more = asyncio.Condition()
         self.room = EngineRoom(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
 
-    def _make(self, rules: EngineRules, on_death: DeathCallback) -> HandEngine:
+    def _make(self, rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> HandEngine:
         self.engines.append(HandEngine(on_death))
         return self.engines[-1]
 
@@ -212,9 +212,9 @@ async def test_a_model_that_cannot_be_put_to_sleep_is_stopped_whatever_the_reaso
 async def test_a_reload_that_fails_changes_nothing() -> None:
     """pitfalls: applied or refused whole: engines are made before any of them takes another's place."""
     async with room_of() as room:
-        before = room.room.view()
+        before = room.room.view({}, {})
 
-        def refuse(rules: EngineRules, on_death: DeathCallback) -> HandEngine:
+        def refuse(rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> HandEngine:
             if rules.name == "zebra":
                 raise ConfigError("no such animal")
             return HandEngine(on_death)
@@ -229,6 +229,6 @@ async def test_a_reload_that_fails_changes_nothing() -> None:
         )
         with pytest.raises(ConfigError):
             room.room.reconfigure(more)
-        assert room.room.view() == before
+        assert room.room.view({}, {}) == before
         await room.load()
         assert room.engine.acts == ["load 1"]

@@ -20,7 +20,9 @@ __all__ = ["DeviceBook", "Ledger", "needs_of", "shortage"]
 READING_AGE_MAX_MS = 30_000
 
 
-def needs_of(model: Model, sizes: Mapping[str, int], catalog: Catalog) -> dict[str, int]:
+def needs_of(
+    model: Model, sizes: Mapping[str, int], catalog: Catalog, places: Mapping[str, int]
+) -> dict[str, int]:
     """Everything a model takes from the ledger while it is resident."""
     needs = {device: size for device, size in sizes.items() if device in catalog.devices}
     for device in tuple(needs):
@@ -28,18 +30,26 @@ def needs_of(model: Model, sizes: Mapping[str, int], catalog: Catalog) -> dict[s
             needs[f"{device}#count"] = 1
         if model.group is not None:
             needs[f"{device}#group:{model.group}"] = 1
+    if model.engine in places:
+        needs[_places_of(model.engine)] = 1
     return needs
+
+
+def _places_of(engine: str) -> str:
+    """The resource that a program takes from us which holds only so many models."""
+    return f"engine:{engine}#count"
 
 
 class DeviceBook:
     """What is known about one device."""
 
-    __slots__ = ("device", "emergency_since", "in_maintenance", "reading", "settled_at")
+    __slots__ = ("device", "emergency_since", "in_maintenance", "lent_for", "reading", "settled_at")
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.reading: DeviceReading | None = None
         self.in_maintenance = False
+        self.lent_for = ""  # what the operator said the maintenance is for
         self.emergency_since: int | None = None
         self.settled_at = 0  # after an emergency nothing is loaded before this
 
@@ -73,6 +83,9 @@ class Ledger:
     def __init__(self, catalog: Catalog) -> None:
         self.books: dict[str, DeviceBook] = {}
         self._counts: dict[str, int] = {}
+        self.places: dict[
+            str, int
+        ] = {}  # engine -> how many of our models it holds at once, where that is known
         self.reserved_for: frozenset[str] = frozenset()  # core models that stay through every swap
         self.reconfigure(catalog)
 
@@ -84,6 +97,7 @@ class Ledger:
             if name in self.books:
                 books[name].reading = self.books[name].reading
                 books[name].in_maintenance = self.books[name].in_maintenance
+                books[name].lent_for = self.books[name].lent_for
         self.books = books
         kept = (device.reservation for device in catalog.devices.values())
         self.reserved_for = frozenset(reservation.model for reservation in kept if reservation)
@@ -92,6 +106,18 @@ class Ledger:
             for name, device in catalog.devices.items()
             if device.max_resident is not None
         }
+        for engine, places in self.places.items():
+            self._counts[_places_of(engine)] = places
+
+    def set_places(self, engine: str, places: int | None) -> bool:
+        """Takes over how many models an engine holds at once. Whether that is news."""
+        if self.places.get(engine) == places:
+            return False
+        self.places.pop(engine, None)
+        self._counts.pop(_places_of(engine), None)
+        if places is not None:
+            self.places[engine] = self._counts[_places_of(engine)] = places
+        return True
 
     def books_of(self, needs: Mapping[str, int]) -> list[DeviceBook]:
         """The devices among the resources that somebody needs."""

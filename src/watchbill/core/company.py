@@ -74,6 +74,7 @@ class Company(Station):
         self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.ghost)
         self.since = now
         self.needs = total_needs(self.arriving)
+        self.silence = next((s.silence for s in self.members if s.silence is not None), None)
         self.retry_at = max((s.retry_at for s in self.arriving), default=self.serving.retry_at)
         self._foresee(now)
 
@@ -99,7 +100,7 @@ class Company(Station):
         for station in self.members:
             station.awaited = wanted if station.awaited is None else min(station.awaited, wanted)
             station.is_called |= self.is_under_way
-        if self.stage is Stage.READY:
+        if self.stage is Stage.READY and self.silence is None:
             self.serving.companies.append(self)
 
 

@@ -38,6 +38,8 @@ class Dispatch:
                 pass
 
     def _grant_next(self, station: Station, now: int) -> bool:
+        if station.silence is not None:
+            return False  # it would wait there instead of here, where it can still be served by a lower tier
         if station.is_suspect:
             return False  # the watchdog's question has the model to itself, and nobody has to make way
         if len(station.running) >= station.model.concurrency and not self._could_make_way(station):

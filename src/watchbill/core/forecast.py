@@ -18,8 +18,10 @@ def expected_start_ms(
     state: State, station: Station, request: Request, now: int, turns: Sequence[Station]
 ) -> float:
     """Milliseconds until the request starts: until the model is warm, then what stands before it."""
-    if not state.ledger.can_forecast(station.needs):
-        return 0.0  # maintenance, foreign use: it waits up to its max_wait, nothing is foretold
+    if station.silence is not None or not state.ledger.can_forecast(station.needs):
+        return (
+            0.0  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
+        )
     warm = _until_warm(state, station, request, now, turns)
     serving = station.serving
     running = len(serving.running) if station.stage is Stage.READY else 0

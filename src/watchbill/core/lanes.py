@@ -26,6 +26,7 @@ LATEST_KEYS_MAX = 4_096
 #: Advice to a caller who meets a full lane or a closing daemon.
 CLOSING_RETRY_MS = 5_000
 #: Asked for at every arrival, and a look into an enum takes ten times longer.
+_COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 _READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
 
 
@@ -203,6 +204,23 @@ class Lanes:
         elif running := station.running.pop(event.id, None):
             self._state.release(station, running.request, now)
             self._state.dismiss(running.request, now)
+
+    def resettle(self, now: int) -> None:
+        """Answers who waits for a model that turned out too large: a lower tier serves, or nobody ever will.
+
+        A size that was not known shows with the first load; to wait for the end of max_wait would help nobody."""
+        for station in self._state.stations.values():
+            if not station.line or station.stage in _COMING or self._state.can_ever_fit(station):
+                continue
+            station.ghost = None
+            for request_id in station.line.ids():
+                due = station.line.due_of(request_id)
+                request = self._state.withdraw(station, request_id)
+                if choices := self._choices(request, self._state.stations[request.model], now):
+                    self._state.join(choices[0], request, due)
+                    self._state.out.append(Admit(request.id, choices[0].name, 0))
+                else:
+                    self._refuse_unservable(request, station, now)
 
     def lay_ghosts(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""

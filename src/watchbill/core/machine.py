@@ -67,9 +67,11 @@ class Machine:
             m.Stopped: self._residency.stopped,
             m.Slept: self._residency.slept,
             m.Died: self._residency.died,
+            m.HostSeen: self._residency.host_seen,
             m.Checked: self._watchdog.checked,
             m.Observed: self._observed,
             m.EvictAsked: self._operator.evict_asked,
+            m.RetryAsked: self._operator.retry_asked,
             m.MaintenanceAsked: self._operator.maintenance_asked,
             m.TaskEnded: self._rotation.task_ended,
             m.Reconfigured: self._reconfigure.reconfigured,
@@ -137,6 +139,7 @@ class Machine:
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
+            self._lanes.resettle(now)
         self._plan(now)
         self._do.advance(now)
         self._reconfigure.settle()

@@ -9,7 +9,7 @@ Nothing here is part of a circle, and every request makes several of them: the g
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from msgspec import Struct
 
@@ -63,6 +63,13 @@ class Request(Struct, frozen=True, gc=False):
 # ------------------------------------------------------------------ events
 
 
+class Blame(Enum):
+    """Whose fault it is that a model is not there. Only its own failures lead a model to quarantine."""
+
+    MODEL = "model"
+    HOST = "host"  # the program that hosts it does not answer, has no place for it, or dropped it
+
+
 class Event(Struct, frozen=True, gc=False):
     """Something happened."""
 
@@ -108,12 +115,14 @@ class Loaded(Event, frozen=True):
 
 
 class LoadFailed(Event, frozen=True):
-    """The engine could not be brought up; whatever was started is gone again."""
+    """The engine could not be brought up; whatever was started is gone again, unless `remains`."""
 
     model: str
     attempt: int
     reason: str
     hopeless: bool = False  # the same load will fail again: a missing or corrupt file
+    blame: Blame = Blame.MODEL
+    remains: bool = False  # its memory may still be taken: it must be stopped before it counts as gone
 
 
 class Stopped(Event, frozen=True):
@@ -146,6 +155,18 @@ class Died(Event, frozen=True):
     model: str
     attempt: int
     reason: str
+    blame: Blame = Blame.MODEL
+
+
+class HostSeen(Event, frozen=True):
+    """What is known now of a program that hosts models for us (Ollama). Sent when it changes."""
+
+    engine: str
+    silence: str | None = (
+        None  # why it cannot be asked; nothing is known of its models until it answers again
+    )
+    places: int | None = None  # how many of our models it holds at once; None: no limit was noticed
+    leaving: frozenset[str] = frozenset()  # our models that it unloads as soon as their answers have ended
 
 
 class DeviceReading(Struct, frozen=True):
@@ -182,6 +203,12 @@ class EvictAsked(Event, frozen=True):
     model: str
     force: bool = False
     loads: tuple[str, ...] = ()  # requests that want no answer, only the model in memory
+
+
+class RetryAsked(Event, frozen=True):
+    """The operator wants a model tried again at once, whatever failed before."""
+
+    model: str
 
 
 class MaintenanceAsked(Event, frozen=True):
@@ -228,7 +255,9 @@ class Cause(StrEnum):
     IDLE = "idle"  # nobody used it for its time to live, or the time that its last caller wished
     SLEEP = "sleep"  # the same, where its engine can sleep
     PRESSURE = "pressure"  # the machine runs out of memory
-    BUDGET = "budget"  # its device holds more than it may: a smaller budget, or a claim for maintenance
+    BUDGET = "budget"  # its device holds more than it may
+    MAINTENANCE = "maintenance"  # its device is lent to somebody
+    HOST = "host"  # the program that hosts it unloads it
     OPERATOR = "operator"  # by hand
     CALLER = "caller"  # a caller's keep_alive of 0
     CONFIG = "config"  # its definition changed

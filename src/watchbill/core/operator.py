@@ -1,6 +1,6 @@
 """The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
 
-from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply
+from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply, RetryAsked
 from watchbill.core.state import State
 from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
@@ -73,13 +73,22 @@ class Operator:
         hint = "watchbill requests lists who waits, watchbill cancel ID ends it"
         return f"{station.name} {what}; {who} it back ({hint})"
 
+    def retry_asked(self, event: RetryAsked, now: int) -> None:
+        """Lifts a quarantine by hand: the cause is gone, as far as the operator knows."""
+        station = self._state.stations[event.model]
+        if station.failure is None or station.stage is not Stage.ABSENT:
+            return
+        self._state.note("retry", f"the operator asked for it; it had failed: {station.failure}", station)
+        station.forgive(now)
+        self._state.remeasured()
+
     def maintenance_asked(self, event: MaintenanceAsked, now: int) -> None:
         """RES-14: lends all memory of a device; the reply comes when everything has left it."""
         book = self._state.ledger.books.get(event.device)
         if book is None:
             self._state.out.append(Reply(event.command, False, f"there is no device {event.device}"))
             return
-        book.in_maintenance = event.claimed
+        book.in_maintenance, book.lent_for = event.claimed, event.why if event.claimed else ""
         self._state.remeasured()
         self._state.note(
             "maintenance" if event.claimed else "maintenance_end", event.why, device=event.device

@@ -38,6 +38,7 @@ class Pressure:
         """RES-06. One victim at a time: after it is gone the machine is looked at before the next is chosen."""
         name = book.device.name
         holders = [s for s in self._state.in_stage(*HOLDING) if s.needs.get(name)]
+        holders = [s for s in holders if s.silence is None] or holders  # who can give memory back goes first
         if short is None or not holders:
             book.emergency_since = None
             return
@@ -86,7 +87,15 @@ class Pressure:
             for station in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
                     over -= station.frees().get(name, 0)
-                    self._do.close(station, "", f"{name} holds more than its budget", now, cause=Cause.BUDGET)
+                    self._close(station, self._state.ledger.books[name], now)
+
+    def _close(self, station: Station, book: DeviceBook, now: int) -> None:
+        """Takes a model from a device that is lent, or holds more than it may."""
+        name = book.device.name
+        why, cause = f"{name} holds more than its budget", Cause.BUDGET
+        if book.in_maintenance:
+            why, cause = f"{name} is lent for maintenance: {book.lent_for}", Cause.MAINTENANCE
+        self._do.close(station, "", why, now, cause=cause)
 
     def end_graces(self, now: int) -> None:
         """Cuts what still runs on an emergency's victim when its grace is over."""

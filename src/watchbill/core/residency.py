@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 from watchbill.core.messages import (
     Alert,
+    Blame,
     Cause,
     Died,
+    HostSeen,
     Loaded,
     LoadFailed,
     ModelReading,
@@ -64,12 +66,18 @@ class Residency:
         )
 
     def load_failed(self, event: LoadFailed, now: int) -> None:
-        """A model could not be brought up; nothing of the attempt is left."""
+        """A model could not be brought up. What may be left of it counts until it was stopped."""
         station = self._current(event.model, event.attempt, Stage.LOADING)
         if station is None:
             return
-        self._state.enter(station, Stage.ABSENT, now)
-        self._do.fail(station, event.reason, hopeless=event.hopeless, now=now)
+        if not event.remains:
+            self._state.enter(station, Stage.ABSENT, now)
+        if event.blame is Blame.HOST:
+            self._do.put_off(station, event.reason, now)
+        else:
+            self._do.fail(station, event.reason, hopeless=event.hopeless, now=now)
+        if event.remains:
+            self._do.halt(station, event.reason, now, hard=True)
 
     def stopped(self, event: Stopped, now: int) -> None:
         """A model is gone and its memory is back."""
@@ -101,8 +109,46 @@ class Residency:
         station = self._current(event.model, event.attempt, *stages)
         if station is not None and station.stage is Stage.PLANNED and station.naps:
             self._do.unplan(station, now)  # what was to be woken is gone
-        if station is not None and station.stage is not Stage.PLANNED:
+        if station is None or station.stage is Stage.PLANNED:
+            return
+        if event.blame is Blame.HOST:
+            self._do.lose(station, event.reason, now)
+        else:
             self._do.reset(station, f"its engine died: {event.reason}", now)
+
+    def host_seen(self, event: HostSeen, now: int) -> None:
+        """What a program that hosts models says of itself, or that it says nothing.
+
+        In its silence its models count as they were last seen, memory included: one that is only stopped for a while
+        still has them. Nobody is sent there and nothing is loaded there until it has said what it holds."""
+        hosted = [s for s in self._state.managed if s.model.engine == event.engine]
+        was_silent = self._state.silent.pop(event.engine, None) is not None
+        if event.silence is not None:
+            self._state.silent[event.engine] = event.silence
+        for station in hosted:
+            station.silence = event.silence
+            if was_silent and event.silence is None and not station.is_quarantined(now):
+                station.retry_at = now
+        if self._state.ledger.set_places(event.engine, event.places):
+            for station in hosted:
+                self._state.weigh(station)
+            if event.places is not None:
+                self._state.note("places", f"{event.engine} holds {event.places} of our models at once")
+        if was_silent is not (event.silence is not None):
+            self._tell_silence(event, hosted)
+        for station in hosted:
+            if station.name in event.leaving and station.stage is Stage.READY:
+                self._do.close(station, "", f"{event.engine} unloads it when its answers have ended", now, cause=Cause.HOST)
+        self._state.remeasured()
+
+    def _tell_silence(self, event: HostSeen, hosted: list[Station]) -> None:
+        if event.silence is None:
+            self._state.note("host_back", f"{event.engine} answers again")
+            return
+        self._state.note("host_silent", event.silence)
+        names = ", ".join(s.name for s in hosted if s.line or s.stage is not Stage.ABSENT) or "nobody"
+        text = f"{event.engine}: {event.silence}; {names} waits until it answers again"
+        self._state.out.append(Alert("host", text))
 
     def _current(self, name: str, attempt: int, *stages: Stage) -> Station | None:
         station = self._state.stations.get(name)
@@ -164,6 +210,8 @@ class Residency:
     def close_idle(self, now: int) -> None:
         """RES-07: an idle model leaves after its time to live."""
         for station in self._state.in_stage(Stage.READY, Stage.ASLEEP):
+            if station.silence is not None:
+                continue  # it cannot be told to leave
             if self._is_sleepy(station, now):
                 self._do.close(station, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, doze=True)
                 continue
@@ -188,9 +236,11 @@ class Residency:
             if deadline is None or now < deadline:
                 continue
             if station.stage is Stage.LOADING:
-                self._do.fail(
-                    station, f"not warm after {(now - station.since) // 1000} s", hopeless=False, now=now
-                )
+                late = f"not warm after {(now - station.since) // 1000} s"
+                if station.silence is not None:
+                    self._do.put_off(station, station.silence, now)
+                else:
+                    self._do.fail(station, late, hopeless=False, now=now)
                 self._do.halt(station, "its load took too long", now, hard=True)
             elif station.stage is Stage.STOPPING:
                 self._stop_again(station, now)
@@ -209,7 +259,8 @@ class Residency:
         return None
 
     def _stop_again(self, station: Station, now: int) -> None:
-        station.stop_tries += 1
+        """Tells it once more. A host that cannot be asked has not refused: its models count until it answers."""
+        station.stop_tries += station.silence is None
         if station.stop_tries < STOP_TRIES:
             self._do.halt(station, station.leaving_why, now, hard=True)
             return

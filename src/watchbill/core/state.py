@@ -34,6 +34,7 @@ class State:
     def __init__(self, catalog: Catalog, known: Mapping[str, Knowledge]) -> None:
         self.declare(catalog)
         self.ledger = Ledger(catalog)
+        self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
         self._staged: dict[tuple[Stage, ...], tuple[Station, ...]] = {}
         self._planned: dict[str, int] | None = None
         self._actual: dict[str, int] | None = None
@@ -71,6 +72,7 @@ class State:
     def add(self, model: Model, known: Knowledge) -> Station:
         """Makes a station for a model and keeps the order by name: same input, same decisions."""
         station = Station(model, self.catalog.policy, known)
+        station.silence = self.silent.get(model.engine)
         self.stations[model.name] = station
         self._sort()
         self.weigh(station)
@@ -88,9 +90,12 @@ class State:
 
     def weigh(self, station: Station) -> None:
         """Renews what a station needs of the ledger after its size became better known."""
-        station.needs = {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog)
+        places = self.ledger.places
+        station.needs = (
+            {} if station.model.shared else needs_of(station.model, station.sizes(), self.catalog, places)
+        )
         if station.model.sleep_ms is not None:
-            station.asleep_needs = needs_of(station.model, station.sizes_asleep(), self.catalog)
+            station.asleep_needs = needs_of(station.model, station.sizes_asleep(), self.catalog, places)
         self.remeasured()
 
     def remeasured(self) -> None:
@@ -139,7 +144,7 @@ class State:
 
     def may_load(self, station: Station, now: int) -> bool:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
-        if self.is_closing:
+        if self.is_closing or any(s.silence is not None for s in station.arriving):
             return False
         for book in self.ledger.books_of(station.needs):  # noqa: SIM110  asked for everybody who waits; a loop takes half the time
             if now < book.settled_at or not book.may_load:

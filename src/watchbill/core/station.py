@@ -48,6 +48,8 @@ _INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
 QUARANTINE_MAX_MS = 3_600_000
+#: A load that failed because of the program that hosts the model is tried again after this.
+HOST_RETRY_MS = 1_000
 
 
 class Stage(Enum):
@@ -154,6 +156,7 @@ class Station:
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = 0  # in a row
         self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
+        self.silence: str | None = None  # why the program that hosts it cannot be asked; nobody is sent there
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
         self.loads = self.evictions = self.wakings = 0  # for people
         for kind, ms in (
@@ -211,6 +214,15 @@ class Station:
     def is_quarantined(self, now: int) -> bool:
         """Whether it failed so often, or so surely, that nobody should wait for it now."""
         return now < self.retry_at and (self.hopeless or self.failures >= LOAD_ATTEMPTS)
+
+    def put_off(self, reason: str, now: int) -> None:
+        """Notes a failure that is not its own: it is tried again soon, and never quarantined for it."""
+        self.failure, self.retry_at = reason, now + HOST_RETRY_MS
+
+    def forgive(self, now: int) -> None:
+        """Forgets every failure: it may be tried at once."""
+        self.failures = self.resets = 0
+        self.failure, self.hopeless, self.retry_at = None, False, now
 
     def fail(self, reason: str, *, hopeless: bool, now: int) -> None:
         """Counts a failure and backs off: seconds at first, then 1, 2, 4 ... 60 minutes."""
@@ -289,7 +301,7 @@ class Station:
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
-        slots = 0 if self.is_suspect else self.model.concurrency
+        slots = 0 if self.is_suspect or self.silence is not None else self.model.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots

@@ -84,6 +84,7 @@ def movable(state: State, target: Station | None = None) -> list[Station]:
         s
         for s in state.in_stage(Stage.READY, Stage.ASLEEP)
         if not (s.model.permanent or s.is_called or s in own or state.is_reserved_core(s))
+        and s.silence is None  # what cannot be told to leave gives no memory back
     ]
 
 

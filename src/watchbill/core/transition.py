@@ -176,13 +176,28 @@ class Transitions:
             station.resets = 0
         station.resets += 1
         station.failures = max(station.failures, station.resets - 1)
+        self._cut_off(station, now)
+        self.fail(station, why, hopeless=False, now=now)
+        self.halt(station, why, now, hard=True)
+
+    def lose(self, station: Station, why: str, now: int) -> None:
+        """A model is gone through no fault of its own: its work returns or fails, and nothing is held against it."""
+        self._cut_off(station, now)
+        self._state.note("lost", why, station)
+        self.halt(station, why, now, hard=True)
+
+    def _cut_off(self, station: Station, now: int) -> None:
+        """Ends what runs on a model that is gone."""
         for running in station.running.values():
             self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
         for running in station.users.values():
             if not running.begun:  # one that has begun has an engine of its own, which is well
                 self._state.cut(running, "requeue", now)
-        self.fail(station, why, hopeless=False, now=now)
-        self.halt(station, why, now, hard=True)
+
+    def put_off(self, station: Station, reason: str, now: int) -> None:
+        """A load failed through no fault of the model: who waits goes on waiting, and it is tried again soon."""
+        station.put_off(reason, now)
+        self._state.note("load_failed", reason, station)
 
     def fail(self, station: Station, reason: str, *, hopeless: bool, now: int) -> None:
         """Counts a failure; who waits for a model that is quarantined by it is told."""

@@ -61,6 +61,8 @@ class Watchdog:
         """The ready models that must be reset, and why."""
         found: list[tuple[Station, str]] = []
         for station in self._state.in_stage(Stage.READY):
+            if station.silence is not None:
+                continue  # nothing is known of it until the program that hosts it answers again
             if over := self._over_quota(station):
                 found.append((station, over))
             elif (station.is_suspect or station.bad_answers >= BAD_ANSWERS_MAX) and (

@@ -4,7 +4,8 @@ An engine object serves every model of one `[engines.NAME]` table. It owns the p
 server's models) behind them, and promises four things:
 
 - `load` returns only when the model is warm: healthy **and** one real probe answered. When it raises or is
-  cancelled, nothing of the attempt is left behind: no process, no port, no memory.
+  cancelled, nothing of the attempt is left behind: no process, no port, no memory. Where that cannot be known (another
+  program hosts the model and does not answer) the error says so: `remains`.
 - `stop` returns only when the memory is back, and does so within its stop ladder's bound.
 - a death nobody asked for is reported once, through the `on_death` callback given at construction.
 - a shared engine never starts, stops or unloads anything.
@@ -17,12 +18,40 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from watchbill.catalog import Model
+from watchbill.core.messages import Blame
 from watchbill.errors import ModelFailed
 
-__all__ = ["Capabilities", "DeathCallback", "Endpoint", "Engine", "LoadError", "Router", "Sleeper", "Warm"]
+__all__ = [
+    "Capabilities",
+    "DeathCallback",
+    "Endpoint",
+    "Engine",
+    "HostCallback",
+    "HostState",
+    "LoadError",
+    "Router",
+    "Sleeper",
+    "Warm",
+]
 
-#: (model name, attempt, reason) of an engine that died without being asked.
-DeathCallback = Callable[[str, int, str], None]
+
+class DeathCallback(Protocol):
+    """Told of a model that is gone without being asked, and whose fault that is."""
+
+    def __call__(self, model: str, attempt: int, reason: str, blame: Blame = Blame.MODEL, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What is known now of the program that hosts an engine's models, where that is another one than its own."""
+
+    silence: str | None = None  # why it cannot be asked
+    places: int | None = None  # how many of our models it holds at once; None: no limit was noticed
+    leaving: frozenset[str] = frozenset()  # our models that it is about to unload
+
+
+#: Told of every change.
+HostCallback = Callable[[HostState], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +97,20 @@ class Warm:
 class LoadError(ModelFailed):
     """The engine could not be brought up."""
 
-    def __init__(self, message: str, *, hopeless: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hopeless: bool = False,
+        blame: Blame = Blame.MODEL,
+        remains: bool = False,
+    ) -> None:
         super().__init__(message)
         self.hopeless = hopeless  # the same load will fail again: a missing or corrupt file
+        self.blame = blame
+        self.remains = (
+            remains  # it could not be undone: the model must be stopped before its memory counts as back
+        )
 
 
 class Engine(Protocol):

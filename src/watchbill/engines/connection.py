@@ -37,13 +37,15 @@ class UpstreamFailed(EngineFailed):
     """The engine did not give a whole answer.
 
     `kind` is one of connect, closed, truncated, garbled, too_large, timeout, aborted. `received` says whether
-    any byte of an answer had come: without one the request may be sent again.
+    any byte of an answer had come: without one the request may be sent again. `refused` says that nobody listens
+    there: a program that is merely stopped, or behind a broken network, still may.
     """
 
-    def __init__(self, kind: str, message: str, *, received: bool = False) -> None:
+    def __init__(self, kind: str, message: str, *, received: bool = False, refused: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
         self.received = received
+        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)

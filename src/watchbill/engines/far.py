@@ -5,6 +5,7 @@ comes from the config only, and what an engine sends stays as it was sent.
 """
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from typing import TypeVar, cast
 
@@ -145,7 +146,9 @@ class FarCall(Call):
         except asyncio.CancelledError:
             raise UpstreamFailed("aborted", "the request to the engine was cut", received=received) from None
         except aiohttp.ClientConnectorError as error:
-            raise UpstreamFailed("connect", f"the engine cannot be reached: {error.strerror}") from None
+            refused = error.os_error.errno == errno.ECONNREFUSED
+            text = f"the engine cannot be reached: {error.strerror}"
+            raise UpstreamFailed("connect", text, refused=refused) from None
         except aiohttp.ClientPayloadError as error:
             raise UpstreamFailed(
                 "truncated", f"the engine broke off its answer: {error}", received=True

@@ -3,8 +3,17 @@
 A load is an empty prompt with `keep_alive: -1`, so that the model leaves when we say so and not five minutes after its
 last answer; an unload is the same with 0, and ends when `/api/ps` no longer lists the model. A model that somebody
 else loaded is taken over when we are asked for it; all the others in `/api/ps` belong to other clients and are never
-touched. Ollama may drop a model by itself, when another client unloads it or needs its room: that is a death, and so
-is an Ollama that does not answer any more.
+touched. Ollama may drop a model by itself, when another client unloads it or needs its room: the model is lost, through
+no fault of its own.
+
+Silence is not a death. An Ollama that does not answer may be stopped, swapped out or busy, and still hold everything;
+what it holds is read anew from `/api/ps` when it answers again, and nothing is forgotten before. Only an address where
+nobody listens proves that its models are gone.
+
+Ollama holds only so many models at once (OLLAMA_MAX_LOADED_MODELS, by default three per card) and does not tell how
+many. A load for which it drops another of our models teaches it. The dropped model must be let go: Ollama waits until
+its answers have ended and loads nothing else meanwhile, and a request with a `keep_alive` calls the unload off without
+ending that wait. So a model that is about to leave is not held anew, and none is while a load of ours is under way.
 
 What we hold is written down in `ROOT/run`: Ollama would keep the models of a killed daemon for ever, so the next
 start gives them back.
@@ -12,18 +21,17 @@ start gives them back.
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
+from watchbill.core.messages import Blame
 from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Capabilities, LoadError, Warm
-from watchbill.engines.foreign import Hold
+from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm
+from watchbill.engines.foreign import Gone, Hold
+from watchbill.engines.held_record import HeldRecord
 from watchbill.engines.ollama_api import FOR_EVER, Loaded, OllamaApi, OllamaSaid, full_name
 from watchbill.engines.upstream import UpstreamFailed
 from watchbill.engines.warmup import warm_up
@@ -35,6 +43,7 @@ __all__ = ["DEFAULT_URL", "OllamaHost"]
 
 DEFAULT_URL = "http://127.0.0.1:11434"
 _LOG = logging.getLogger("watchbill.engines")
+_DROPPED = "it left Ollama's memory: another client unloaded it or needed the room"
 
 
 class OllamaHost:
@@ -50,53 +59,82 @@ class OllamaHost:
         self._api = OllamaApi(endpoint_of(self._url))
         self._before: dict[Hold, Loaded | None] = {}  # asked for -> what was there before us
         self._turns: dict[Hold, asyncio.Lock] = {}  # a renewal must not overtake an unload
-        self._misses = 0
-        self._record = root / "run" / f"ollama-{file_stem(f'{rules.name} {self._url}')}.json"
-        self._clearing: asyncio.Task[None] | None = None
-        if left := _read_record(self._record):
-            self._clearing = asyncio.get_running_loop().create_task(self._give_back(left))
+        self._pending = 0  # loads under way: Ollama may be waiting for one of our models to become idle
+        self._sent_away: set[str] = set()  # full names that we told to go: their leaving proves nothing
+        self._silence: str | None = None
+        self._leaving: frozenset[str] = frozenset()
+        self._places = _Places()
+        self._record = HeldRecord(root / "run" / f"ollama-{file_stem(f'{rules.name} {self._url}')}.json")
+        self._owed = set(self._record.read())  # what a killed daemon held
+        self._clearing = asyncio.Lock()
 
     @property
     def look_ms(self) -> int:
         """The time between two looks at what is warm."""
         return limits.OLLAMA_LOOK_MS
 
+    @property
+    def state(self) -> HostState:
+        """What is known of this Ollama now."""
+        return HostState(self._silence, self._places.ours, self._leaving)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is silent, or has something of ours that must be given back."""
+        return self._silence is not None or bool(self._owed)
+
     # ------------------------------------------------------------------ up
 
     async def bring_up(self, hold: Hold) -> Warm:
         """Loads or takes over. Raises LoadError with Ollama's own words and what to do about them."""
-        if self._clearing is not None:
-            await asyncio.wait([self._clearing])
         try:
+            await self._give_back()
             return await self._bring_up(hold)
         except UpstreamFailed as failure:
+            self._silence = self._no_answer(failure)
             advice = f"start it with `ollama serve`, or correct the url of the engine {self._rules.name}"
-            text = f"{hold.model.name}: Ollama does not answer at {self._url}: {failure}; {advice}"
-            raise LoadError(text) from failure
+            raise LoadError(f"{hold.model.name}: {self._silence}; {advice}", blame=Blame.HOST) from failure
         except OllamaSaid as said:
             raise _refusal(hold.model, said) from said
 
     async def _bring_up(self, hold: Hold) -> Warm:
         model, name = hold.model, full_name(_source(hold.model))
         hold.progress.text = "Ollama had not said what it has loaded"
-        there = (await self._api.loaded()).get(name)
-        self._before[hold], self._turns[hold] = there, asyncio.Lock()
+        listed = await self._api.loaded()
+        self._before[hold], self._turns[hold] = listed.get(name), asyncio.Lock()
+        self._sent_away.discard(name)
         self._write_record()
         hold.progress.text = "Ollama was still loading it"
-        await self._pin(hold, limits.LOAD_MS_MAX)
+        await self._load(hold)
+        self._learn_places(listed, await self._api.loaded())
         endpoint = endpoint_of(self._url, upstream_model=_source(model))
         probe = model.probe or ("embed" if model.embedding else "chat")
+        await self._warm_up(hold, endpoint, probe)
+        loaded = (await self._api.loaded()).get(name)
+        if loaded is None:
+            text = f"{model.name} left Ollama's memory as soon as it was there; another client needs the room"
+            raise LoadError(text, blame=Blame.HOST)
+        await self._renew(hold, loaded)
+        return Warm(endpoint, None, _split(loaded, model), probe)
+
+    async def _warm_up(self, hold: Hold, endpoint: Endpoint, probe: str) -> None:
+        """Raises LoadError; UpstreamFailed when it is Ollama itself that does not answer any more."""
         try:
             async with asyncio.timeout((limits.PROBE_MS_MAX + limits.HEALTH_MS_MAX) / 1000):
                 await warm_up(endpoint, "/api/version", probe, hold.progress)
         except TimeoutError:
-            raise LoadError(f"{model.name} was loaded, but {hold.progress.text}") from None
-        loaded = (await self._api.loaded()).get(name)
-        if loaded is None:
-            text = f"{model.name} left Ollama's memory as soon as it was there; another client needs the room"
-            raise LoadError(text)
-        await self._renew(hold, loaded)
-        return Warm(endpoint, None, _split(loaded, model), probe)
+            await self._api.loaded()
+            raise LoadError(f"{hold.model.name} was loaded, but {hold.progress.text}") from None
+        except LoadError:
+            await self._api.loaded()
+            raise
+
+    async def _load(self, hold: Hold) -> None:
+        self._pending += 1
+        try:
+            await self._pin(hold, limits.LOAD_MS_MAX)
+        finally:
+            self._pending -= 1
 
     async def _pin(self, hold: Hold, timeout_ms: int, keep_alive: int | str = FOR_EVER) -> None:
         await self._api.load(
@@ -105,16 +143,39 @@ class OllamaHost:
 
     async def _renew(self, hold: Hold, loaded: Loaded) -> None:
         """Holds it for ever again when a request with a `keep_alive` of its own made it leave sooner."""
-        if _left_ms(loaded) >= limits.OLLAMA_HELD_MS_MIN:
+        if self._pending or not limits.OLLAMA_LEAVING_MS < _left_ms(loaded) < limits.OLLAMA_HELD_MS_MIN:
             return
         async with self._turns[hold]:
             if not hold.stop_asked:
                 await self._pin(hold, limits.OLLAMA_ASK_MS)
 
+    def _learn_places(self, before: Mapping[str, Loaded], after: Mapping[str, Loaded]) -> None:
+        """One of ours that was held for ever and is gone without our doing had to make room for the new one."""
+        ours = {full_name(_source(hold.model)) for hold in self._before} - self._sent_away
+        dropped = [name for name in ours if name in before and name not in after]
+        if dropped:
+            _LOG.info(
+                "Ollama at %s dropped %s: it holds %d models", self._url, ", ".join(dropped), len(after)
+            )
+            self._places.learn(len(after))
+
+    async def blame_for_delay(self, hold: Hold) -> Blame:
+        """Ollama's, if it does not answer, or never began with the load because it has no place for the model."""
+        try:
+            listed = await self._api.loaded()
+        except (UpstreamFailed, OllamaSaid) as failure:
+            self._silence = self._no_answer(failure)
+            return Blame.HOST
+        if not listed or full_name(_source(hold.model)) in listed or hold.is_ready:
+            return Blame.MODEL
+        self._places.learn(len(listed))
+        return Blame.HOST
+
     # ------------------------------------------------------------------ down
 
     async def undo(self, hold: Hold) -> None:
-        """Unloads what we loaded; what was there before us stays, for as long as it would have stayed."""
+        """Unloads what we loaded; what was there before us stays, for as long as it would have stayed. Raises
+        EngineFailed when Ollama does not say that it is so."""
         if hold not in self._before:
             return
         before = self._before[hold]
@@ -125,12 +186,22 @@ class OllamaHost:
                 left_s = _left_ms(before) // 1000
                 keep_alive = FOR_EVER if left_s * 1000 >= limits.OLLAMA_HELD_MS_MIN else max(1, left_s)
                 await self._pin(hold, limits.OLLAMA_ASK_MS, keep_alive)
-        except (EngineFailed, OllamaSaid) as error:
-            _LOG.warning("model=%s may still be in the memory of Ollama: %s", hold.model.name, error)
+        except UpstreamFailed as failure:
+            if not failure.refused:
+                raise
+        except OllamaSaid as said:
+            _LOG.warning("model=%s may still be in the memory of Ollama: %s", hold.model.name, said)
         self._release(hold)
 
     async def take_down(self, hold: Hold) -> None:
         """Unloads and waits until it is gone."""
+        if hold not in self._before:
+            return
+        if (
+            not hold.is_ready
+        ):  # a load that could not be undone: what was there before us is not ours to unload
+            await self.undo(hold)
+            return
         async with self._turns[hold]:
             await self._unload(hold)
         self._release(hold)
@@ -141,16 +212,18 @@ class OllamaHost:
         deadline, again = clock() + limits.OLLAMA_UNLOAD_MS / 1000, 0.0
         pause_ms = float(limits.OLLAMA_UNLOAD_POLL_MS)
         why = "somebody is using it"
+        self._sent_away.add(full_name(_source(hold.model)))
         while clock() < deadline:
             tell = clock() >= again
             again = clock() + limits.OLLAMA_UNLOAD_AGAIN_MS / 1000 if tell else again
             try:
                 if await self._is_gone(_source(hold.model), tell=tell):
                     return
+                why = "somebody is using it"
             except UpstreamFailed as failure:
-                if failure.kind == "connect":
+                if failure.refused:
                     return  # no Ollama, no model
-                why = str(failure)  # it may only be slow: a large load keeps it busy
+                why = self._silence = self._no_answer(failure)  # it may only be slow, or stopped for a while
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 1.2, limits.HEALTH_POLL_MS_MAX)
         bound = format_millis(limits.OLLAMA_UNLOAD_MS)
@@ -172,42 +245,58 @@ class OllamaHost:
         self._write_record()
 
     async def close(self) -> None:
-        """Ends every connection."""
-        if self._clearing is not None:
-            self._clearing.cancel()
-            await asyncio.wait([self._clearing])
+        """Ends every connection. What could not be given back is named, and stays written down for the next start."""
+        left = sorted({*(_source(hold.model) for hold in self._before), *self._owed})
+        if left:
+            _LOG.warning(
+                "still in the memory of Ollama at %s, which did not let go of it: %s; free it with: %s; the next"
+                " start of Watchbill does so, too",
+                self._url,
+                ", ".join(left),
+                "; ".join(f"ollama stop {name}" for name in left),
+            )
         await self._api.close()
 
     # ------------------------------------------------------------------ the watch
 
-    async def look(self, holds: list[Hold]) -> Mapping[str, str]:
+    async def look(self, holds: list[Hold]) -> Mapping[str, Gone]:
         """Reads /api/ps once for all of them."""
         try:
+            await self._give_back()
             loaded = await self._api.loaded()
         except (UpstreamFailed, OllamaSaid) as failure:
             return self._missed(holds, failure)
-        self._misses = 0
-        gone: dict[str, str] = {}
+        self._silence = None
+        self._places.see(loaded, {full_name(_source(hold.model)) for hold in self._before})
+        gone: dict[str, Gone] = {}
+        leaving: set[str] = set()
         for hold in holds:
             mine = loaded.get(full_name(_source(hold.model)))
             if mine is None:
-                gone[hold.model.name] = (
-                    "it left Ollama's memory: another client unloaded it or needed the room"
-                )
+                gone[hold.model.name] = Gone(_DROPPED, Blame.HOST)
+                continue
+            hold.memory = _split(mine, hold.model)
+            if _left_ms(mine) <= limits.OLLAMA_LEAVING_MS and not hold.stop_asked:
+                leaving.add(hold.model.name)
             else:
-                hold.memory = _split(mine, hold.model)
                 await self._renew_quietly(hold, mine)
+        self._leaving = frozenset(leaving)
         self._let_go(hold for hold in holds if hold.model.name in gone and not hold.stop_asked)
         return gone
 
-    def _missed(self, holds: list[Hold], failure: Exception) -> Mapping[str, str]:
-        self._misses += 1
-        is_certain = isinstance(failure, UpstreamFailed) and failure.kind == "connect"
-        if not is_certain and self._misses < limits.FOREIGN_MISSES_MAX:
+    def _missed(self, holds: list[Hold], failure: Exception) -> Mapping[str, Gone]:
+        """Nothing was heard of it. Its models are gone only if nobody is there any more."""
+        self._silence = self._no_answer(failure)
+        if not (isinstance(failure, UpstreamFailed) and failure.refused):
             return {}
-        self._misses = 0
+        self._places.forget()
+        self._owed.clear()
         self._let_go(hold for hold in holds if not hold.stop_asked)
-        return {hold.model.name: f"Ollama does not answer at {self._url}: {failure}" for hold in holds}
+        self._write_record()
+        return {hold.model.name: Gone(self._silence, Blame.HOST) for hold in holds}
+
+    def _no_answer(self, failure: Exception) -> str:
+        return f"Ollama does not answer at {self._url}: {failure}"
 
     async def _renew_quietly(self, hold: Hold, loaded: Loaded) -> None:
         try:
@@ -224,28 +313,53 @@ class OllamaHost:
     # ------------------------------------------------------------------ after a crash
 
     def _write_record(self) -> None:
-        names = [_source(hold.model) for hold in self._before]
-        if not names:
-            self._record.unlink(missing_ok=True)
-            return
-        self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._record.with_name(f".{self._record.name}")
-        draft.write_bytes(msgspec.json.encode(names))
-        draft.replace(self._record)
+        self._record.write([*(_source(hold.model) for hold in self._before), *self._owed])
 
-    async def _give_back(self, names: list[str]) -> None:
-        """Unloads what a killed daemon left, unless another client has used it with a time of its own since."""
-        try:
+    async def _give_back(self) -> None:
+        """Unloads what a killed daemon left, unless another client has used it with a time of its own since. Raises
+        UpstreamFailed or OllamaSaid, and then tries again at the next look and before the next load."""
+        async with self._clearing:
+            if not self._owed:
+                return
             loaded = await self._api.loaded()
-            for name in names:
+            for name in sorted(self._owed):
                 mine = loaded.get(full_name(name))
                 if mine is not None and _left_ms(mine) >= limits.OLLAMA_HELD_MS_MIN:
                     _LOG.info("a dead daemon left %s in the memory of Ollama; it is unloaded", name)
                     await self._api.unload(name)
-            self._record.unlink(missing_ok=True)
-        except (UpstreamFailed, OllamaSaid) as failure:
-            # An Ollama that is gone holds nothing; one that is only slow is asked at the next start.
-            _LOG.info("what a dead daemon left in Ollama could not be given back: %s", failure)
+                self._owed.discard(name)
+                self._write_record()
+
+
+class _Places:
+    """How many models this Ollama holds at once, as far as that was noticed."""
+
+    def __init__(self) -> None:
+        self._total: int | None = None
+        self._until = 0.0
+        self._foreign = 0  # models that other clients hold for ever
+
+    @property
+    def ours(self) -> int | None:
+        """How many of them can be ours; None where no limit is known."""
+        return None if self._total is None else max(1, self._total - self._foreign)
+
+    def learn(self, total: int) -> None:
+        """It dropped one model for another, or found no place for one, and then held so many."""
+        self._total = max(1, total)
+        self._until = asyncio.get_running_loop().time() + limits.OLLAMA_PLACES_MS / 1000
+
+    def see(self, loaded: Mapping[str, Loaded], ours: set[str]) -> None:
+        """Takes in what it holds now. More than was thought possible, or a long time, proves a limit wrong."""
+        others = (model for name, model in loaded.items() if name not in ours)
+        self._foreign = sum(1 for model in others if _left_ms(model) >= limits.OLLAMA_HELD_MS_MIN)
+        is_old = asyncio.get_running_loop().time() >= self._until
+        if self._total is not None and (is_old or len(loaded) > self._total):
+            self.forget()
+
+    def forget(self) -> None:
+        """Another Ollama may have another limit."""
+        self._total = None
 
 
 def _source(model: Model) -> str:
@@ -260,7 +374,8 @@ def _refusal(model: Model, said: OllamaSaid) -> LoadError:
     if "does not support" in str(said):
         hint = "remove embedding = true" if model.embedding else "set embedding = true if it makes embeddings"
         return LoadError(f"{model.name}: {said}; {hint}", hopeless=True)
-    return LoadError(f"{model.name}: Ollama answered with status {said.status}: {said}")
+    blame = Blame.HOST if said.status == 503 else Blame.MODEL  # 503: it has too much to do
+    return LoadError(f"{model.name}: Ollama answered with status {said.status}: {said}", blame=blame)
 
 
 def _split(loaded: Loaded, model: Model) -> dict[str, int]:
@@ -284,15 +399,3 @@ def _left_ms(loaded: Loaded) -> int:
         return 0
     expires = loaded.expires_at if loaded.expires_at.tzinfo else loaded.expires_at.replace(tzinfo=UTC)
     return int((expires - datetime.now(UTC)).total_seconds() * 1000)
-
-
-def _read_record(path: Path) -> list[str]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return []
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            return msgspec.json.decode(file.read(limits.OLLAMA_RECORD_BYTES_MAX), type=list[str])
-        except msgspec.DecodeError:
-            return []  # torn by a power cut, which emptied Ollama as well

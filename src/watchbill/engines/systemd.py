@@ -3,6 +3,9 @@
 We have no right to start or stop a unit, and need none: an intent file says what we want, the host's reactor
 (`watchbill reactor`) checks it against its own list and does it. Warm means what it means everywhere: the unit is up,
 its health address answers, and its probe, too. A unit whose address does not answer any more is dead.
+
+Units outlive a daemon that is killed. Those that we asked for are written down in `ROOT/run`, and the next start has
+them stopped, or takes one over that it is asked for first.
 """
 
 import asyncio
@@ -11,13 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from watchbill import limits
-from watchbill.catalog import Model
+from watchbill.catalog import EngineRules, Model
+from watchbill.core.messages import Blame
 from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Capabilities, Endpoint, LoadError, Warm
-from watchbill.engines.foreign import Hold
+from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm
+from watchbill.engines.foreign import Gone, Hold
+from watchbill.engines.held_record import HeldRecord
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.engines.warmup import PROBE_HEADERS, warm_up
 from watchbill.errors import ConfigError, EngineFailed
+from watchbill.names import file_stem
 from watchbill.reactor.intents import Answer, Intent, Mailbox, Verb, unit_of
 from watchbill.units import format_millis
 
@@ -33,11 +39,24 @@ class SystemdHost:
     capabilities = Capabilities(owned=True, measures_memory=False, stops_generation=False)
     leaves_remains = True  # a unit that hangs does not answer, and still has its memory
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, rules: EngineRules, root: Path) -> None:
         self._mailbox = Mailbox(root)
+        self._record = HeldRecord(root / "run" / f"units-{file_stem(rules.name)}.json")
+        self._owed = set(self._record.read())  # units that a killed daemon had started
+        self._clearing = asyncio.Lock()
         self._upstream = Upstream()
         self._touched: set[Hold] = set()  # units that the reactor was asked to start, and may have started
         self._misses: dict[Hold, int] = {}
+
+    @property
+    def state(self) -> HostState:
+        """Nothing is known of the host but what its reactor answers."""
+        return HostState()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether units of a killed daemon are still to be stopped."""
+        return bool(self._owed)
 
     @property
     def look_ms(self) -> int:
@@ -48,6 +67,8 @@ class SystemdHost:
         """Has the unit started and waits until it is warm. Raises LoadError; ConfigError without an address."""
         model, unit = hold.model, unit_of(hold.model)
         endpoint = _endpoint(model)
+        self._owed.discard(unit)  # it is taken over
+        await self._give_back()
         hold.progress.text = "the reactor had not answered"
         answer = await self._ask("start", hold, "the scheduler wants it in memory")
         if not answer.ok:
@@ -58,15 +79,14 @@ class SystemdHost:
         await warm_up(endpoint, model.health, probe, hold.progress)
         return Warm(endpoint, None, {}, probe)
 
+    async def blame_for_delay(self, hold: Hold) -> Blame:
+        """The unit's: its reactor has answered."""
+        return Blame.MODEL
+
     async def undo(self, hold: Hold) -> None:
-        """Stops a unit that was, or may have been, started."""
-        if hold not in self._touched:
-            return
-        try:
+        """Stops a unit that was, or may have been, started. Raises EngineFailed when it may still run."""
+        if hold in self._touched:
             await self.take_down(hold)
-        except EngineFailed as error:
-            _LOG.warning("model=%s may still run: %s", hold.model.name, error)
-            self._forget(hold)
 
     async def take_down(self, hold: Hold) -> None:
         """Has the unit stopped. Raises EngineFailed when it is not."""
@@ -75,33 +95,71 @@ class SystemdHost:
             raise EngineFailed(f"{unit_of(hold.model)} does not stop: {answer.text or answer.state}")
         self._forget(hold)
 
-    async def look(self, holds: list[Hold]) -> Mapping[str, str]:
+    async def look(self, holds: list[Hold]) -> Mapping[str, Gone]:
         """Asks every warm unit for its health."""
+        try:
+            await self._give_back()
+        except (LoadError, EngineFailed) as error:
+            _LOG.info("units of a killed daemon may still run: %s", error)
         reasons = await asyncio.gather(*map(self._trouble_of, holds))
         gone = {hold: reason for hold, reason in zip(holds, reasons, strict=True) if reason is not None}
-        return {hold.model.name: f"{unit_of(hold.model)} is gone: {reason}" for hold, reason in gone.items()}
+        return {
+            hold.model.name: Gone(f"{unit_of(hold.model)} is gone: {reason}") for hold, reason in gone.items()
+        }
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """Ends every connection. What was not stopped is named, and stays written down for the next start."""
+        left = sorted({*map(_unit_of, self._touched), *self._owed})
+        if left:
+            stop = f"systemctl stop {' '.join(left)}"
+            _LOG.warning("units that were not stopped: stop them with: %s; the next start does so, too", stop)
         await self._upstream.close()
+
+    async def _give_back(self) -> None:
+        """Has the units of a killed daemon stopped. Raises LoadError when they may still run."""
+        async with self._clearing:
+            for unit in sorted(self._owed):
+                left = Model(unit, "", unit=unit)
+                answer = await self._post("stop", left, "a daemon that is gone had started it")
+                if answer is None:
+                    raise LoadError(self._nobody(left), blame=Blame.HOST)
+                if not answer.ok and not answer.refused:
+                    raise LoadError(f"{unit} does not stop: {answer.text or answer.state}", blame=Blame.HOST)
+                _LOG.info("%s of a killed daemon was stopped", unit)
+                self._owed.discard(unit)
+            self._write_record()
+
+    def _write_record(self) -> None:
+        self._record.write([*map(_unit_of, self._touched), *self._owed])
 
     # ------------------------------------------------------------------ the reactor
 
     async def _ask(self, verb: Verb, hold: Hold, reason: str) -> Answer:
         """Posts an intent and waits for its answer. Raises LoadError or EngineFailed when none comes."""
-        intent = self._mailbox.post(verb, hold.model, reason)
         self._touched.add(hold)
+        self._write_record()
+        intent = self._mailbox.post(verb, hold.model, reason)
         try:
             answer = await self._answer(intent)
         finally:
             if self._mailbox.withdraw(intent) and verb == "start":
-                self._touched.discard(hold)  # nobody has acted on it, and now nobody will
+                self._forget(hold)  # nobody has acted on it, and now nobody will
         if answer is not None:
             return answer
-        told = f"watchbill reactor --root {self._mailbox.root} --allow {intent.unit}"
+        text = self._nobody(hold.model)
+        raise LoadError(text, blame=Blame.HOST) if verb == "start" else EngineFailed(text)
+
+    async def _post(self, verb: Verb, model: Model, reason: str) -> Answer | None:
+        intent = self._mailbox.post(verb, model, reason)
+        try:
+            return await self._answer(intent)
+        finally:
+            self._mailbox.withdraw(intent)
+
+    def _nobody(self, model: Model) -> str:
+        told = f"watchbill reactor --root {self._mailbox.root} --allow {unit_of(model)}"
         bound = format_millis(limits.REACTOR_ANSWER_MS)
-        text = f"{hold.model.name}: no reactor answered within {bound}; run on the host: {told}"
-        raise LoadError(text) if verb == "start" else EngineFailed(text)
+        return f"{model.name}: no reactor answered within {bound}; run on the host: {told}"
 
     async def _answer(self, intent: Intent) -> Answer | None:
         """The answer; None when no reactor takes the intent, or the one that did never comes back."""
@@ -138,7 +196,12 @@ class SystemdHost:
 
     def _forget(self, hold: Hold) -> None:
         self._touched.discard(hold)
+        self._write_record()
         self._misses.pop(hold, None)
+
+
+def _unit_of(hold: Hold) -> str:
+    return unit_of(hold.model)
 
 
 def _endpoint(model: Model) -> Endpoint:

@@ -5,6 +5,7 @@ minute or so; one that the engine closed meanwhile is never given out.
 """
 
 import asyncio
+import errno
 import time
 
 from watchbill.engines.connection import Connection, UpstreamFailed
@@ -63,9 +64,10 @@ class Way:
             raise UpstreamFailed("timeout", "the engine does not accept connections") from None
         except OSError as error:
             # Every errno means the same to the caller: the engine is not there. The text says which it was.
-            raise UpstreamFailed(
-                "connect", f"the engine cannot be reached: {error.strerror or error}"
-            ) from None
+            # The only way to fail at several addresses of this machine (localhost has two) leaves no errno.
+            refused = error.errno in (errno.ECONNREFUSED, None)
+            text = f"the engine cannot be reached: {error.strerror or error}"
+            raise UpstreamFailed("connect", text, refused=refused) from None
         return connection
 
     def close(self) -> None:

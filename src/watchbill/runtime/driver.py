@@ -228,7 +228,9 @@ class Driver:
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
         room, beside = self._room, {"maintenance": self.claims.view(), "spools": self._parts.spools()}
-        return status_view(self._core.state, room.warm, self.now()) | {"engines": room.view()} | beside
+        state = self._core.state
+        engines = room.view(state.silent, state.ledger.places)
+        return status_view(state, room.warm, self.now()) | {"engines": engines} | beside
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""
@@ -275,6 +277,7 @@ class Driver:
         station = self._core.state.stations[name]
         if station.stage is Stage.READY:
             return f"{name} is already in memory"
+        self.feed(m.RetryAsked(name))  # by hand means now, whatever failed before
         ticket = self.submit(Wish(name, operator=True, exact=True))
         self._loads_by_hand[ticket.id] = name
         try:

@@ -10,13 +10,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import (
+    Blame,
     Check,
     Checked,
     Died,
     Event,
+    HostSeen,
     Load,
     Loaded,
     LoadFailed,
@@ -26,9 +29,18 @@ from watchbill.core.messages import (
     Stop,
     Stopped,
 )
-from watchbill.engines.base import DeathCallback, Engine, LoadError, Router, Sleeper, Warm
+from watchbill.engines.base import (
+    DeathCallback,
+    Engine,
+    HostCallback,
+    HostState,
+    LoadError,
+    Router,
+    Sleeper,
+    Warm,
+)
 from watchbill.engines.warmup import ask_again, can_be_asked
-from watchbill.errors import ConfigError
+from watchbill.errors import ConfigError, EngineFailed
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes.trees import pids_of_tree
 from watchbill.units import Millis
@@ -38,7 +50,7 @@ __all__ = ["EngineRoom"]
 Feed = Callable[[Event], None]
 #: device -> pid -> bytes
 Cards = Mapping[str, Mapping[int, int]]
-MakeEngine = Callable[[EngineRules, DeathCallback], Engine]
+MakeEngine = Callable[[EngineRules, DeathCallback, HostCallback], Engine]
 _LOG = logging.getLogger("watchbill.engines")
 
 
@@ -68,11 +80,14 @@ class EngineRoom:
         Raises ConfigError before anything has changed."""
         names = sorted({model.engine for model in catalog.models.values()})
         changed = [name for name in names if self._rules.get(name) != catalog.engines[name]]
-        made = {name: self._make(catalog.engines[name], self._on_death) for name in changed}
+        made = {name: self._make_one(catalog.engines[name]) for name in changed}
         routes = _routes(catalog, {**self._engines, **made})
-        self._retired += [self._engines[name] for name in made if name in self._engines]
+        replaced = [name for name in made if name in self._engines]
+        self._retired += [self._engines[name] for name in replaced]
         self._engines.update(made)
         self._rules.update({name: catalog.engines[name] for name in made})
+        for name in replaced:
+            self._feed(HostSeen(name))  # what was known of the old host says nothing about the new one
         self._catalog = catalog
         # Shared models are where the config says, from now on; nobody loads them, and nobody is asked.
         for name in self._routed - routes.keys():
@@ -80,10 +95,18 @@ class EngineRoom:
         self._routed = set(routes)
         self.warm.update(routes)
 
-    def view(self) -> dict[str, object]:
-        """Every engine, with what its driver can do; for `status`."""
+    def _make_one(self, rules: EngineRules) -> Engine:
+        return self._make(rules, self._on_death, partial(self._on_host, rules))
+
+    def view(self, silent: Mapping[str, str], places: Mapping[str, int]) -> dict[str, object]:
+        """Every engine, with what its driver can do and what is known of its host; for `status`."""
         return {
-            name: {"driver": self._rules[name].driver, "capabilities": asdict(engine.capabilities)}
+            name: {
+                "driver": self._rules[name].driver,
+                "capabilities": asdict(engine.capabilities),
+                "silence": silent.get(name),
+                "places": places.get(name),
+            }
             for name, engine in self._engines.items()
         }
 
@@ -108,36 +131,47 @@ class EngineRoom:
             async with asyncio.timeout((action.deadline_ms + LOAD_OVERTIME_MS) / 1000):
                 warm = await coming
         except LoadError as error:
-            await self._failed(action, _reason(action.model, error), hopeless=error.hopeless)
+            await self._failed(action, LoadFailed(
+                action.model, action.attempt, _reason(action.model, error), error.hopeless, error.blame, error.remains
+            ))  # fmt: skip
         except ConfigError as error:
-            await self._failed(action, str(error), hopeless=True)
+            await self._failed(action, LoadFailed(action.model, action.attempt, str(error), hopeless=True))
         except TimeoutError:
-            await self._clear(engine, action.model)
-            await self._failed(action, f"not warm after {action.deadline_ms // 1000} s", hopeless=False)
+            await self._broken_off(engine, action, f"not warm after {action.deadline_ms // 1000} s")
         except Exception as error:  # noqa: BLE001  a driver's bug must not leave the core waiting
             _LOG.exception("load of %s broke", action.model)
-            await self._clear(engine, action.model)
-            await self._failed(action, f"{type(error).__name__}: {error}", hopeless=False)
+            await self._broken_off(engine, action, f"{type(error).__name__}: {error}")
         else:
             self.warm[action.model] = warm
             self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
 
-    async def _clear(self, engine: Engine, model: str) -> None:
+    async def _broken_off(self, engine: Engine, action: Load, reason: str) -> None:
         """Takes down what a driver may have left that did not keep its word."""
+        remains = False
         try:
-            await engine.stop(model, hard=True)
-        except Exception:  # noqa: BLE001  the load has failed, and that must be told in any case
-            _LOG.exception("what is left of %s could not be stopped", model)
+            await engine.stop(action.model, hard=True)
+        except Exception as error:  # noqa: BLE001  the load has failed, and that must be told in any case
+            remains = True
+            is_bug = not isinstance(error, EngineFailed)
+            _LOG.warning("what is left of %s could not be stopped: %s", action.model, error, exc_info=is_bug)
+        await self._failed(action, LoadFailed(action.model, action.attempt, reason, remains=remains))
 
-    async def _failed(self, action: Load, reason: str, *, hopeless: bool) -> None:
-        self._forget(action.model, action.attempt)
+    async def _failed(self, action: Load, failure: LoadFailed) -> None:
+        if not failure.remains:
+            self._forget(action.model, action.attempt)
         await self._look()
-        self._feed(LoadFailed(action.model, action.attempt, reason, hopeless))
+        self._feed(failure)
 
-    def _on_death(self, model: str, attempt: int, reason: str) -> None:
+    def _on_death(self, model: str, attempt: int, reason: str, blame: Blame = Blame.MODEL, /) -> None:
         if self.attempts.get(model, attempt) == attempt:
             self._cool(model)
-        self._feed(Died(model, attempt, reason))
+        self._feed(Died(model, attempt, reason, blame))
+
+    def _on_host(self, rules: EngineRules, state: HostState) -> None:
+        if (
+            self._rules.get(rules.name) is rules
+        ):  # one that was replaced by a config change has no say any more
+            self._feed(HostSeen(rules.name, state.silence, state.places, state.leaving))
 
     def _forget(self, model: str, attempt: int) -> None:
         """Nothing of this attempt is up any more. One that was begun since is another matter."""
@@ -206,7 +240,8 @@ class EngineRoom:
         if isinstance(engine, Sleeper):
             await self._bring_up(engine, tried, engine.rouse(model, action.attempt))
         else:
-            await self._failed(tried, f"the engine of {model.name} cannot be woken", hopeless=False)
+            text = f"the engine of {model.name} cannot be woken"
+            await self._failed(tried, LoadFailed(model.name, action.attempt, text))
 
     def asleep(self) -> dict[str, bool]:
         """Which of the models that can sleep do. Blocks: call it in a thread."""
@@ -241,8 +276,9 @@ class EngineRoom:
         try:
             if engine is not None:
                 await engine.stop(action.model, hard=action.hard)
-        except Exception:  # noqa: BLE001  the core's deadline stops it again
-            _LOG.exception("stop of %s broke", action.model)
+        except Exception as error:  # noqa: BLE001  the core's deadline stops it again
+            is_bug = not isinstance(error, EngineFailed)
+            _LOG.warning("model=%s was not stopped yet: %s", action.model, error, exc_info=is_bug)
             return
         self._forget(action.model, action.attempt)
         await self._look()

@@ -124,6 +124,8 @@ def state_of(station: Station, now: int) -> str:
 def _reason(station: Station) -> str | None:
     if station.stage in (Stage.DRAINING, Stage.STOPPING):
         return station.leaving_why
+    if station.silence is not None:
+        return station.silence
     return station.failure
 
 
@@ -188,6 +190,8 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
     if station.members and station.stage is not Stage.READY:
         return _missing_reason(state, station)
     match station.stage:
+        case Stage.READY if station.silence is not None:
+            return f"{station.name} is in memory, but it waits {hindrance(state, station)}"
         case Stage.READY if station.is_suspect:
             return f"answers of {station.name} failed; it is asked whether it is well"
         case Stage.READY:
@@ -230,11 +234,13 @@ def _held_up(state: State, company: Station) -> str:
 
 def hindrance(state: State, station: Station) -> str | None:
     """What keeps every model from being loaded there, if anything does."""
+    if station.silence is not None:
+        return f"until {station.model.engine} answers again: {station.silence}"
     for name, book in state.ledger.books.items():
         if not station.needs.get(name):
             continue
         if book.in_maintenance:
-            return f"until {name} is back from maintenance"
+            return f"until {name} is back from maintenance ({book.lent_for})"
         if book.reading is not None and book.reading.constrained:
             return f"until {name} is well again: {book.reading.constrained}"
         if not book.may_load:
