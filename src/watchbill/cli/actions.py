@@ -20,7 +20,7 @@ _Model = Annotated[str, Parameter(name="MODEL", help="The model's name, as `watc
 def load(model: _Model, /, *, json: Json = False, common: Common = _DEFAULTS) -> None:
     """Load a model now and wait until it is warm.
 
-    What must leave memory for it is drained first.
+    What must leave memory for it is drained first. A model in quarantine is tried again at once.
     """
     session = common.session()
     content = while_watching(

@@ -138,7 +138,13 @@ class Residency:
             self._tell_silence(event, hosted)
         for station in hosted:
             if station.name in event.leaving and station.stage is Stage.READY:
-                self._do.close(station, "", f"{event.engine} unloads it when its answers have ended", now, cause=Cause.HOST)
+                self._do.close(
+                    station,
+                    "",
+                    f"{event.engine} unloads it when its answers have ended",
+                    now,
+                    cause=Cause.HOST,
+                )
         self._state.remeasured()
 
     def _tell_silence(self, event: HostSeen, hosted: list[Station]) -> None:
