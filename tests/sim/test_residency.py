@@ -218,10 +218,13 @@ def test_maintenance_empties_the_device_and_permanents_return(world_of: WorldOf,
     world.feed(m.MaintenanceAsked(1, "gpu:0", True, "forge"))
     world.run(25_000)
     assert world.replies == [m.Reply(1, True, "gpu:0 is empty and yours")]
+    assert reasons(world, "evict", "A") == ["gpu:0 is lent for maintenance: forge"]
     assert world.available("gpu:0") == 24 * GB
     waiting = world.arrive("A", 300, lane="chat")
     said = explain(world.core, waiting.request, int(world.now))
-    assert said["verdict"] == "waits" and "until gpu:0 is back from maintenance" in str(said["reason"])
+    assert said["verdict"] == "waits" and "until gpu:0 is back from maintenance (forge)" in str(
+        said["reason"]
+    )
     world.run(50_000)
     assert (waiting.outcome, world.tally.loads) == ("maintenance", 2)
     world.feed(m.MaintenanceAsked(2, "gpu:0", False, "done"))
