@@ -61,7 +61,12 @@ SHAPES: dict[str, Shape] = {
     "Alive": record(status=TEXT),
     "Device": record(
         capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, loading=WHOLE, stopping=WHOLE,
-        asleep=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
+        asleep=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT), constraint=maybe(
+            record(
+                trouble={"enum": ["heat", "memory", "power", "throttled"]},
+                figure=NUMBER, limit=NUMBER, throttled=listed(TEXT),
+            )
+        ),
     ),
     "Model": record(
         state={"enum": ["absent", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined"]},

@@ -58,7 +58,7 @@ class Device:
     parallel_loads: int = 1
     protect: tuple[str, ...] = ()  # processes whose death is an alert
     reservation: Reservation | None = None
-    max_temp_c: float | None = None  # the card's own slow-down threshold otherwise
+    max_temp_c: float | None = None  # 85 otherwise
     max_vram_percent: float = 95.0
     max_power_w: float | None = None  # the card's own limit otherwise
 

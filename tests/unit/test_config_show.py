@@ -4,6 +4,8 @@ import json
 import os
 import stat
 import tomllib
+from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema_rs
@@ -19,6 +21,7 @@ from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.spelling import Key, keys_of, place_of, spell_value
 from watchbill.config.starter import EMBEDDED, starter
+from watchbill.reactor.intents import unit_of
 
 HERE = Path(__file__).parents[2]
 EXAMPLES = sorted((HERE / "examples").glob("*.toml"))
@@ -184,6 +187,19 @@ def test_the_schema_tells_right_from_wrong_as_the_reader_does(text: str, is_vali
 @given(value=st.recursive(st.text() | st.booleans() | st.integers(-(2**60), 2**60), st.lists, max_leaves=5))
 def test_any_value_is_spelled_so_that_toml_reads_it_back(value: object) -> None:
     assert tomllib.loads(f"value = {spell_value(value)}")["value"] == value
+
+
+def test_every_unit_of_an_example_is_one_that_its_reactor_may_touch() -> None:
+    """RES-22: whoever copies the commands of an example has a reactor that serves all of its models."""
+    seen = 0
+    for path in EXAMPLES:
+        words = path.read_text().split()
+        allowed = [after.strip("'") for word, after in pairwise(words) if word == "--allow"]
+        for model in load(path).models.values():
+            if load(path).engines[model.engine].driver == "systemd":
+                seen += 1
+                assert any(fnmatchcase(unit_of(model), each) for each in allowed), (path.name, model.name)
+    assert seen
 
 
 def test_examples_in_hints_are_right_themselves() -> None:

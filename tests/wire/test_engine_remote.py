@@ -63,7 +63,7 @@ async def server() -> AsyncIterator[OllamaStandin]:
 
 
 @asynccontextmanager
-async def driving(root: Path, catalog: Catalog) -> AsyncIterator[Driver]:
+async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncIterator[Driver]:
     """The real driver with the real engines."""
     journal = Journal(root, catalog.journal)
     parts = Parts(
@@ -74,7 +74,7 @@ async def driving(root: Path, catalog: Catalog) -> AsyncIterator[Driver]:
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
+        make_lookout=partial(Lookout, probes=[*probes] or [PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     await driver.start()

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,11 +20,16 @@ from watchbill.engines import scripted_server
 from watchbill.engines.base import LoadError
 from watchbill.engines.scripted import check_script
 from watchbill.errors import ConfigError, EngineFailed
+from watchbill.probes import CardHealth, Reading
+from watchbill.probes.patient import PatientProbe
 from watchbill.processes.ports import claim_port
-from watchbill.units import Bytes
+from watchbill.units import Bytes, Millis
 from wire.engine_contract import eventually, within
 from wire.foreign_contract import Foreign, ForeignContract
 from wire.reactor_house import Host, host_in, reacting
+from wire.test_engine_remote import answering, chat, driving
+
+GB = 10**9
 
 
 class UnitWorld:
@@ -187,3 +193,90 @@ def test_a_unit_needs_an_address_and_its_memory() -> None:
 def test_what_a_unit_cannot_be_is_named(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(text, base=Path("/srv"), environment={})
+
+
+# ------------------------------------------------------------------ a daemon that is killed, and cards
+
+
+async def test_a_unit_that_a_killed_daemon_was_loading_is_stopped_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7: its memory is neither lost nor forgotten, and nobody has to stop it by hand."""
+    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
+    monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
+    with host_in(tmp_path / "host") as host:
+        world = UnitWorld(tmp_path, host, monkeypatch)
+        async with reacting(world.root, host, "watchbill-*.service"):
+            model = world.model("one", slow=True)
+            asked = {"root": str(world.root), "rules": {"name": "systemd", "driver": "systemd"}}
+            asked["model"] = {"name": "one", "engine": "systemd", "url": model.url, "probe": "chat"}  # type: ignore[assignment]
+            program = Path(__file__).parent / "programs" / "host_engine.py"
+            daemon = await asyncio.create_subprocess_exec(sys.executable, str(program), json.dumps(asked))
+            await eventually(lambda: world.present() == {"one"}, 20)
+            daemon.kill()
+            await daemon.wait()
+            foreign = Foreign(world)
+            await eventually(lambda: world.present() == set(), 20)
+            await within(20, foreign.engine.load(world.model("two"), 1))
+            await within(20, foreign.engine.close())
+            assert world.present() == set()
+            assert list((world.root / "run").glob("units-*")) == []
+
+
+async def test_a_unit_of_a_killed_daemon_that_is_asked_for_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7: what is warm need not be loaded again."""
+    with host_in(tmp_path / "host") as host:
+        world = UnitWorld(tmp_path, host, monkeypatch)
+        async with reacting(world.root, host, "watchbill-*.service"):
+            first = Foreign(world)
+            await within(20, first.engine.load(world.model("one"), 1))
+            first.engine._watcher.cancel()  # type: ignore[attr-defined]  # dead: it neither looks nor closes
+            pid = host.pid("watchbill-one.service")
+            second = Foreign(world)
+            second.engine._watcher.cancel()  # type: ignore[attr-defined]  # the load is the first to come
+            await within(20, second.engine.load(world.model("one"), 1))
+            assert host.pid("watchbill-one.service") == pid
+            await within(20, second.engine.close())
+            assert world.present() == set()
+
+
+class Card:
+    """A card whose memory is what the units that run on it declare; its driver lists no processes."""
+
+    def __init__(self, host: Host, sizes: dict[str, int]) -> None:
+        self._host, self._sizes = host, sizes
+
+    def read(self) -> dict[str, Reading]:
+        used = sum(size for unit, size in self._sizes.items() if self._host.pid(unit))
+        now = Millis(time.monotonic_ns() // 1_000_000)
+        return {"gpu:0": Reading(Bytes(24 * GB), Bytes(24 * GB - used), now, health=CardHealth())}
+
+
+async def test_units_that_fill_a_card_take_turns_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-01, FLEET-04: what our own unit holds on a card is ours, so the other one can come in its place."""
+    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
+    monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
+    with host_in(tmp_path / "host") as host:
+        world = UnitWorld(tmp_path, host, monkeypatch)
+        text = "[devices.'gpu:0']\ncapacity = '24GB'\nreserve = 0\n"
+        for name in ("one", "two"):
+            text += f"[models.{name}]\nengine = 'systemd'\nurl = '{world.model(name).url}'\nprobe = 'chat'\n"
+            text += "memory = { 'gpu:0' = '23GB' }\n"
+        catalog = parse(text, base=Path("/srv"), environment={})
+        card = Card(host, {f"watchbill-{name}.service": 23 * GB for name in ("one", "two")})
+        async with (
+            reacting(world.root, host, "watchbill-*.service"),
+            driving(world.root, catalog, PatientProbe(card)) as driver,
+            answering(driver) as url,
+        ):
+            for name in ("one", "two", "one"):
+                assert (await within(30, chat(url, name)))[0] == 200
+                assert world.present() == {name}
+                await driver._look()
+                devices: Any = driver.status()["devices"]
+                assert devices["gpu:0"]["constraint"] is None
+        assert world.present() == set()

@@ -82,7 +82,7 @@ class DeviceTable(Table):
         gt=0,
         le=150,
         allow_inf_nan=False,
-        description="A hotter card takes no new model; its own slow-down threshold otherwise, else 85.",
+        description="A hotter card takes no new model; 85 unless set.",
         examples=[85],
     )
     max_vram_percent: float = Field(
@@ -96,7 +96,7 @@ class DeviceTable(Table):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="A card that draws more takes no new model; no limit otherwise.",
+        description="A card that draws more takes no new model; its own limit unless set.",
         examples=[140],
     )
 

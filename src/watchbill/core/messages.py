@@ -169,13 +169,31 @@ class HostSeen(Event, frozen=True):
     leaving: frozenset[str] = frozenset()  # our models that it unloads as soon as their answers have ended
 
 
+class Trouble(Enum):
+    """What is wrong with a device."""
+
+    HEAT = "heat"  # degrees Celsius
+    MEMORY = "memory"  # per cent of it that other programs use
+    POWER = "power"  # watts
+    THROTTLED = "throttled"  # it slows itself down
+
+
+class Constraint(Struct, frozen=True):
+    """Why nothing new should be loaded onto a device."""
+
+    trouble: Trouble
+    figure: float
+    limit: float
+    throttled: tuple[str, ...] = ()  # why it slows down
+
+
 class DeviceReading(Struct, frozen=True):
     """What the machine says about one device now."""
 
     capacity: int
     available: int
     age_ms: int = 0  # how old the reading is; a failing probe keeps its last value
-    constrained: str | None = None  # why nothing new should be loaded there: heat, power, a full card
+    constrained: Constraint | None = None  # why nothing new should be loaded there
 
 
 class ModelReading(Struct, frozen=True):

@@ -92,6 +92,7 @@ class Warm:
     pid: int | None
     memory: Mapping[str, int]  # device -> bytes, measured; empty when it cannot be told
     probe: str = "none"  # what proved it warm, and can be asked again
+    unit: str = ""  # the systemd unit that hosts it
 
 
 class LoadError(ModelFailed):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from watchbill.core.messages import DeviceReading
+from watchbill.core.messages import Constraint, DeviceReading
 from watchbill.errors import TheirsError
 from watchbill.units import Bytes, Millis
 
@@ -45,7 +45,7 @@ class Reading:
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
 
-    def for_core(self, now: int, constrained: str | None = None) -> DeviceReading:
+    def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
         """The same as the core reads it, with its age at `now`, and why nothing new should be loaded there."""
         return DeviceReading(self.capacity, self.available, max(0, now - self.taken_at), constrained)
 

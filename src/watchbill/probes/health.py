@@ -1,31 +1,73 @@
-"""Device health: whether a card is in a state in which nothing new should be loaded onto it (RES-27, FLEET-04)."""
+"""Device health: whether a card is in a state in which nothing new should be loaded onto it (RES-27, FLEET-04).
+
+The limits are 85 C, 95 % of its memory in the hands of other programs, and the card's own power limit, unless the
+config sets others; a card that slows itself down for heat or for its supply is over its limit, too. One that was over
+a limit counts as well again only with a margin below it: at the limit itself it would change its mind at every look.
+"""
 
 from watchbill.catalog import Device
-from watchbill.probes import Reading
+from watchbill.core.messages import Constraint, Trouble
+from watchbill.probes import CardHealth, Reading
 
 __all__ = ["constraint"]
 
-#: Where neither the config nor the card itself names a temperature.
+#: Where the config names no temperature.
 TEMPERATURE_C_MAX = 85.0
-#: A card that draws all of its own power limit is working, not ailing; only a limit that the config sets counts.
+#: How far below its limit a card must be before it counts as well again.
+TEMPERATURE_C_MARGIN = 5.0
+VRAM_PERCENT_MARGIN = 2.0
+POWER_SHARE_MARGIN = 0.05
+#: What makes a card slow that is not merely busy. A card at its power cap works as hard as it may.
+AILING = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake"})
 
 
-def constraint(device: Device, reading: Reading, ours: int = 0) -> str | None:
+def constraint(
+    device: Device, reading: Reading, ours: int = 0, before: Constraint | None = None
+) -> Constraint | None:
     """Why nothing new should be loaded there, or None when all is well. It recovers by itself.
 
     `ours` is what our own models hold there: they leave when another one is to come, so a card that they fill is not
-    ailing. Counted as use it would keep every swap from happening.
+    ailing. Counted as use it would keep every swap from happening. `before` is what the last look said.
     """
-    health = reading.health
-    if health is None:
+    if reading.health is None:
         return None
-    if health.temperature_c is not None:
-        limit = device.max_temp_c or health.slowdown_c or TEMPERATURE_C_MAX
-        if health.temperature_c >= limit:
-            return f"{health.temperature_c:.0f} C, and its limit is {limit:.0f} C"
-    used = 100 * (1 - (reading.available + ours) / reading.capacity) if reading.capacity else 0.0
-    if used >= device.max_vram_percent:
-        return f"others use {used:.0f} % of its memory, and its limit is {device.max_vram_percent:.0f} %"
-    if device.max_power_w is not None and health.power_w is not None and health.power_w >= device.max_power_w:
-        return f"{health.power_w:.0f} W, and its limit is {device.max_power_w:.0f} W"
-    return None
+    was = before.trouble if before is not None else None
+    return (
+        _heat(device, reading.health, was)
+        or _memory(device, reading, ours, was)
+        or _power(device, reading.health, was)
+        or _throttled(reading.health)
+    )
+
+
+def _heat(device: Device, health: CardHealth, was: Trouble | None) -> Constraint | None:
+    limit = device.max_temp_c or TEMPERATURE_C_MAX
+    bound = limit - TEMPERATURE_C_MARGIN if was is Trouble.HEAT else limit
+    if health.temperature_c is None or health.temperature_c < bound:
+        return None
+    return Constraint(Trouble.HEAT, health.temperature_c, limit)
+
+
+def _memory(device: Device, reading: Reading, ours: int, was: Trouble | None) -> Constraint | None:
+    limit = device.max_vram_percent
+    bound = limit - VRAM_PERCENT_MARGIN if was is Trouble.MEMORY else limit
+    free = min(reading.capacity, reading.available + ours)
+    used = 100 * (1 - free / reading.capacity) if reading.capacity else 0.0
+    return Constraint(Trouble.MEMORY, used, limit) if used >= bound else None
+
+
+def _power(device: Device, health: CardHealth, was: Trouble | None) -> Constraint | None:
+    limit = device.max_power_w or health.power_limit_w
+    if limit is None or health.power_w is None:
+        return None
+    bound = limit * (1 - POWER_SHARE_MARGIN) if was is Trouble.POWER else limit
+    # A card that works draws what it may: only one that draws more than its own limit is over it.
+    is_over = (
+        health.power_w >= bound if device.max_power_w or was is Trouble.POWER else health.power_w > bound
+    )
+    return Constraint(Trouble.POWER, health.power_w, limit) if is_over else None
+
+
+def _throttled(health: CardHealth) -> Constraint | None:
+    why = tuple(reason for reason in health.throttled if reason in AILING)
+    return Constraint(Trouble.THROTTLED, 0.0, 0.0, why) if why else None

@@ -7,7 +7,7 @@ we look are left out.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,14 @@ from watchbill.limits import TREE_PIDS_MAX
 from watchbill.probes.files import read_small, table_of
 from watchbill.units import Bytes
 
-__all__ = ["TreeMemory", "find_processes", "major_faults_of_tree", "pids_of_tree", "pss_of_tree"]
+__all__ = [
+    "TreeMemory",
+    "find_processes",
+    "major_faults_of_tree",
+    "pids_of_tree",
+    "pids_of_unit",
+    "pss_of_tree",
+]
 
 MACHINE = Path("/")
 #: The kernel cuts a process name at this length.
@@ -62,6 +69,12 @@ def pids_of_tree(pid: int, root: Path = MACHINE) -> list[int]:
     return found
 
 
+def pids_of_unit(unit: str, pids: Iterable[int], root: Path = MACHINE) -> list[int]:
+    """Those of the processes that belong to a systemd unit, also as its container: by the control group they are in."""
+    wanted = unit.encode()
+    return [pid for pid in pids if wanted in _groups_of(pid, root)]
+
+
 def find_processes(name: str, root: Path = MACHINE) -> list[int]:
     """The pids of living processes called `name`: by their own name, their program, or their script."""
     return [pid for pid in _all_pids(root) if _is_called(pid, name, root)]
@@ -93,6 +106,11 @@ def _rss_of(pid: int, root: Path) -> tuple[int, int, int, int, int, int] | None:
     anon, file, shared = (kib.get(key, 0) * 1024 for key in (b"RssAnon", b"RssFile", b"RssShmem"))
     rss = kib[b"VmRSS"] * 1024
     return rss, rss, anon, file, shared, kib.get(b"VmSwap", 0) * 1024
+
+
+def _groups_of(pid: int, root: Path) -> list[bytes]:
+    """Every part of the paths of a process's control groups."""
+    return (read_small(f"{root}/proc/{pid}/cgroup") or b"").replace(b"\n", b"/").split(b"/")
 
 
 def _stat_of(pid: int, root: Path) -> list[bytes] | None:

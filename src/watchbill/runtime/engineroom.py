@@ -42,14 +42,15 @@ from watchbill.engines.base import (
 from watchbill.engines.warmup import ask_again, can_be_asked
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.limits import LOAD_OVERTIME_MS
-from watchbill.probes.trees import pids_of_tree
+from watchbill.probes import Reading
+from watchbill.probes.trees import pids_of_tree, pids_of_unit
 from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]
 
 Feed = Callable[[Event], None]
-#: device -> pid -> bytes
-Cards = Mapping[str, Mapping[int, int]]
+#: device -> what its driver says of it
+Cards = Mapping[str, Reading]
 MakeEngine = Callable[[EngineRules, DeathCallback, HostCallback], Engine]
 _LOG = logging.getLogger("watchbill.engines")
 
@@ -69,6 +70,7 @@ class EngineRoom:
         self._stops: set[asyncio.Task[None]] = set()
         self._checks: dict[str, asyncio.Task[None]] = {}  # model -> the last question
         self.warm: dict[str, Warm] = {}  # one that sleeps stays here: nobody is granted a turn on it
+        self._up: dict[str, Warm] = {}  # every model of ours that is or was warm, until its memory is back
         self._cards: dict[str, dict[str, int]] = {}  # what each was last seen to hold on cards
         self._routed: set[str] = set()  # the shared ones among them
         self.attempts: dict[str, int] = {}  # of the process that is up or coming up
@@ -142,7 +144,7 @@ class EngineRoom:
             _LOG.exception("load of %s broke", action.model)
             await self._broken_off(engine, action, f"{type(error).__name__}: {error}")
         else:
-            self.warm[action.model] = warm
+            self.warm[action.model] = self._up[action.model] = warm
             self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
 
     async def _broken_off(self, engine: Engine, action: Load, reason: str) -> None:
@@ -177,6 +179,7 @@ class EngineRoom:
         """Nothing of this attempt is up any more. One that was begun since is another matter."""
         if self.attempts.get(model, 0) <= attempt:
             self.attempts.pop(model, None)
+            self._up.pop(model, None)
 
     # ------------------------------------------------------------------ well or not
 
@@ -301,7 +304,8 @@ class EngineRoom:
     def memory(self, cards: Cards) -> dict[str, tuple[int, Mapping[str, int]]]:
         """What each process occupies, with the attempt it belongs to. Blocks on /proc: call it in a thread.
 
-        `cards` says what each card's driver lists per process; a model's share is what its process tree holds there.
+        `cards` says what each card's driver lists per process; a model's share is what its process tree, or its unit,
+        holds there.
         """
         found: dict[str, tuple[int, Mapping[str, int]]] = {}
         for model, attempt in list(self.attempts.items()):
@@ -316,12 +320,26 @@ class EngineRoom:
         return self._cards.get(model, {})
 
     def _on_cards(self, model: str, cards: Cards) -> dict[str, int]:
-        warm = self.warm.get(model)
-        if warm is None or warm.pid is None or not any(cards.values()):
+        warm = self._up.get(model)
+        if warm is None or not cards:
             return {}
-        pids = pids_of_tree(warm.pid)
-        held = {device: sum(listed.get(pid, 0) for pid in pids) for device, listed in cards.items()}
+        tree = None if warm.pid is None else pids_of_tree(warm.pid)
+        held = {device: self._on_card(model, warm, tree, device, card) for device, card in cards.items()}
         return {device: size for device, size in held.items() if size}
+
+    def _on_card(self, model: str, warm: Warm, tree: list[int] | None, device: str, card: Reading) -> int:
+        if tree is not None:
+            return sum(card.processes.get(pid, 0) for pid in tree)
+        if not warm.unit:
+            return 0
+        pids = pids_of_unit(warm.unit, card.processes)
+        if pids:
+            return sum(card.processes[pid] for pid in pids)
+        # The processes of the host cannot be seen from inside a container, nor those of a unit that hides them: what
+        # the unit declares is ours then, or a card that it fills would count as filled by others and take nothing new.
+        rules = self._catalog.models.get(model)
+        declared = rules.memory.get(device, 0) if rules is not None and rules.memory else 0
+        return min(declared, card.capacity - card.available)
 
 
 def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:

@@ -115,9 +115,12 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
 def _held(core: Machine, names: tuple[str, ...]) -> str | None:
     """What keeps one of them from being loaded, whoever asks."""
     stations = (core.state.stations[name] for name in names)
-    return next(
-        (why for s in stations if s.stage is Stage.ABSENT and (why := hindrance(core.state, s))), None
-    )
+    return next((why for s in stations if _must_come(s) and (why := hindrance(core.state, s))), None)
+
+
+def _must_come(station: Station) -> bool:
+    """Whether it is not there, or there and out of reach."""
+    return station.stage is Stage.ABSENT or station.silence is not None
 
 
 def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str, held: str | None) -> str:

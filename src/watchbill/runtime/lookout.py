@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from watchbill.catalog import RAM, Catalog
-from watchbill.core.messages import Alert, DeviceReading, ModelReading, Observed
+from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
 from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROBE_FAILURES_MAX, PROCESS_LOOK_MS
 from watchbill.probes import Reading
 from watchbill.probes.health import constraint
@@ -22,7 +22,7 @@ from watchbill.probes.ram import RamProbe, next_look_ms
 __all__ = ["Lookout"]
 
 Memory = Mapping[str, tuple[int, Mapping[str, int]]]
-Cards = Mapping[str, Mapping[int, int]]
+Cards = Mapping[str, Reading]
 
 
 class Lookout:
@@ -43,6 +43,7 @@ class Lookout:
         self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
         self._ram, self._clock, self._alert = ram, clock, alert
         self._see_sleep, self._asleep = asleep, dict[str, bool]()
+        self._constraints: dict[str, Constraint] = {}  # the devices that took nothing new at the last look
         self._failed = [0] * len(probes)  # looks in a row that brought nothing
         self._blind = 0  # looks in a row at the processes that brought nothing
         self._turn = asyncio.Lock()
@@ -80,7 +81,7 @@ class Lookout:
             saw = processes and await self._see_processes(readings)
         now = round(self._clock() * 1000)
         devices = {
-            name: reading.for_core(now, constraint(self._catalog.devices[name], reading, self._held_on(name)))
+            name: reading.for_core(now, self._judge(name, reading))
             for found in readings
             for name, reading in found.items()
             if name in self._catalog.devices
@@ -94,7 +95,7 @@ class Lookout:
 
     async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
         """Looks at each engine's process. Where that fails, what was last seen of them stands."""
-        cards = {name: r.processes for found in readings for name, r in found.items() if r.processes}
+        cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
         try:
             self._models = await asyncio.to_thread(self._memory, cards)
             if self._see_sleep is not None:
@@ -113,6 +114,14 @@ class Lookout:
             if self._failed[place] == PROBE_FAILURES_MAX and self._alert is not None:
                 text = f"memory cannot be read, so nothing new is loaded there soon: {probe.failure}"
                 self._alert(Alert("probe", text))
+
+    def _judge(self, name: str, reading: Reading) -> Constraint | None:
+        """Whether a device takes anything new; it remembers what the last look said."""
+        device, before = self._catalog.devices[name], self._constraints.pop(name, None)
+        found = constraint(device, reading, self._held_on(name), before)
+        if found is not None:
+            self._constraints[name] = found
+        return found
 
     def _held_on(self, device: str) -> int:
         return sum(memory.get(device, 0) for _, memory in self._models.values())

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 
 from watchbill import __version__
 from watchbill.catalog import WorkClass
+from watchbill.core.budget import DeviceBook
 from watchbill.core.doubt import doubt
-from watchbill.core.messages import Request
+from watchbill.core.messages import Constraint, Request, Trouble
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
 __all__ = [
+    "constraint_view",
     "hindrance",
     "policy_doubt",
     "request_view",
@@ -78,8 +80,35 @@ def _device(state: State, name: str) -> dict[str, object]:
         "asleep": state.used(name, Stage.ASLEEP),
         "emergency": book.emergency_since is not None,
         "maintenance": book.in_maintenance,
-        "constrained": book.reading.constrained if book.reading else None,
+        "constrained": constraint_text(limit) if (limit := _constraint(book)) else None,
+        "constraint": constraint_view(book),
     }
+
+
+def _constraint(book: DeviceBook) -> Constraint | None:
+    return book.reading.constrained if book.reading is not None else None
+
+
+def constraint_view(book: DeviceBook) -> dict[str, object] | None:
+    """Why nothing new is loaded onto a device, for scripts."""
+    limit = _constraint(book)
+    if limit is None:
+        return None
+    figures = {"figure": round(limit.figure, 1), "limit": limit.limit, "throttled": list(limit.throttled)}
+    return {"trouble": limit.trouble.value, **figures}
+
+
+def constraint_text(limit: Constraint) -> str:
+    """The same for people."""
+    match limit.trouble:
+        case Trouble.HEAT:
+            return f"{limit.figure:.0f} C, and its limit is {limit.limit:.0f} C"
+        case Trouble.MEMORY:
+            return f"others use {limit.figure:.0f} % of its memory, and its limit is {limit.limit:.0f} %"
+        case Trouble.POWER:
+            return f"{limit.figure:.0f} W, and its limit is {limit.limit:.0f} W"
+        case Trouble.THROTTLED:
+            return f"it slows itself down: {', '.join(limit.throttled)}"
 
 
 def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[str, object]:
@@ -241,8 +270,8 @@ def hindrance(state: State, station: Station) -> str | None:
             continue
         if book.in_maintenance:
             return f"until {name} is back from maintenance ({book.lent_for})"
-        if book.reading is not None and book.reading.constrained:
-            return f"until {name} is well again: {book.reading.constrained}"
+        if (limit := _constraint(book)) is not None:
+            return f"until {name} is well again: {constraint_text(limit)}"
         if not book.may_load:
             return f"until {name} can be read again"
     return None
