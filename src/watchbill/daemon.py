@@ -187,7 +187,8 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         driver.stop_admitting()
         await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
     finally:
-        await asyncio.to_thread(spools.close)
+        for lost in await asyncio.to_thread(spools.close):
+            setting.screen.warn(lost)
         await driver.close()
         journal.close()
         root.forget_daemon()
@@ -341,10 +342,11 @@ class _Spools:
             for name, told in self.drains.view().items()
         }
 
-    def close(self) -> None:
-        """Ends both. Blocks."""
-        self.captures.close()  # first: what was captured last may still go through the drains
+    def close(self) -> list[str]:
+        """Ends both. Blocks. Says what was captured and could not be stored."""
+        lost = self.captures.close()  # first: what was captured last may still go through the drains
         self.drains.close()
+        return lost
 
 
 @dataclass(frozen=True, slots=True)

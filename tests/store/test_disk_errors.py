@@ -1,5 +1,6 @@
 """Disks that fail, fill up or turn read-only: refused with a reason, nothing half visible, and it recovers alone."""
 
+import contextlib
 import os
 import re
 import resource
@@ -8,11 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from watchbill.catalog import SpoolRules
 from watchbill.cli import run
+from watchbill.core.messages import Alert
+from watchbill.runtime.capture import Captured, SpoolCapture
 from watchbill.spool import Spool, SpoolBroken, SpoolFull, SpoolLayout
 from watchbill.spool.inspect import State, entries, poison_named, show, stats
 
@@ -314,3 +319,40 @@ def test_a_drain_says_what_waits_for_room(
     said = capsys.readouterr()
     assert said.out.startswith("appended 100,")
     assert "log" not in said.err
+
+
+def test_captured_requests_wait_for_a_full_disk_and_are_stored_in_their_order(
+    small_disk: Callable[[str], Path],
+) -> None:
+    """SPOOL-13, R4: while there is no room they wait, alerted; with room all are stored as they came."""
+    disk = small_disk("size=2m")
+    filler = disk / "filler"
+    told: list[Alert] = []
+    capture = SpoolCapture(disk, {"chats": SpoolRules("chats", "spool", MappingProxyType({}))}, told.append)
+
+    def ask(number: int) -> bool:
+        return capture.capture(
+            "chats", Captured(f"{number}", 1.5, "chat", "m", "local", "why", "x" * 999, "ok")
+        )
+
+    assert ask(0)
+    _wait_for(lambda: capture.view()["chats"]["stored"] == 1)
+    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    assert all(ask(number) for number in range(1, 200))
+    _wait_for(lambda: bool(told))
+    assert (told[0].kind, "No space left" in told[0].text) == ("capture", True)
+    assert capture.view()["chats"]["waiting"] > 0
+    filler.unlink()
+    _wait_for(lambda: capture.view()["chats"]["stored"] == 200)
+    assert (capture.close(), len(told)) == ([], 1)
+    with Spool(disk / "spool") as spool:
+        assert [item.event["id"] for item in iter(spool.lease, None)] == [f"{n}" for n in range(200)]
+
+
+def _wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

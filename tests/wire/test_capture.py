@@ -134,14 +134,40 @@ def test_a_disk_that_comes_back_gets_what_waited(tmp_path: Path) -> None:
     capture.close()
 
 
-def test_closing_on_a_broken_disk_ends(tmp_path: Path) -> None:
+def test_waiting_is_alerted_once_and_what_the_end_cannot_store_is_counted(tmp_path: Path) -> None:
+    """SPOOL-13, R4: captured requests on a broken disk are never dropped without a word."""
     (tmp_path / "blocked").write_text("")
-    capture = SpoolCapture(tmp_path, {"chats": rules(path="blocked/spool")}, Told())
-    assert capture.capture("chats", request(1))
-    capture.close()
+    told = Told()
+    capture = SpoolCapture(tmp_path, {"chats": rules(path="blocked/spool")}, told)
+    for number in range(3):
+        assert capture.capture("chats", request(number))
+    assert told.came.wait(20)
+    assert "wait in memory" in told.alerts[0].text
+    (said,) = capture.close()
+    assert "spool chats: 3 captured requests were lost at the end: " in said
+    assert [alert.text for alert in told.alerts[1:]] == [said]
+    assert capture.view() == {"chats": {"stored": 0, "waiting": 0, "dropped": 3}}
+    assert capture.close() == []
     assert not [
         thread for thread in threading.enumerate() if thread.name == "capture-chats" and thread.is_alive()
     ]
+
+
+def test_the_end_tries_once_more_and_counts_outlive_a_reload(tmp_path: Path) -> None:
+    """SPOOL-13: a disk that has room again at the last moment gets everything, in its order."""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    told = Told()
+    capture = SpoolCapture(tmp_path, {"chats": rules(path="blocked/spool")}, told)
+    for number in range(40):
+        assert capture.capture("chats", request(number))
+    assert told.came.wait(20)
+    blocked.unlink()
+    capture.reconfigure({"chats": rules(path="elsewhere")})
+    assert capture.view()["chats"] == {"stored": 40, "waiting": 0, "dropped": 0}
+    assert capture.close() == []
+    with Spool(tmp_path / "blocked" / "spool") as spool:
+        assert [item.event["id"] for item in iter(spool.lease, None)] == [f"wb-{n}" for n in range(40)]
 
 
 def test_a_spool_that_moved_gets_its_events_at_the_new_place(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """Capture: finished requests become events in a spool, off the path of their answers.
 
 `capture` puts an event into a bounded buffer and returns; a thread per spool commits what has gathered. A disk that is
-slow, full or broken fills the buffer, never an answer's time: what no longer fits is dropped, counted, and alerted when
-it begins. An event is safe when the thread has committed it; what is still in the buffer when the process is killed is
-lost, which is the price of not waiting.
+slow, full or broken fills the buffer, never an answer's time. An alert says that events wait; what no longer fits is
+dropped, counted, and alerted when it begins. Once there is room everything that waited is stored in its order. An event
+is safe when the thread has committed it. What the disk refuses until the end of a shutdown is lost and said with its
+count. What is in the buffer when the process is killed is lost in silence, which is the price of not waiting.
 """
 
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -70,6 +71,7 @@ class SpoolCapture:
         self._lock = threading.Lock()
         self._spools = dict(spools)
         self._writers: dict[str, _Writer] = {}
+        self._ended: dict[str, Counter[str]] = {}  # what writers that are gone have stored and dropped
 
     def capture(self, spool: str, event: Captured) -> bool:
         """Takes an event for the spool of this name, at once. False when it had to be dropped."""
@@ -82,18 +84,40 @@ class SpoolCapture:
             gone = [name for name, rules in self._spools.items() if spools.get(name) != rules]
             self._spools = dict(spools)
             ended = [self._writers.pop(name) for name in gone if name in self._writers]
-        _close_all(ended)
+        self._close(ended)
 
-    def close(self) -> None:
-        """Writes what waits, for a bounded time."""
+    def close(self) -> list[str]:
+        """Writes what waits, for a bounded time. Says what could not be written."""
         with self._lock:
             ended, self._writers = list(self._writers.values()), {}
             self._spools = {}
-        _close_all(ended)
+        return self._close(ended)
 
     def view(self) -> dict[str, dict[str, int]]:
         """How many events of each spool were stored, wait, and were dropped."""
-        return {name: writer.view() for name, writer in list(self._writers.items())}
+        with self._lock:
+            now = {name: Counter(writer.view()) for name, writer in self._writers.items()}
+            names = {**self._ended, **now}
+            none = Counter[str]()
+            sums = {name: self._ended.get(name, none) + now.get(name, none) for name in names}
+        return {
+            name: {key: told[key] for key in ("stored", "waiting", "dropped")} for name, told in sums.items()
+        }
+
+    def _close(self, writers: "list[_Writer]") -> list[str]:
+        """Ends these writers, all within one bound. Tells of each that could not write everything."""
+        for writer in writers:
+            writer.ask_to_end()
+        deadline = time.monotonic() + CAPTURE_STOP_MS / 1000
+        lost: list[str] = []
+        for writer in writers:
+            lost += writer.join(deadline)
+            with self._lock:
+                self._ended[writer.name] = self._ended.get(writer.name, Counter()) + Counter(writer.view())
+        for text in lost:
+            _LOG.error("%s", text)
+            self._tell(Alert("capture", text))
+        return lost
 
     def _begin(self, spool: str) -> "_Writer | None":
         with self._lock:
@@ -104,25 +128,19 @@ class SpoolCapture:
             return self._writers[spool]
 
 
-def _close_all(writers: "list[_Writer]") -> None:
-    for writer in writers:
-        writer.ask_to_end()
-    deadline = time.monotonic() + CAPTURE_STOP_MS / 1000
-    for writer in writers:
-        writer.join(deadline)
-
-
 class _Writer:
     """The buffer and the thread of one spool."""
 
     def __init__(self, rules: SpoolRules, root: Path, tell: Tell) -> None:
         self._rules, self._root, self._tell = rules, root, tell
+        self.name = rules.name
         self._waiting: deque[tuple[Captured, int]] = deque()
         self._chars = 0
         self._news = threading.Condition()
         self._ending = threading.Event()
         self._stored = self._dropped = 0
         self._is_dropping = False  # told once, until the buffer has room again
+        self._trouble = ""  # why events wait; told once, until they are stored
         self._thread = threading.Thread(target=self._run, name=f"capture-{rules.name}", daemon=True)
         self._thread.start()
 
@@ -143,12 +161,19 @@ class _Writer:
             self._ending.set()
             self._news.notify()
 
-    def join(self, deadline_s: float) -> None:
+    def join(self, deadline_s: float) -> list[str]:
+        """Waits for the end until then; says what did not reach the disk."""
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
-        if self._thread.is_alive():
-            _LOG.warning(
-                "spool=%s %d captured events did not reach the disk", self._rules.name, len(self._waiting)
-            )
+        with self._news:
+            lost = len(self._waiting)
+            self._dropped += lost
+            self._waiting.clear()
+            self._chars = 0
+        if not lost:
+            return []
+        requests = "a captured request was" if lost == 1 else f"{lost} captured requests were"
+        why = self._trouble or "the disk did not answer in time"
+        return [f"spool {self.name}: {requests} lost at the end: {why}"]
 
     def view(self) -> dict[str, int]:
         return {"stored": self._stored, "waiting": len(self._waiting), "dropped": self._dropped}
@@ -164,17 +189,28 @@ class _Writer:
         spool: Spool | None = None
         pause_ms = CAPTURE_AGAIN_MS
         while batch := self._next_batch():
+            is_last_try = self._ending.is_set()
             try:
                 spool = spool or open_spool(self._rules, self._root, signed=True)
                 self._store(spool, batch)
-                pause_ms = CAPTURE_AGAIN_MS
+                self._trouble, pause_ms = "", CAPTURE_AGAIN_MS
             except (WatchbillError, OSError) as error:  # the disk, a key: what waits is kept and tried again
-                _LOG.warning("spool=%s captured events wait: %s", self._rules.name, error)
-                if self._ending.wait(pause_ms / 1000):
+                self._tell_of_trouble(error)
+                if is_last_try:
                     break  # it must not hold up the shutdown
+                self._ending.wait(pause_ms / 1000)
                 pause_ms = min(pause_ms * 2, CAPTURE_AGAIN_MS_MAX)
         if spool is not None:
             spool.close()
+
+    def _tell_of_trouble(self, error: Exception) -> None:
+        _LOG.warning("spool=%s captured events wait: %s", self.name, error)
+        is_new, self._trouble = not self._trouble, str(error)
+        if is_new:
+            bound = f"at most {CAPTURE_EVENTS_MAX} do, then they are dropped"
+            self._tell(
+                Alert("capture", f"spool {self.name}: captured requests wait in memory ({bound}): {error}")
+            )
 
     def _next_batch(self) -> list[Captured]:
         """What has gathered, oldest first; it stays in the buffer until it is stored. Empty at the end."""
@@ -197,7 +233,7 @@ class _Writer:
 
     def _forget(self, count: int, *, stored: bool, why: str = "") -> None:
         with self._news:
-            for _ in range(count):
+            for _ in range(min(count, len(self._waiting))):  # none are left where the end did not wait for us
                 _, chars = self._waiting.popleft()
                 self._chars -= chars
             if stored:
