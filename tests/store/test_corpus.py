@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from watchbill.spool import Corpus, SpoolBroken, SpoolFull, reader
+from watchbill.spool import Corpus, SpoolBroken, SpoolFull, ids, reader
 
 MUTATIONS = int(os.environ.get("WATCHBILL_MUTATIONS", "300"))
 
@@ -41,6 +41,58 @@ def test_each_id_is_appended_once_across_appenders_and_restarts(path: Path) -> N
     assert again.append(pairs("d", "e")).appended == 1
     again.close()
     assert [line.id for line in reader.read(path)] == ["a", "b", "c", "d", "e"]
+
+
+def test_an_id_index_cut_anywhere_costs_no_duplicate(path: Path) -> None:
+    """SPOOL-07: a kill in the middle of a write of the index; what it lacks is read in the corpus."""
+    with Corpus(path) as corpus:
+        corpus.append(pairs("a", "b", "c"))
+        corpus.append(pairs("d", "e"))
+    (index,) = path.with_name("corpus.jsonl.ids").iterdir()
+    lines, whole = path.read_bytes(), index.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(lines)
+        index.write_bytes(whole[:cut])
+        for new in ("f", "g"):  # each a restart; the second one reads what the first one wrote behind the cut
+            with Corpus(path) as again:
+                done = again.append(pairs("a", "b", "c", "d", "e", new))
+            assert (cut, new, done.appended, done.duplicates) == (cut, new, 1, 5)
+
+
+def test_an_index_with_a_lost_page_costs_no_duplicate(path: Path) -> None:
+    """SPOOL-07, R1: after a power cut a stretch of an unsynced file may be zeros."""
+    with Corpus(path) as corpus:
+        for number in range(20):
+            corpus.append(pairs(f"{number}"))
+    (index,) = path.with_name("corpus.jsonl.ids").iterdir()
+    whole = index.read_bytes()
+    for start in range(0, len(whole), 37):
+        index.write_bytes(whole[:start] + b"\0" * 64 + whole[start + 64 :])
+        with Corpus(path) as again:
+            assert again.append(pairs(*(f"{number}" for number in range(20)))).appended == 0
+
+
+def test_ids_that_a_killed_appender_did_not_note_are_noted_by_the_next(
+    path: Path, child: Callable[..., Any]
+) -> None:
+    """SPOOL-07: killed between the corpus and its index; the next appender knows, and so does the one after it."""
+
+    def die_before_the_index(say: Callable[[object], None]) -> None:
+        def die(*_: object, **__: object) -> int:
+            os._exit(9)
+
+        corpus = Corpus(path)
+        corpus.append(pairs("a"))
+        ids.open_shared = die
+        corpus.append(pairs("b"))
+        say("survived")
+
+    assert child(die_before_the_index).join() == []
+    with Corpus(path) as second:
+        assert second.append(pairs("c")).appended == 1
+    with Corpus(path) as third:
+        assert third.append(pairs("a", "b", "c")).duplicates == 3
+    assert [line.id for line in reader.read(path, unique=False)] == ["a", "b", "c"]
 
 
 def test_the_number_one_and_the_text_one_are_two_ids(path: Path) -> None:

@@ -28,3 +28,5 @@ CLI_ENQUEUE_BATCH_BYTES_MAX = 8 * 2**20
 CLI_DRAIN_LOOK_S = 0.2
 #: How long `config check` waits for the engines that it can only call on.
 CLI_CALL_S = 2.0
+#: Files and folders that a drain names when it may not touch them.
+CLI_BARRED_SHOWN = 5

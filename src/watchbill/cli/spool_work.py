@@ -1,7 +1,9 @@
 """`spool drain` and `spool gc`: what a daemon does with a spool, in the foreground."""
 
 import json as jsonlib
+import sys
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -9,7 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
+from watchbill.cli.bounds import CLI_BARRED_SHOWN
 from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_drain import Foreground
 from watchbill.cli.terminal import Terminal, plain
@@ -68,7 +72,8 @@ def drain(
     """Move events into the corpus until Ctrl-C, or until nothing waits.
 
     Events that a crashed worker left are taken up first. What is no valid event goes to poison with its reason; a disk
-    that is full is waited for. Exit code 0 also when some events were poisoned: the output counts them.
+    that is full is waited for. Exit code 0 also when some events were poisoned: the output counts them. Exit code 1
+    when this user may not read or move something of the spool.
     """
     chosen = which.choose()
     rules = chosen.rules
@@ -139,17 +144,29 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
             waiting=waiting.queue + waiting.in_flight if waiting else 0,
         )
         hidden = unreplayed(drains[0].spool.layout)
+        barred = {path: why for each in drains for path, why in each.spool.barred.items()}
     finally:
         for each in drains:
             each.spool.close()
     if json:
-        terminal.show(jsonlib.dumps(asdict(report)))
+        terminal.show(jsonlib.dumps(asdict(report) | {"barred": len(barred)}))
     else:
         told = f"appended {report.appended}, already there {report.duplicates}, poisoned {report.poisoned}"
         terminal.show(told + (f", put back {report.released}" if report.released else ""))
     if hidden:
         terminal.note(f"{hidden} more are safe in a dead writer's log and wait for room to be shown")
-    return foreground.exit_code
+    if barred:
+        print(f"watchbill: {plain(_told_of(barred))}", file=sys.stderr, flush=True)
+    return foreground.exit_code or (FAILED if barred else 0)
+
+
+def _told_of(barred: dict[str, str]) -> str:
+    """What cannot be drained, the first of it by name, and what to do."""
+    shown = "; ".join(f"{path}: {why}" for path, why in islice(barred.items(), CLI_BARRED_SHOWN))
+    more = f"; and {len(barred) - CLI_BARRED_SHOWN} more" if len(barred) > CLI_BARRED_SHOWN else ""
+    what = "1 file or folder" if len(barred) == 1 else f"{len(barred)} files and folders"
+    advice = "give their group access (chmod g+rwX), or drain as their owner"
+    return f"{what} of the spool cannot be drained by this user: {shown}{more}; {advice}"
 
 
 def _schema(text: str) -> str:

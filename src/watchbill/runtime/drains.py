@@ -186,7 +186,7 @@ class _Keeper:
             self._settled = settled
             for drain in self._drains:
                 drain.last_error = ""
-        trouble = next((drain.last_error for drain in self._drains if drain.last_error), "")
+        trouble = next((drain.last_error for drain in self._drains if drain.last_error), "") or self._barred()
         if trouble:
             self._complain(trouble)
         else:
@@ -194,6 +194,16 @@ class _Keeper:
         self._tell_of_poison(known["poisoned"])
         self._count_if_due()
         self._collect_if_due()
+
+    def _barred(self) -> str:
+        """What of the spool this user may not touch: the rest is drained, this is not."""
+        barred = {path: why for drain in self._drains for path, why in drain.spool.barred.items()}
+        first = next(iter(barred), "")
+        return (
+            f"{len(barred)} of its files or folders cannot be drained, {first}: {barred[first]}"
+            if first
+            else ""
+        )
 
     def _look_after_until_stopped(self) -> None:
         while not self._stopped.wait(DRAIN_LOOK_MS / 1000):

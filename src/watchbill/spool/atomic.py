@@ -18,13 +18,15 @@ from typing import Any
 from watchbill.spool.limits import EVENT_BYTES_MAX
 
 __all__ = [
-    "NotAFile", "fsync_folder", "make_folder", "pwrite_all", "read_regular", "rename_noreplace", "sync_data",
+    "FILE_MODE", "NotAFile", "fsync_folder", "make_folder", "make_subfolder", "open_shared", "pwrite_all",
+    "read_regular", "rename_noreplace", "sync_data",
     "sync_filesystem", "write_all", "write_file", "write_file_durable",
 ]  # fmt: skip
 
-#: Folders and files belong to the user who runs the spool; ROOT itself is 0700.
-FILE_MODE = 0o640
-FOLDER_MODE = 0o750
+#: Folders and files belong to the user who runs the spool and, as far as the umask allows, to the group; never to all.
+FILE_MODE = 0o660
+FOLDER_MODE = 0o770
+_GROUP_BITS = 0o070
 _TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
@@ -81,8 +83,37 @@ def make_folder(path: Path) -> None:
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        make_subfolder(folder)
         fsync_folder(folder.parent)
+
+
+def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: bool = True) -> None:
+    """Make one folder. In a folder with the setgid bit, which a group shares, it gets the group's rights of that one,
+    whatever the umask says: otherwise the others could not move what is in it."""
+    name = os.fspath(path)
+    try:
+        os.mkdir(name, FOLDER_MODE, dir_fd=dir_fd)
+    except FileExistsError:
+        if exist_ok:
+            return
+        raise
+    parent = os.stat(os.path.dirname(name) or ".", dir_fd=dir_fd).st_mode
+    if parent & stat.S_ISGID:
+        mode = stat.S_IMODE(os.stat(name, dir_fd=dir_fd).st_mode)
+        os.chmod(name, mode | stat.S_ISGID | (parent & _GROUP_BITS), dir_fd=dir_fd)
+
+
+def open_shared(path: Path, flags: int) -> int:
+    """Open a file that others write to as well (a lock, a corpus), or make it. In a folder that a group shares its
+    maker gives the group the right to."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    status = os.fstat(fd)
+    wanted = FILE_MODE & _GROUP_BITS
+    if status.st_mode & wanted != wanted and status.st_uid == os.geteuid():
+        parent = os.stat(path.parent).st_mode
+        if parent & stat.S_ISGID:
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) | (parent & wanted))
+    return fd
 
 
 def fsync_folder(path: Path) -> None:

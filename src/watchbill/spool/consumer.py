@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill.spool.atomic import FOLDER_MODE, rename_noreplace, write_file
+from watchbill.spool.atomic import make_subfolder, rename_noreplace, write_file
 from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
@@ -162,6 +162,13 @@ class Consumer:
         self._move(lease, State.QUEUE.value, lease.name)
         self._settle(lease)
 
+    def set_aside(self, lease: Lease, error: OSError) -> None:
+        """Put back an event that this user may not read. Others may; nobody has to wait for us."""
+        self._rest(stem_of(lease.name), rest_after(lease.attempt))
+        self._move(lease, State.QUEUE.value, lease.name)
+        self._settle(lease)
+        self._layout.barred.note(self._layout.folder(State.QUEUE) / lease.name, error)
+
     def give_back(self, lease: Lease) -> None:
         """Release without fail: what a full disk keeps us from moving now is moved later."""
         try:
@@ -233,6 +240,7 @@ class Consumer:
             if error.errno not in _THIS_FILE_ONLY:
                 raise
             self._resting[stem_of(name)] = time.monotonic() + _UNMOVABLE_REST_S
+            self._layout.barred.note(self._layout.folder(State.QUEUE) / path, error)
             return None
         self._batch_leases += batch
         return lease
@@ -251,7 +259,7 @@ class Consumer:
             self._close_batch()
         if not self._batch:
             name = f"{time.time_ns():019d}-batch-{os.urandom(4).hex()}"
-            os.mkdir(name, FOLDER_MODE, dir_fd=self._owner.fd)
+            make_subfolder(name, dir_fd=self._owner.fd, exist_ok=False)
             self._batch_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
             self._batch = name + "/"
         return self._batch_fd, self._batch
@@ -312,8 +320,7 @@ class Consumer:
 
     def _make(self, folder: str) -> None:
         """Make a folder that is not there, or no longer: people free room by hand."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, FOLDER_MODE, dir_fd=self._layout.root_fd)
+        make_subfolder(folder, dir_fd=self._layout.root_fd)
 
     def _rest(self, stem: str, rest_s: float) -> None:
         with self._lock:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from watchbill.spool.atomic import (
-    FILE_MODE,
     fsync_folder,
     make_folder,
+    open_shared,
     pwrite_all,
     sync_data,
     write_file_durable,
@@ -118,8 +118,7 @@ class Corpus:
 
     def _open(self) -> None:
         make_folder(self.path.parent)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self.path, flags, FILE_MODE)
+        self._fd = open_shared(self.path, os.O_RDWR | os.O_NOFOLLOW)
         fsync_folder(self.path.parent)
         self._end = -1
 
@@ -137,6 +136,8 @@ class Corpus:
         size = self._mend_tail(size)
         if self._end < 0 or size < self._end:
             self._end = max(self._ids.load(size), size - IDS_TAIL_BYTES_MAX, 0)
+        else:
+            self._end = max(self._ids.catch_up(size), self._end)
         self._learn(self._end, size)
         self._end = size
         return size
@@ -149,7 +150,7 @@ class Corpus:
                 return
             start += len(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
-            self._ids.add(digest for digest in map(self._digest, lines) if digest is not None)
+            self._ids.learn(digest for digest in map(self._digest, lines) if digest is not None)
 
     def _digest(self, line: bytes) -> bytes | None:
         try:
@@ -210,13 +211,10 @@ class Corpus:
             raise
 
     def _remember(self, digests: list[bytes], end: int) -> None:
-        self._ids.add(digests)
         self._end = end
-        if not digests:
-            return
         try:
             self._ids.write(digests, end)
         except OSError as error:
-            # The corpus holds the events; without a day file a restart reads its tail instead.
+            # The corpus holds the events; what the day files lack is read there after a restart.
             if error.errno not in NO_ROOM:
                 raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from watchbill.spool.atomic import make_folder
+from watchbill.spool.atomic import make_folder, open_shared
 from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
@@ -269,7 +269,7 @@ class Drain:
                 return True
             self._let_order_go()  # of a spool that lies elsewhere by now
             make_folder(path.parent)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            fd = open_shared(path, os.O_RDWR)
         except OSError as error:
             raise disk_fault(error, "open the lock that keeps the order") from error
         try:

@@ -1,20 +1,34 @@
 """Which ids a corpus already holds, as far as it can be known cheaply.
 
-Remembers a 16-byte digest per id, the last million of them. Day files beside the corpus
-(`corpus.jsonl.ids/2026-11-15.txt`, one `offset digest` a line) carry the memory over a restart. They are
-written after the corpus was synced, never before, so they never claim an id that a power cut took away.
-A corpus that became shorter than they say is a different corpus: then they are dropped, because a duplicate is
+Remembers a 16-byte digest per id, the last million of them. Day files beside the corpus carry the memory over a restart
+(`corpus.jsonl.ids/2026-11-15.txt`):
+
+    # 0 4096 2                        a block: the corpus from one offset to another, and how many ids follow
+    5f2a...                           a digest
+    81c0...
+
+They are written after the corpus was synced, never before, so they never claim an id that a power cut took away.
+
+Each block begins where the one before it ended. A kill may cut a block short, or come between the corpus and its block:
+then a stretch of the corpus is in no block. From there on the corpus itself is read, and the next block begins there.
+
+A corpus that became shorter than the files say is a different corpus: then they are dropped, because a duplicate is
 allowed and a loss is not, and that corpus may grow beyond what they say.
 """
 
 import datetime
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from watchbill.spool.atomic import make_subfolder, open_shared, write_all
 from watchbill.spool.limits import IDS_DAYS, IDS_MAX
 
 __all__ = ["Ids"]
+
+_HEADER = re.compile(rb"# (\d{1,19}) (\d{1,19}) (\d{1,9})")
+_DIGEST = re.compile(rb"[0-9a-f]{32}")
 
 
 class Ids:
@@ -23,6 +37,9 @@ class Ids:
     def __init__(self, corpus: Path) -> None:
         self._folder = corpus.with_name(corpus.name + ".ids")
         self._known: dict[bytes, None] = {}
+        self._read_to: dict[str, int] = {}  # of each day file
+        self._covered = 0  # up to here the day files know the corpus without a gap
+        self._unwritten: list[bytes] = []  # ids behind that, which the next block has to name
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._known
@@ -32,51 +49,100 @@ class Ids:
 
     def load(self, corpus_bytes: int) -> int:
         """Read the day files and return up to which offset of the corpus they know it; 0 for not at all."""
-        self._known.clear()
-        known_to = 0
+        self._reset()
+        files = self._files()
+        if len(files) > IDS_DAYS:
+            self._covered = -1  # older days are left out: what is read begins where it begins
+        return self.catch_up(corpus_bytes)
+
+    def catch_up(self, corpus_bytes: int) -> int:
+        """Read what other appenders have noted since, and return up to where the day files know the corpus."""
+        furthest = 0
         for path in self._files()[-IDS_DAYS:]:
-            known_to = max(known_to, self._load_file(path))
-        if known_to > corpus_bytes:
+            furthest = max(furthest, self._read(path))
+        if max(furthest, self._covered) > corpus_bytes:
             self.forget()
-            return 0
-        return known_to
+        self._covered = max(0, self._covered)
+        return self._covered
 
-    def add(self, digests: Iterable[bytes]) -> None:
-        for digest in digests:
-            self._known[digest] = None
-        while len(self._known) > IDS_MAX:
-            del self._known[next(iter(self._known))]
+    def learn(self, digests: Iterable[bytes]) -> None:
+        """Take up ids that were read in the corpus itself."""
+        new = list(digests)
+        self._add(new)
+        self._unwritten += new
 
-    def write(self, digests: Iterable[bytes], end: int) -> None:
-        """Note ids that the corpus holds durably up to offset `end`. Raises OSError."""
-        text = "".join(f"{end} {digest.hex()}\n" for digest in digests)
-        self._folder.mkdir(exist_ok=True)
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        with open(self._folder / f"{today}.txt", "ab", buffering=0) as file:
-            file.write(text.encode())
+    def write(self, digests: list[bytes], end: int) -> None:
+        """Note new ids, and those that were learned, in a corpus that is durable up to `end`. Raises OSError: then they
+        are noted by the next write."""
+        self.learn(digests)
+        if not self._unwritten and self._covered == end:
+            return
+        if len(self._unwritten) > IDS_MAX:
+            self._unwritten, self._covered = [], end  # the gap is read in the corpus after a restart
+            return
+        # The newline ends what a killed writer left of its last line.
+        lines = [
+            f"\n# {self._covered} {end} {len(self._unwritten)}",
+            *(each.hex() for each in self._unwritten),
+            "",
+        ]
+        make_subfolder(self._folder)
+        today = self._folder / f"{datetime.datetime.now(datetime.UTC).date().isoformat()}.txt"
+        fd = open_shared(today, os.O_WRONLY | os.O_APPEND)
+        try:
+            write_all(fd, "\n".join(lines).encode())
+            self._read_to[today.name] = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        self._unwritten, self._covered = [], end
         for old in self._files()[: -(IDS_DAYS + 1)]:
             old.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Drop the day files: the corpus was changed by hand. Raises OSError."""
-        self._known.clear()
+        self._reset()
         for path in self._files():
             path.unlink(missing_ok=True)
+
+    def _reset(self) -> None:
+        self._known.clear()
+        self._read_to.clear()
+        self._unwritten.clear()
+        self._covered = 0
 
     def _files(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
         return sorted(self._folder / name for name in os.listdir(self._folder) if name.endswith(".txt"))
 
-    def _load_file(self, path: Path) -> int:
-        end = 0
-        for line in path.read_bytes().split(b"\n"):
-            offset, _, digest = line.partition(b" ")
-            if len(digest) != 32 or not offset.isdigit():
-                continue  # cut short by a crash
-            try:
-                self._known[bytes.fromhex(digest.decode("ascii"))] = None
-            except ValueError:
+    def _add(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._known[digest] = None
+        while len(self._known) > IDS_MAX:
+            del self._known[next(iter(self._known))]
+
+    def _read(self, path: Path) -> int:
+        """Take up the new blocks of a day file and return the furthest offset that any of them names."""
+        with open(path, "rb") as file:
+            file.seek(self._read_to.get(path.name, 0))
+            lines = file.read().split(b"\n")
+            self._read_to[path.name] = file.tell()
+        at = furthest = 0
+        while at < len(lines):
+            header = _HEADER.fullmatch(lines[at])
+            at += 1
+            if header is None:
                 continue
-            end = max(end, int(offset))
-        return end
+            start, end, count = map(int, header.groups())
+            digests = lines[at : at + count]
+            if len(digests) == count and all(map(_DIGEST.fullmatch, digests)):
+                self._take_block(start, end, digests)
+                furthest = max(furthest, end)
+                at += count
+        return furthest
+
+    def _take_block(self, start: int, end: int, digests: list[bytes]) -> None:
+        self._add(bytes.fromhex(each.decode("ascii")) for each in digests)
+        if self._covered < 0 or start <= self._covered < end:
+            self._covered = end
+            self._unwritten.clear()

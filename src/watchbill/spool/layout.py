@@ -6,11 +6,12 @@ rename does not cross file systems). Holds open the folders that every operation
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from watchbill.spool.atomic import make_folder
+from watchbill.spool.barred import Barred
 from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event
@@ -34,6 +35,7 @@ class Layout:
     root: Path
     root_fd: int
     queue_fd: int
+    barred: Barred = field(default_factory=Barred)  # what we met here and may not touch
 
     @classmethod
     def open(cls, root: Path) -> "Layout":
@@ -88,7 +90,8 @@ def _make_folders(root: Path) -> None:
 
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:
-    """Yield every event below a folder. What vanishes meanwhile is left out; hidden folders are not entered."""
+    """Yield every event below a folder. What vanishes meanwhile is left out, and what this user may not list; hidden
+    folders are not entered."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -96,7 +99,7 @@ def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirE
                     yield entry
                 elif depth and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     yield from walk_events(Path(entry.path), depth - 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
 
 

@@ -51,6 +51,8 @@ REPLAY_LOGS_MAX = 256
 REPLAY_NAMES_MAX = 1_000_000
 #: A file leased by a program that holds no lock is taken back after this many seconds.
 FOREIGN_LEASE_S = 600.0
+#: Files and folders that a process notes as closed to it.
+BARRED_MAX = 1_000
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.
 FOREIGN_NAME_BYTES_MAX = 160
 #: Folders that a consumer watches for arrivals besides queue/ itself.

@@ -17,7 +17,7 @@ import time
 import weakref
 from pathlib import Path
 
-from watchbill.spool.atomic import FOLDER_MODE, write_all
+from watchbill.spool.atomic import make_subfolder, open_shared, write_all
 from watchbill.spool.host import identity
 
 __all__ = ["LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
@@ -34,7 +34,7 @@ class Owner:
     def __init__(self, parent: Path, name: str) -> None:
         """Make, lock, then show the folder. Raises OSError."""
         hidden = parent / f"{_NEWBORN}{name}"
-        hidden.mkdir(mode=FOLDER_MODE)
+        make_subfolder(hidden, exist_ok=False)
         self.name = name
         self.path = parent / name
         self.pid = os.getpid()
@@ -74,7 +74,7 @@ class Owner:
 
 
 def _new_lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    fd = open_shared(path, os.O_RDWR | os.O_EXCL)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_all(fd, (json.dumps(identity()) + "\n").encode())
@@ -89,9 +89,10 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
 
     With `make_lock` a folder without a lock file counts as dead: after a power cut the file may be missing.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make_lock else 0)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = folder / LOCK_NAME
     try:
-        fd = os.open(folder / LOCK_NAME, flags, 0o640)
+        fd = open_shared(lock, flags) if make_lock else os.open(lock, flags)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
@@ -127,10 +128,11 @@ def sweep_newborns(parent: Path) -> None:
         folder = parent / name
         if not name.startswith(_NEWBORN) or _age_s(folder) < _NEWBORN_AGE_S:
             continue
-        fd = take_dead(folder)
-        if fd is not None:
-            remove_folder(folder)
-            os.close(fd)
+        with contextlib.suppress(PermissionError):  # another user's; that user's own next start sweeps it
+            fd = take_dead(folder)
+            if fd is not None:
+                remove_folder(folder)
+                os.close(fd)
 
 
 def _age_s(path: Path) -> float:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from itertools import islice
 
-from watchbill.spool.atomic import FOLDER_MODE, write_file
+from watchbill.spool.atomic import make_subfolder, write_file
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import (
     BUCKET_FILES_MAX,
@@ -86,7 +86,7 @@ class Publisher:
             os.fsync(self._layout.queue_fd)
 
     def _write_folder(self, folder: str, records: Sequence[Record], sync: bool) -> None:
-        os.mkdir(folder, FOLDER_MODE, dir_fd=self._owner.fd)
+        make_subfolder(folder, dir_fd=self._owner.fd, exist_ok=False)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
         try:
             for record in records:
@@ -105,7 +105,7 @@ class Publisher:
         """Signatures come first: an event must not be seen before what proves it."""
         folder = self._layout.signatures
         if not folder.is_dir():
-            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            make_subfolder(folder)
         for record in records:
             write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
             target = f"{folder.name}/{record.name}"
@@ -147,7 +147,7 @@ class Publisher:
     def _new_bucket(self) -> str:
         name = f"{self._stamps.take():019d}-{self._owner.name}"
         try:
-            os.mkdir(name, FOLDER_MODE, dir_fd=self._layout.queue_fd)
+            make_subfolder(name, dir_fd=self._layout.queue_fd, exist_ok=False)
         except OSError as error:
             if error.errno == errno.EMLINK:  # too many folders for this file system: lie flat instead
                 return ""

@@ -110,6 +110,11 @@ class Spool:
         consumer = self._parts.consumer
         return consumer.rests_s if consumer is not None else 0.0
 
+    @property
+    def barred(self) -> dict[str, str]:
+        """Files and folders that this Spool met and may not read or move, each with the reason."""
+        return self.layout.barred.standing()
+
     def warnings(self) -> list[str]:
         """Say what an operator should know about the disk under this spool."""
         return storage_warnings(self.layout.root)
@@ -385,6 +390,8 @@ class Spool:
             self.given_up += 1
         except FileNotFoundError:
             consumer.forget(lease)  # taken away by hand between lease and read
+        except PermissionError as error:
+            consumer.set_aside(lease, error)  # another user may read it: no reason to give it up
         except OSError as error:
             # The disk cannot read this file now; the event is not to blame until its last attempt.
             text = f"cannot be read: {error}"

@@ -40,16 +40,21 @@ def recover(layout: Layout, attempts: int, *, start: bool) -> Recovered:
     result = Recovered()
     folder = layout.folder(State.IN_FLIGHT)
     for name in sorted(os.listdir(folder)):
-        path = folder / name
         if name.startswith("."):
             continue
-        if is_event(name) and not _is_folder(path):
-            if _foreign_is_over(path, start=start):
-                _take_back(layout, path, attempts, result, attempt_of(name) + 1)
-        elif _is_folder(path):
-            _recover_folder(layout, path, attempts, result, start=start)
+        try:
+            _recover_entry(layout, folder / name, attempts, result, start=start)
+        except PermissionError as error:
+            layout.barred.note(folder / name, error)  # another user's: the rest comes back all the same
     sweep_newborns(folder)
     return result
+
+
+def _recover_entry(layout: Layout, path: Path, attempts: int, result: Recovered, *, start: bool) -> None:
+    if _is_folder(path):
+        _recover_folder(layout, path, attempts, result, start=start)
+    elif is_event(path.name) and _foreign_is_over(path, start=start):
+        _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
 
 
 def _recover_folder(layout: Layout, folder: Path, attempts: int, result: Recovered, *, start: bool) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.spool.atomic import fsync_folder, sync_filesystem, write_file, write_file_durable
+from watchbill.spool.atomic import fsync_folder, open_shared, sync_filesystem, write_file, write_file_durable
 from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUCKET_FILES_MAX, REPLAY_LOGS_MAX, REPLAY_NAMES_MAX, REPLAY_WAIT_S
@@ -45,9 +45,10 @@ def replay_dead(layout: Layout, *, wait: bool = False) -> int:
     if not _has_work(layout):
         return 0
     try:
-        lock = os.open(layout.logs / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        lock = open_shared(layout.logs / _LOCK, os.O_RDWR)
     except OSError as error:
         if error.errno in _CANNOT_WRITE:
+            layout.barred.note(layout.logs / _LOCK, error)
             return 0
         raise
     try:
@@ -101,7 +102,11 @@ def _logs(layout: Layout) -> list[str]:
 
 def _is_alive(layout: Layout, log_name: str) -> bool:
     folder = layout.temporary / log_name[:16]
-    fd = take_dead(folder, make_lock=False)
+    try:
+        fd = take_dead(folder, make_lock=False)
+    except PermissionError as error:
+        layout.barred.note(folder, error)
+        return True
     if fd is not None:
         os.close(fd)
         return False
@@ -126,7 +131,11 @@ def _dead(layout: Layout, logs: Sequence[str]) -> Generator[list[Path]]:
     try:
         for name in logs:
             folder = layout.temporary / name[:16]
-            if folder.name not in locks and folder.is_dir() and (fd := take_dead(folder)) is not None:
+            if (
+                folder.name not in locks
+                and folder.is_dir()
+                and (fd := _take_writer(layout, folder)) is not None
+            ):
                 locks[folder.name] = fd
         yield [
             layout.logs / name
@@ -136,6 +145,15 @@ def _dead(layout: Layout, logs: Sequence[str]) -> Generator[list[Path]]:
     finally:
         for fd in locks.values():
             os.close(fd)
+
+
+def _take_writer(layout: Layout, folder: Path) -> int | None:
+    """Lock a dead writer's folder; None while it lives, and where only another user may look."""
+    try:
+        return take_dead(folder)
+    except PermissionError as error:
+        layout.barred.note(folder, error)
+        return None
 
 
 class _Log(NamedTuple):
@@ -154,7 +172,11 @@ def _groups(layout: Layout, logs: Sequence[Path]) -> Iterator[list[_Log]]:
     group: list[_Log] = []
     names = 0
     for path in logs:
-        contents = parse_log(_read(path))
+        try:
+            contents = parse_log(_read(path))
+        except PermissionError as error:
+            layout.barred.note(path, error)
+            continue
         trusted = _is_trusted(layout, contents, path)
         wanted = frozenset(
             stem_of(record.name) for record in _records(contents, trusted) if not _is_signature(record)
@@ -317,7 +339,7 @@ def _sweep_writers(layout: Layout) -> None:
         folder = layout.temporary / name
         if not _WRITER.fullmatch(name) or name in living_logs:
             continue  # a foreign producer may keep its own temporary files here
-        fd = take_dead(folder)
+        fd = _take_writer(layout, folder)
         if fd is not None:
             _empty(folder)
             remove_folder(folder)

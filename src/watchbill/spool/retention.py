@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.spool.atomic import (
+    FILE_MODE,
     NotAFile,
     fsync_folder,
     make_folder,
@@ -135,7 +136,7 @@ def _compact(folder: Path, names: list[str]) -> Path:
     """Write these events into one file, durably, and return it. The single files are still there then."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     lines = 0
     try:
         for name in names:

@@ -94,6 +94,9 @@ class Candidates:
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return
+            if error.errno == errno.EACCES:
+                self._layout.barred.note(self._layout.root / "queue" / folder.rstrip("/"), error)
+                return
             raise
         try:
             names = os.listdir(fd)
@@ -135,7 +138,7 @@ class Candidates:
         try:
             os.rmdir(bucket, dir_fd=self._layout.queue_fd)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EROFS):
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
 
     def _is_superseded(self, bucket: str) -> bool:
