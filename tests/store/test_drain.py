@@ -95,7 +95,7 @@ def test_invalid_events_go_to_poison_and_never_block(path: Path, corpus: Path) -
 
 def test_what_is_no_event_at_all_is_counted_with_the_poisoned(path: Path, corpus: Path) -> None:
     """SPOOL-06: unreadable files, bad lines of a bundle and worn out leases: the count is what lies in poison."""
-    with Spool(path) as spool:
+    with Spool(path, foreign_lease_s=0) as spool:
         queue = spool.layout.folder(State.QUEUE)
         (queue / "junk.jsonl").write_bytes(b"\xff\x00")
         (queue / "empty.jsonl").touch()

@@ -11,10 +11,21 @@ from typing import Any
 
 import pytest
 
+from watchbill.cli import run
 from watchbill.spool import EventRefused, LeaseLost, PoisonEvent, Spool, SpoolLayout
 from watchbill.spool import names as names_module
 from watchbill.spool import publish as publish_module
-from watchbill.spool.inspect import State, entries, oldest, poison_named, release_named, requeue, show, stats
+from watchbill.spool.inspect import (
+    State,
+    entries,
+    in_folders,
+    oldest,
+    poison_named,
+    release_named,
+    requeue,
+    show,
+    stats,
+)
 
 NAME = re.compile(r"\d{19}-[0-9a-f]{16}~0\.jsonl")
 MODES = ["wal", "event", "none"]
@@ -204,6 +215,44 @@ def test_many_waiting_files_go_into_buckets_and_come_out_in_order(
         item = spool.lease()
         assert item is not None
         assert item.event["id"] == "last"
+
+
+def test_a_few_thousand_waiting_events_all_lie_where_ls_shows_them(path: Path) -> None:
+    """SPOOL-01: one by one and in batches, `ls queue/` counts what waits; what lies in folders is said."""
+    with Spool(path, durability="none") as spool:
+        for number in range(2_100):
+            spool.enqueue({"id": number})
+        for first in range(0, 4_000, 1_000):
+            spool.enqueue_many([{"id": f"{first + number}"} for number in range(1_000)])
+        assert sum(name.endswith(".jsonl") for name in os.listdir(path / "queue")) == 6_100
+        assert in_folders(spool) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 30])
+def test_a_writer_returns_to_flat_files_when_most_are_consumed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], batch: int
+) -> None:
+    """SPOOL-01, R11: folders only while many wait; `spool list` says how many lie in them and how to see them."""
+    monkeypatch.setattr(publish_module, "FLAT_FILES_MAX", 60)
+    monkeypatch.setattr(publish_module, "FLAT_LOOK_EVERY", 30)
+
+    def flat() -> int:
+        return sum(name.endswith(".jsonl") for name in os.listdir(path / "queue"))
+
+    with Spool(path, durability="none") as spool:
+        for first in range(0, 300, batch):
+            spool.enqueue_many([{"id": first + number} for number in range(batch)])
+        assert flat() <= 90 + batch
+        assert in_folders(spool) == 300 - flat() > 0
+        assert run(["spool", "list", "--spool", str(path), "-n", "1"]) == 0
+        said = capsys.readouterr().err
+        assert f"{in_folders(spool)} of those that wait lie in sub-folders" in said
+        assert f"find {path}/queue -name '*.jsonl'" in said
+        assert [item.event["id"] for item in iter(spool.lease, None)] == list(range(300))
+        for first in range(0, 120, batch):
+            spool.enqueue_many([{"id": first + number} for number in range(batch)])
+        assert flat() >= 30
+        assert [item.event["id"] for item in iter(spool.lease, None)] == list(range(120))
 
 
 @pytest.mark.parametrize("durability", MODES)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from watchbill.cli import run
 from watchbill.spool import LeaseLost, Spool, SpoolBroken
 from watchbill.spool.inspect import State, entries, stats
 from watchbill.spool.queue import Durability
@@ -139,10 +140,10 @@ def test_an_event_that_kills_its_workers_is_poisoned_after_three(
 def test_files_that_a_foreign_worker_leased_flat_are_recovered(
     tmp_path: Path, child: Callable[..., Any]
 ) -> None:
-    """SPOOL-03, SPOOL-05: flat in queue-in-flight/, in a folder of its own, under a foreign name; but not
-    while their worker holds a lock on the file, and between two starts only when they are old."""
+    """SPOOL-03, SPOOL-05: flat in queue-in-flight/, in a folder of its own, under a foreign name, when their time is
+    over; but not while their worker holds a lock on the file."""
     path = tmp_path / "spool"
-    with Spool(path, durability="none") as spool:
+    with Spool(path, durability="none", foreign_lease_s=0) as spool:
         name = spool.enqueue({"id": "flat"})
         in_flight = path / "queue-in-flight"
         os.rename(path / "queue" / name, in_flight / name)
@@ -160,11 +161,29 @@ def test_files_that_a_foreign_worker_leased_flat_are_recovered(
 
         holder = child(hold)
         holder.first()
-        assert spool.recover(start=False).returned == 0
         assert spool.recover().returned == 2
         assert {item.event["id"] for item in iter(spool.lease, None)} == {"flat", "foreign"}
         holder.kill()
         assert spool.recover().returned == 1
+
+
+def test_a_living_foreign_worker_is_not_robbed_by_a_starting_drain(tmp_path: Path) -> None:
+    """SPOOL-03, SPOOL-05: what was leased by a rename a moment ago stays leased; the drain says that it is, and its
+    worker finishes it by another rename."""
+    path = tmp_path / "spool"
+    with Spool(path, durability="none") as spool:
+        theirs, _ = (spool.enqueue({"id": id, "kind": "note", "ts": 0}) for id in ("theirs", "ours"))
+    leased = path / "queue-in-flight" / theirs
+    (path / "queue" / theirs).rename(leased)
+    corpus = tmp_path / "corpus.jsonl"
+    drain = ["spool", "drain", "--spool", str(path), "--corpus", str(corpus), "--once"]
+    assert run(drain) == 0
+    assert leased.exists()
+    assert '"ours"' in corpus.read_text()
+    assert '"theirs"' not in corpus.read_text()
+    leased.rename(path / "queue-done" / theirs)
+    assert run(["spool", "stats", "--spool", str(path)]) == 0
+    assert len(list((path / "queue-done").rglob("*.jsonl"))) == 2
 
 
 def test_a_batch_finishes_only_what_belongs_to_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Works on the spool's folders alone: no daemon is needed, and workers may run mea
 """
 
 import json as jsonlib
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -21,6 +22,7 @@ from watchbill.cli.bounds import CLI_SPOOL_ROWS
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
 from watchbill.cli.spool_hook import app as hook
 from watchbill.cli.spool_hook import key
+from watchbill.cli.spool_lease import dequeue, done, renew
 from watchbill.cli.spool_moves import find_events, poison, release, requeue
 from watchbill.cli.spool_views import (
     WORDS,
@@ -37,7 +39,7 @@ from watchbill.errors import TheirsError
 from watchbill.root import find_root
 from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.githook import warnings as hook_warnings
-from watchbill.spool.inspect import by_age
+from watchbill.spool.inspect import by_age, in_folders
 
 __all__ = ["app"]
 
@@ -45,7 +47,7 @@ _DEFAULTS = Which()
 _STATES = {word: state for state, word in WORDS.items()}
 
 app = App(name="spool", help="Put events into a durable queue of files, look at it, drain it.")
-for _command in (release, poison, requeue, drain, gc, key):
+for _command in (dequeue, done, renew, release, poison, requeue, drain, gc, key):
     app.command(_command)
 app.command(hook)
 
@@ -129,12 +131,19 @@ def list_events(
         replay_dead(spool.layout)
         entries, total = by_age(spool, *states, limit=kept or None)
         hidden = unreplayed(spool.layout)
+        folder = spool.layout.folder(State.QUEUE)
+        folded = in_folders(spool) if not states or State.QUEUE in states else 0
         if json:
-            for piece in listed_as_json(entries, total=total, unreplayed=hidden):
+            for piece in listed_as_json(entries, total=total, unreplayed=hidden, in_folders=folded):
                 terminal.write(piece)
             return
         found = list(entries)
     terminal.show(*(draw_entries(found, terminal) if found else ["no events"]))
+    if folded:
+        where = f"find {shlex.quote(str(folder))} -name '*.jsonl' -not -path '*/.*'"
+        terminal.note(
+            f"{folded} of those that wait lie in sub-folders, because many do; all of them: {where}"
+        )
     if total > len(found):
         terminal.note(f"and {total - len(found)} more; --limit 0 lists all")
     if hidden:

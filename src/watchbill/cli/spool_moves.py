@@ -14,7 +14,8 @@ from watchbill.cli.spool_choice import AsJson, Which
 from watchbill.cli.spool_views import WORDS
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import TheirsError
-from watchbill.spool import Entry, Spool, SpoolBroken, SpoolFull, SpoolLayout, State, entries
+from watchbill.spool import Entry, LeaseLost, Spool, SpoolBroken, SpoolFull, SpoolLayout, State, entries
+from watchbill.spool.inspect import find_leased
 from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
@@ -30,17 +31,38 @@ _Force = Annotated[
 
 
 def release(
-    names: _Names, /, *, force: _Force = False, json: AsJson = False, which: Which = _DEFAULTS
+    names: _Names,
+    /,
+    *,
+    failed: Annotated[
+        str | None,
+        Parameter(
+            help="Why the work failed: another try, or poison with this reason after the last one.",
+            show_default=False,
+        ),
+    ] = None,
+    force: _Force = False,
+    json: AsJson = False,
+    which: Which = _DEFAULTS,
 ) -> int:
     """Put events in flight back into the queue.
 
-    Only for a worker that hangs: what a dead one left comes back by itself.
+    A shell worker names the PATH that `dequeue` printed. Else only for a worker that hangs: what a dead one left comes
+    back by itself.
     """
     from watchbill.spool import release_named
+    from watchbill.spool.shell_lease import fail
 
     with which.choose().look() as spool:
-        found = find_events(spool, names, State.IN_FLIGHT)
-        return _move(found, lambda entry: release_named(spool, entry, force=force), which.terminal, json=json)
+        found, held = find_events(spool, names, State.IN_FLIGHT), _held(names)
+
+        def move(entry: Entry) -> str:
+            if failed is None:
+                return release_named(spool, entry, force=force, holder=entry.path in held)
+            fail(spool, entry.path, failed)
+            return entry.name
+
+        return _move(found, move, which.terminal, json=json)
 
 
 def poison(
@@ -56,9 +78,12 @@ def poison(
     from watchbill.spool import poison_named
 
     with which.choose().look() as spool:
-        found = find_events(spool, names, State.QUEUE, State.IN_FLIGHT)
+        found, held = find_events(spool, names, State.QUEUE, State.IN_FLIGHT), _held(names)
         return _move(
-            found, lambda entry: poison_named(spool, entry, reason, force=force), which.terminal, json=json
+            found,
+            lambda entry: poison_named(spool, entry, reason, force=force, holder=entry.path in held),
+            which.terminal,
+            json=json,
         )
 
 
@@ -93,8 +118,14 @@ def requeue(
 
 
 def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
-    """The files of these names, each given in full, as a path, or by a beginning that only one has."""
-    stems = {name: stem_of(Path(name).name) for name in names}
+    """The files of these names, each given in full, as a path, or by a beginning that only one has.
+
+    A path of a leased file is meant exactly: the same event may be leased by somebody else by now.
+    """
+    leased = {name: find_leased(spool, Path(name)) for name in names if _is_leased(spool, name)}
+    if len(leased) == len(names):
+        return list(leased.values())
+    stems = {name: stem_of(Path(name).name) for name in names if name not in leased}
     found: dict[str, list[Entry]] = {name: [] for name in names}
     for entry in entries(spool, *states):
         stem = stem_of(entry.name)
@@ -107,7 +138,16 @@ def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
                 and not any(stem_of(each.name) == asked for each in found[name])
             ):
                 found[name].append(entry)
-    return [_single(name, found[name], states) for name in names]
+    return [leased.get(name) or _single(name, found[name], states) for name in names]
+
+
+def _is_leased(spool: Spool, name: str) -> bool:
+    return spool.layout.folder(State.IN_FLIGHT) in Path(name).absolute().parents
+
+
+def _held(names: list[str]) -> set[Path]:
+    """The paths among these names: whoever can name one holds the lease."""
+    return {Path(name).absolute() for name in names if "/" in name}
 
 
 def _single(name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
@@ -126,7 +166,7 @@ def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *
     for entry in found:
         try:
             moved.append(act(entry))
-        except (SpoolLayout, SpoolFull, SpoolBroken) as error:
+        except (LeaseLost, SpoolLayout, SpoolFull, SpoolBroken) as error:
             failed.append(str(error))
     if json:
         terminal.show(jsonlib.dumps({"moved": moved, "failed": failed}))

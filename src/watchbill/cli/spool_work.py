@@ -19,9 +19,10 @@ from watchbill.cli.spool_drain import Foreground
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.limits import DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
+from watchbill.spool import State, stats
 from watchbill.spool import gc as collect
-from watchbill.spool import stats
 from watchbill.spool.githook import warnings as hook_warnings
+from watchbill.spool.inspect import counts
 from watchbill.spool.replay import unreplayed
 from watchbill.units import parse_millis
 
@@ -144,6 +145,7 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
             waiting=waiting.queue + waiting.in_flight if waiting else 0,
         )
         hidden = unreplayed(drains[0].spool.layout)
+        leased = counts(chosen.folder, State.IN_FLIGHT)[State.IN_FLIGHT] if once else 0
         barred = {path: why for each in drains for path, why in each.spool.barred.items()}
     finally:
         for each in drains:
@@ -155,6 +157,8 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
         terminal.show(told + (f", put back {report.released}" if report.released else ""))
     if hidden:
         terminal.note(f"{hidden} more are safe in a dead writer's log and wait for room to be shown")
+    if leased:
+        terminal.note(f"{leased} more are leased by other workers; they come back when their lease is over")
     if barred:
         print(f"watchbill: {plain(_told_of(barred))}", file=sys.stderr, flush=True)
     return foreground.exit_code or (FAILED if barred else 0)

@@ -32,7 +32,7 @@ from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, 
 from watchbill.spool.owner import Owner
 from watchbill.spool.scan import Candidates
 
-__all__ = ["Consumer", "Lease", "move_unique", "reason_bytes", "rest_after"]
+__all__ = ["Consumer", "Lease", "done_folder", "move_unique", "reason_bytes", "rest_after"]
 
 #: A file that cannot be moved for a reason of its own must not block the rest.
 _THIS_FILE_ONLY = frozenset(
@@ -306,8 +306,7 @@ class Consumer:
 
     def _open_done(self, day: int) -> None:
         """Open today's folder of finished events; days are UTC."""
-        date = datetime.datetime.fromtimestamp(day * 86_400, datetime.UTC).date().isoformat()
-        folder = f"{State.DONE.value}/{date}"
+        folder = done_folder(day)
         try:
             self._make(State.DONE.value)
             self._make(folder)
@@ -336,6 +335,12 @@ class Consumer:
             return False
         del self._resting[stem]
         return True
+
+
+def done_folder(day: int) -> str:
+    """Return the folder of the events that are finished on this day since 1970 (UTC), below the root."""
+    date = datetime.datetime.fromtimestamp(day * 86_400, datetime.UTC).date().isoformat()
+    return f"{State.DONE.value}/{date}"
 
 
 def rest_after(attempt: int) -> float:

@@ -16,17 +16,18 @@ from typing import Any, cast
 
 from watchbill.spool.atomic import NotAFile, read_regular
 from watchbill.spool.consumer import move_unique, reason_bytes
-from watchbill.spool.faults import SpoolLayout, disk_fault
+from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
 from watchbill.spool.names import attempt_of, is_bundle, is_event, lines_of, ns_of, stem_of, with_attempt
 from watchbill.spool.owner import LOCK_NAME, take_dead
 from watchbill.spool.queue import Spool
 from watchbill.spool.replay import replay_dead, unreplayed
+from watchbill.spool.term import holds
 
 __all__ = [
-    "Entry", "Stats", "by_age", "counts", "entries", "find", "oldest", "poison_named", "release_named", "requeue",
-    "show", "stats",
+    "Entry", "Stats", "by_age", "counts", "entries", "find", "find_leased", "in_folders", "oldest", "poison_named",
+    "release_named", "requeue", "show", "stats",
 ]  # fmt: skip
 
 _Found = tuple[State, os.DirEntry[str]]
@@ -90,6 +91,14 @@ def stats(spool: Spool) -> Stats:
 def counts(root: Path, *states: State) -> dict[State, int]:
     """Count the events of these states by their files' names alone; a spool that is not there holds none."""
     return {state: _count(_walk(root, state)) for state in states}
+
+
+def in_folders(spool: Spool) -> int:
+    """Count the events that wait in sub-folders of queue/, where a plain `ls` does not show them."""
+    queue = os.fspath(spool.layout.folder(State.QUEUE))
+    return _count(
+        each for each in _walk(spool.layout.root, State.QUEUE) if os.path.dirname(each[1].path) != queue
+    )
 
 
 def entries(spool: Spool, *states: State) -> Iterator[Entry]:
@@ -164,18 +173,42 @@ def requeue(spool: Spool, what: str | Entry) -> str:
     return new
 
 
-def release_named(spool: Spool, what: str | Entry, *, force: bool = False) -> str:
-    """Put an event in flight back. Refused while its worker is alive, unless forced."""
+def find_leased(spool: Spool, path: Path) -> Entry:
+    """Return the event that is leased under exactly this path. Raises LeaseLost if none is: it was taken back."""
+    path = path.absolute()
+    folder = spool.layout.folder(State.IN_FLIGHT)
+    try:
+        with os.scandir(path.parent) as beside:
+            found = next((each for each in beside if each.name == path.name and is_event(each.name)), None)
+    except OSError:
+        found = None
+    entry = (
+        _entry(spool.layout, State.IN_FLIGHT, found, time.time_ns())
+        if found and folder in path.parents
+        else None
+    )
+    if entry is None:
+        raise LeaseLost(
+            f"{path} is not leased any more; it was settled, or taken back when its lease was over"
+        )
+    return entry
+
+
+def release_named(spool: Spool, what: str | Entry, *, force: bool = False, holder: bool = False) -> str:
+    """Put an event in flight back. Refused while its worker is alive, unless forced, or by the holder of a shell's
+    lease."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.IN_FLIGHT)
-    _refuse_living(spool.layout, entry, force)
+    _refuse_living(spool.layout, entry, force, holder)
     return _move(spool.layout, entry, State.QUEUE, entry.name)
 
 
-def poison_named(spool: Spool, what: str | Entry, reason: str, *, force: bool = False) -> str:
+def poison_named(
+    spool: Spool, what: str | Entry, reason: str, *, force: bool = False, holder: bool = False
+) -> str:
     """Give up an event that waits or is in flight, with a reason."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.QUEUE, State.IN_FLIGHT)
     if entry.state is State.IN_FLIGHT:
-        _refuse_living(spool.layout, entry, force)
+        _refuse_living(spool.layout, entry, force, holder)
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
     try:
         path.write_bytes(
@@ -211,14 +244,16 @@ def _entry(layout: Layout, state: State, found: os.DirEntry[str], now_ns: int) -
     )  # fmt: skip
 
 
-def _refuse_living(layout: Layout, entry: Entry, force: bool) -> None:
+def _refuse_living(layout: Layout, entry: Entry, force: bool, holder: bool) -> None:
     if force or not entry.folder:
         return
     worker = layout.folder(State.IN_FLIGHT) / entry.folder.split("/")[0]
     lock = take_dead(worker, make_lock=False)
+    is_held = lock is None and (worker / LOCK_NAME).exists()
     if lock is not None:
         os.close(lock)
-    elif (worker / LOCK_NAME).exists():
+        is_held = not holder and holds(worker)
+    if is_held:
         raise SpoolLayout(
             f"{entry.name} is leased by {worker.name}, which is alive; use --force to take it away"
         )

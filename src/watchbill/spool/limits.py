@@ -11,15 +11,16 @@ DEPTH_MAX = 256
 #: Tries of one event before it is poisoned.
 ATTEMPTS = 3
 
-#: Files that wait flat in queue/ before a writer begins to put its own into buckets.
-FLAT_FILES_MAX = 2_048
+#: Files that wait flat in queue/, where a plain `ls` shows them, before a writer begins to put its own into buckets.
+#: With half as many it returns to flat ones.
+FLAT_FILES_MAX = 8_192
 #: Own files between two looks at how many wait.
-FLAT_LOOK_EVERY = 256
+FLAT_LOOK_EVERY = 1_024
 #: Files in one bucket.
 BUCKET_FILES_MAX = 4_096
 #: Folders below queue/ are searched this deep; deeper ones are not ours.
 FOLDER_DEPTH_MAX = 4
-#: A batch at least this large becomes a folder of its own, shown by one rename.
+#: A batch at least this large becomes a folder of its own, shown by one rename, once too many wait flat.
 FOLDER_BATCH_MIN = 24
 
 #: A writer's log is cut (checkpoint) when it holds this much ...
@@ -49,8 +50,10 @@ REPLAY_WAIT_S = 30.0
 REPLAY_LOGS_MAX = 256
 #: Names that one scan of the folders looks for.
 REPLAY_NAMES_MAX = 1_000_000
-#: A file leased by a program that holds no lock is taken back after this many seconds.
+#: A file leased by a program that holds no lock is taken back this many seconds after it was leased or touched.
 FOREIGN_LEASE_S = 600.0
+#: How long an event is leased to a shell worker that names no time, in seconds.
+SHELL_LEASE_S = 600.0
 #: Files and folders that a process notes as closed to it.
 BARRED_MAX = 1_000
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.

@@ -20,9 +20,11 @@ from pathlib import Path
 from watchbill.spool.atomic import make_subfolder, open_shared, write_all
 from watchbill.spool.host import identity
 
-__all__ = ["LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
+__all__ = ["LEASE_NAME", "LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
 
 LOCK_NAME = ".lock"
+#: Says how long a lease holds whose folder nobody keeps locked.
+LEASE_NAME = ".lease.json"
 _NEWBORN = ".new-"
 #: A folder that its maker did not even lock within this time was left by a crash.
 _NEWBORN_AGE_S = 60.0
@@ -109,10 +111,11 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove an owner folder that holds nothing but its lock. Return False if something is left in it."""
+    """Remove an owner folder that holds nothing but its lock and its term. Return False if something is left in it."""
     try:
-        if any(name != LOCK_NAME for name in os.listdir(folder)):
+        if any(name not in (LOCK_NAME, LEASE_NAME) for name in os.listdir(folder)):
             return False
+        (folder / LEASE_NAME).unlink(missing_ok=True)
         (folder / LOCK_NAME).unlink(missing_ok=True)
         folder.rmdir()
     except OSError as error:

@@ -187,9 +187,11 @@ class Producer:
     def _publish_directly(self, ticket: _Ticket, *, sync: bool = False) -> list[str]:
         with self._mutex:
             self._direct += 1
+        shown: list[str] = []
         try:
-            self._publisher.publish(ticket.records, [], sync=sync)
+            self._publisher.publish(ticket.records, shown, sync=sync)
         except OSError as error:
+            self._publisher.take_back(shown)
             is_ours = self._owner.is_ours
             self.broken = self.broken or not is_ours
             raise disk_fault(error, "store an event") if is_ours else SpoolBroken(_REMOVED) from error

@@ -1,11 +1,13 @@
 """Visible files: how an event appears in queue/, whole or not at all.
 
-Every file is written under the writer's own `.tmp` folder and renamed. While few files wait they lie flat in
-queue/; past some thousand the writer fills buckets, folders of 4,096, so that the oldest event can be found
-without listing a million names. A large batch is written into a hidden folder of its own and appears with a
-single rename. With `sync` each file and each folder is on stable storage before `publish` returns.
+Every file is written under the writer's own `.tmp` folder and renamed. While no more than some thousand wait they
+lie flat in queue/, where `ls` shows them all. Past that the writer fills buckets, folders of 4,096, so that the oldest
+event can be found without listing a million names, and a large batch is written into a hidden folder of its own and
+appears with a single rename. Once most are consumed, files lie flat again. With `sync` each file and each folder is on
+stable storage before `publish` returns.
 """
 
+import contextlib
 import errno
 import os
 import threading
@@ -38,8 +40,10 @@ class Publisher:
         self._stamps = stamps
         self._sync = sync
         self._lock = threading.Lock()
-        self._bucket = ""
-        self._room = 0
+        self._bucket = ""  # with its slash; "" while files lie flat
+        self._room = 0  # files that fit into the bucket
+        self._look_in = 0  # files until the next look at how many wait
+        self._folders_for = 0  # files that batches put into folders of their own before that is asked again
 
     def publish(self, records: Sequence[Record], shown: list[str], *, sync: bool = False) -> None:
         """Make these files visible; `shown` grows by the path below queue/ of each event that is.
@@ -54,24 +58,43 @@ class Publisher:
         sync = sync or self._sync
         if signatures:
             self._publish_signatures(signatures, sync)
-        if len(plain) >= FOLDER_BATCH_MIN:
+        if len(plain) >= FOLDER_BATCH_MIN and not self._fits_flat(len(plain)):
             self._publish_folders(plain, shown, sync)
             return
-        for record in plain:
-            shown.append(self._publish_one(record, sync))
+        self._publish_files(plain, shown, sync)
         if sync:
             self._sync_queue_folders(shown)
 
-    def _publish_one(self, record: Record, sync: bool) -> str:
-        name, temporary = record.name, self._owner.fd
-        write_file(name, record.content + b"\n", dir_fd=temporary, sync=sync)
+    def take_back(self, shown: Sequence[str]) -> None:
+        """Remove files that were shown before the rest failed. One that a worker has leased by then stays leased."""
+        for path in shown:
+            with contextlib.suppress(OSError):  # the caller says that nothing was acknowledged
+                os.unlink(path, dir_fd=self._layout.queue_fd)
+
+    def _publish_files(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
+        """Write all files, then show them one by one: what a full disk refuses, it refuses before any is visible."""
+        written: list[str] = []
+        try:
+            for record in records:
+                write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
+                written.append(record.name)
+            while written:
+                shown.append(self._show(written[0]))
+                del written[0]
+        except OSError:
+            for name in written:
+                with contextlib.suppress(OSError):  # the next start sweeps the folder
+                    os.unlink(name, dir_fd=self._owner.fd)
+            raise
+
+    def _show(self, name: str) -> str:
         target = self._place() + name
         try:
-            os.rename(name, target, src_dir_fd=temporary, dst_dir_fd=self._layout.queue_fd)
+            os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         except FileNotFoundError:
             # Somebody removed our bucket by hand; a consumer only removes buckets that were superseded.
             target = self._place(fresh=True) + name
-            os.rename(name, target, src_dir_fd=temporary, dst_dir_fd=self._layout.queue_fd)
+            os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         return target
 
     def _publish_folders(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
@@ -132,17 +155,38 @@ class Publisher:
         with self._lock:
             if fresh:
                 self._bucket, self._room = self._new_bucket(), BUCKET_FILES_MAX
-            elif self._room <= 0:
-                self._bucket, self._room = self._choose()
+            elif self._look_in <= 0 or (self._bucket and self._room <= 0):
+                self._look()
             self._room -= 1
+            self._look_in -= 1
             return self._bucket
 
-    def _choose(self) -> tuple[str, int]:
+    def _fits_flat(self, count: int) -> bool:
+        """Whether a batch of this size may lie flat. Counts it in if so."""
+        with self._lock:
+            if self._folders_for > 0:
+                self._folders_for -= count
+                return False
+            if self._look_in < count:
+                self._look(count)
+            fits = not self._bucket and self._look_in >= count
+            if not fits:
+                self._look_in, self._folders_for = 0, FLAT_LOOK_EVERY
+            return fits
+
+    def _look(self, count: int = 1) -> None:
+        """Choose between flat files and a bucket, by how many wait."""
+        bound = FLAT_FILES_MAX // 2 if self._bucket else FLAT_FILES_MAX
         with os.scandir(self._layout.queue_fd) as entries:
-            waiting = sum(1 for _ in islice(entries, FLAT_FILES_MAX + 1))
-        if waiting > FLAT_FILES_MAX:
-            return self._new_bucket(), BUCKET_FILES_MAX
-        return "", FLAT_LOOK_EVERY
+            waiting = sum(1 for _ in islice(entries, bound + 1))
+        if waiting + count <= bound:
+            self._bucket, self._look_in = "", max(FLAT_LOOK_EVERY, count)
+            return
+        if count > 1:
+            return  # too many for this batch; single files look for themselves
+        self._look_in = FLAT_LOOK_EVERY
+        if not self._bucket or self._room <= 0:
+            self._bucket, self._room = self._new_bucket(), BUCKET_FILES_MAX
 
     def _new_bucket(self) -> str:
         name = f"{self._stamps.take():019d}-{self._owner.name}"

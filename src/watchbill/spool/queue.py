@@ -27,7 +27,13 @@ from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBr
 from watchbill.spool.host import storage_warnings
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
 from watchbill.spool.layout import Layout, State
-from watchbill.spool.limits import ATTEMPTS, BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, EVENT_BYTES_MAX
+from watchbill.spool.limits import (
+    ATTEMPTS,
+    BUNDLE_BYTES_MAX,
+    BUNDLE_LINES_MAX,
+    EVENT_BYTES_MAX,
+    FOREIGN_LEASE_S,
+)
 from watchbill.spool.producer import Producer, Signer
 from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, recover
 from watchbill.spool.replay import replay_dead
@@ -75,6 +81,7 @@ class Spool:
         attempts: int = ATTEMPTS,
         event_bytes_max: int = EVENT_BYTES_MAX,
         signer: Signer | None = None,
+        foreign_lease_s: float = FOREIGN_LEASE_S,
     ) -> None:
         if durability not in ("wal", "event", "none"):
             raise ValueError(f"durability is wal, event or none, not {durability!r}")
@@ -84,6 +91,7 @@ class Spool:
         self.durability: Durability = durability
         self.attempts = attempts
         self._event_bytes_max = event_bytes_max
+        self._foreign_lease_s = foreign_lease_s
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
         self._recovered_at_s: float | None = None
@@ -240,6 +248,10 @@ class Spool:
         """Release without fail and without blame: what the disk keeps us from moving now is moved later."""
         self._consumer_of(item).give_back(item.lease)
 
+    def forget(self, item: Item) -> None:
+        """Its file was moved to where somebody else looks after it."""
+        self._consumer_of(item).forget(item.lease)
+
     def poison(self, item: Item, reason: str) -> None:
         """Give an event up; the reason is written beside it."""
         self._consumer_of(item).poison(item.lease, {"reason": reason, "error": "poisoned"})
@@ -251,11 +263,12 @@ class Spool:
     def recover(self, *, start: bool = True) -> Recovered:
         """Take back what dead workers left in flight, and show what dead writers left in their logs.
 
-        Never takes from a worker or writer that is alive. With `start` foreign leases count as dead.
+        Never takes from a worker or writer that is alive. What a foreign program leased is left to it for
+        `foreign_lease_s`. With `start` another one's replay is waited for.
         """
         try:
             replay_dead(self.layout, wait=start)
-            result = recover(self.layout, self.attempts, start=start)
+            result = recover(self.layout, self.attempts, self._foreign_lease_s)
         except OSError as error:
             raise disk_fault(error, "recover the spool") from error
         self._recovered_at_s = time.monotonic()

@@ -2,7 +2,8 @@
 
 Takes only what it can lock, so it never robs a worker that is alive. An event that has used up its attempts
 (it may be what kills its workers) goes to poison instead. Files that a foreign program leased without a
-lock are taken back at a start, as that program's own rules say, and later once they are old.
+lock are taken back ten minutes after they were leased or touched, at a start as at any other time: until then
+nothing tells a living worker from a dead one.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
 from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
+from watchbill.spool.term import holds
 
 __all__ = ["RECOVER_EVERY_S", "Recovered", "recover"]
 
@@ -35,7 +37,7 @@ class Recovered:
     poisoned: int = 0
 
 
-def recover(layout: Layout, attempts: int, *, start: bool) -> Recovered:
+def recover(layout: Layout, attempts: int, foreign_lease_s: float = FOREIGN_LEASE_S) -> Recovered:
     """Take back what dead workers hold. Raises OSError on a disk that cannot be written."""
     result = Recovered()
     folder = layout.folder(State.IN_FLIGHT)
@@ -43,32 +45,39 @@ def recover(layout: Layout, attempts: int, *, start: bool) -> Recovered:
         if name.startswith("."):
             continue
         try:
-            _recover_entry(layout, folder / name, attempts, result, start=start)
+            _recover_entry(layout, folder / name, attempts, result, foreign_lease_s)
         except PermissionError as error:
             layout.barred.note(folder / name, error)  # another user's: the rest comes back all the same
     sweep_newborns(folder)
     return result
 
 
-def _recover_entry(layout: Layout, path: Path, attempts: int, result: Recovered, *, start: bool) -> None:
+def _recover_entry(
+    layout: Layout, path: Path, attempts: int, result: Recovered, foreign_lease_s: float
+) -> None:
     if _is_folder(path):
-        _recover_folder(layout, path, attempts, result, start=start)
-    elif is_event(path.name) and _foreign_is_over(path, start=start):
+        _recover_folder(layout, path, attempts, result, foreign_lease_s)
+    elif is_event(path.name) and _foreign_is_over(path, foreign_lease_s):
         _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
 
 
-def _recover_folder(layout: Layout, folder: Path, attempts: int, result: Recovered, *, start: bool) -> None:
+def _recover_folder(
+    layout: Layout, folder: Path, attempts: int, result: Recovered, foreign_lease_s: float
+) -> None:
     ours = _WORKER.fullmatch(folder.name) is not None
     if not ours and not (folder / LOCK_NAME).exists():
         for path in _files(folder):
-            if _foreign_is_over(path, start=start):
+            if _foreign_is_over(path, foreign_lease_s):
                 _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
         return
     lock = take_dead(folder, make_lock=ours)
     if lock is None:
         return
     try:
-        for path in _files(folder):
+        files = _files(folder)
+        if files and holds(folder):
+            return  # a shell's: nobody keeps it locked, its term says that it is alive
+        for path in files:
             _take_back(layout, path, attempts, result, attempt_of(path.name))
         for rest in folder.glob(".*.reason"):
             rest.unlink(missing_ok=True)
@@ -112,14 +121,14 @@ def _take_back(layout: Layout, path: Path, attempts: int, result: Recovered, att
     result.poisoned += worn_out
 
 
-def _foreign_is_over(path: Path, *, start: bool) -> bool:
+def _foreign_is_over(path: Path, foreign_lease_s: float) -> bool:
     """Whether a file leased without an owner folder may be taken back.
 
-    A foreign worker that wants to be safe from us holds a flock on the file itself.
+    A rename and a touch renew it. A foreign worker that needs longer holds a flock on the file itself.
     """
     try:
         status = path.lstat()
-        if not start and time.time() - status.st_ctime < FOREIGN_LEASE_S:
+        if time.time() - status.st_ctime < foreign_lease_s:
             return False
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

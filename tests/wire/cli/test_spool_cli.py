@@ -292,7 +292,7 @@ def test_a_list_is_readable_and_bounded(alone, tmp_path):
     some = json.loads(alone("spool", "list", "--spool", "s", "--json", "-n", "7").stdout)
     assert (some["events"], some["total"]) == ([{**each, "age_ms": ANY} for each in whole["events"][:7]], 60)
     none = json.loads(alone("spool", "list", "--spool", "s", "--json", "--state", "poison").stdout)
-    assert none == {"events": [], "total": 0, "unreplayed": 0}
+    assert none == {"events": [], "total": 0, "unreplayed": 0, "in_folders": 0}
     assert alone("spool", "list", "--spool", "s", "--json").stdout.count("\n") == 1
 
 

@@ -1,0 +1,136 @@
+"""Workers that are shell scripts: `spool dequeue`, `done`, `release`, `poison`, `renew`."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from watchbill.cli import run
+from watchbill.spool import Spool, State, entries, stats
+from watchbill.spool.shell_lease import dequeue
+from watchbill.spool.term import Term, holds, term_for, term_of
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with Spool(tmp_path / "spool", durability="none") as spool:
+        for number in range(3):
+            spool.enqueue({"id": f"{number}"})
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def cli(path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(["spool", *words, "--spool", str(path)])
+        said = capsys.readouterr()
+        return code, said.out.strip(), said.err.strip()
+
+    return call
+
+
+def recovered(path: Path) -> int:
+    with Spool(path) as spool:
+        return spool.recover().returned
+
+
+def test_a_shell_worker_leases_works_and_finishes(cli: Cli, path: Path) -> None:
+    """SPOOL-03: the path is printed, the lease outlives the command and a start of another worker, `done` is
+    durable and final."""
+    code, leased, _ = cli("dequeue", "--for", "1h")
+    assert (code, json.loads(Path(leased).read_text())) == (0, {"id": "0"})
+    assert recovered(path) == 0
+    assert (
+        cli("release", os.path.basename(leased))[0] == 1
+    )  # by name it is an operator who asks: its holder is alive
+    code, name, _ = cli("done", leased)
+    assert (code, name) == (0, os.path.basename(leased))
+    assert not Path(leased).parent.exists()
+    code, _, said = cli("done", leased)
+    assert (code, "is not leased any more" in said) == (1, True)
+    told = json.loads(cli("dequeue", "--json")[1])
+    assert (told["attempt"], told["events"], Path(told["path"]).exists()) == (1, 1, True)
+    with Spool(path) as spool:
+        assert (stats(spool).queue, stats(spool).in_flight, stats(spool).done) == (1, 1, 1)
+
+
+def test_nothing_to_lease_is_an_exit_code(cli: Cli) -> None:
+    """SPOOL-03: 1 and no path, so that `while path=$(... dequeue)` ends; wrong use is 2."""
+    for _ in range(3):
+        assert cli("dequeue")[0] == 0
+    assert cli("dequeue", "--wait", "10ms")[:2] == (1, "")
+    assert cli("dequeue", "--json")[:2] == (1, '{"path": null}')
+    assert cli("dequeue", "--for", "1h", "--pid", "1")[0] == 2
+    assert cli("dequeue", "--pid", "4194305")[0] == 2
+
+
+def test_a_lease_ends_with_its_process(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-05, R15: alive, the event is not taken; dead, it comes back with one try used up."""
+    with subprocess.Popen(["sleep", "600"]) as worker:
+        code, leased, _ = cli("dequeue", "--pid", str(worker.pid))
+        assert (code, recovered(path)) == (0, 0)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert recovered(path) == 1
+    assert cli("done", leased)[0] == 1
+    again = cli("dequeue")[1]
+    assert os.path.basename(again) == os.path.basename(leased).replace("~1", "~2")
+    term = term_of(os.getpid())
+    assert term is not None and not term.is_over
+    reused = Term(term.host, term.boot, term.pid, "1")
+    elsewhere = Term("another-host", term.boot, term.pid, "1")
+    assert (reused.is_over, elsewhere.is_over) == (True, False)
+
+
+def test_a_lease_ends_with_its_time_and_can_be_renewed(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-05: over, the event goes back to the queue, after its last attempt to poison."""
+    leased = cli("dequeue", "--for", "0s")[1]
+    assert cli("renew", leased, "--for", "1h")[:2] == (0, leased)
+    assert (holds(Path(leased).parent), recovered(path)) == (True, 0)
+    assert cli("renew", leased, "--for", "0s")[0] == 0
+    assert recovered(path) == 1
+    assert cli("renew", leased)[0] == 1
+    for _ in range(2):
+        assert os.path.basename(cli("dequeue", "--for", "0s")[1]).startswith(os.path.basename(leased)[:36])
+        recovered(path)
+    with Spool(path) as spool:
+        (bad,) = entries(spool, State.POISON)
+    assert bad.name.startswith(os.path.basename(leased)[:36])
+
+
+def test_a_clock_that_is_set_ends_no_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-03, R16: on one boot a time is told by a clock that nobody sets."""
+    with Spool(path) as spool:
+        leased = dequeue(spool, term_for(3600))
+    assert leased is not None
+    day_ns, now_ns = 86_400 * 10**9, time.time_ns()
+    for step in (day_ns, -day_ns):
+        monkeypatch.setattr(time, "time_ns", lambda step=step: now_ns + step)
+        assert holds(leased[0].parent)
+
+
+def test_a_failed_try_is_put_back_and_the_last_one_is_poison(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-06, R9: `release` puts back, `release --failed` counts, `poison` gives up at once."""
+    for attempt in (1, 2):
+        leased = cli("dequeue")[1]
+        assert leased.endswith(f"~{attempt}.jsonl")
+        assert cli("release", leased, "--failed", "no network")[0] == 0
+    assert cli("release", cli("dequeue")[1], "--failed", "no network")[0] == 0
+    leased = cli("dequeue")[1]
+    assert json.loads(Path(leased).read_text()) == {"id": "1"}
+    assert cli("release", leased)[0] == 0
+    assert cli("release", leased)[0] == 1
+    leased = cli("dequeue")[1]
+    assert cli("poison", leased, "--reason", "never")[0] == 0
+    with Spool(path) as spool:
+        reasons = {entry.reason["reason"] for entry in entries(spool, State.POISON)}
+        assert reasons == {"retries exhausted: no network", "never"}
+        spool.recover()
+        assert [each.name for each in spool.layout.folder(State.IN_FLIGHT).iterdir()] == []
