@@ -74,15 +74,15 @@ class Publisher:
     def _publish_files(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
         """Write all files, then show them one by one: what a full disk refuses, it refuses before any is visible."""
         written: list[str] = []
+        shown_before = len(shown)
         try:
             for record in records:
                 write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
                 written.append(record.name)
-            while written:
-                shown.append(self._show(written[0]))
-                del written[0]
-        except OSError:
             for name in written:
+                shown.append(self._show(name))
+        except OSError:
+            for name in written[len(shown) - shown_before :]:
                 with contextlib.suppress(OSError):  # the next start sweeps the folder
                     os.unlink(name, dir_fd=self._owner.fd)
             raise
