@@ -22,6 +22,7 @@
         ├── RunTimeout               504  run_timeout
         ├── EngineFailed             502  engine_failed
         ├── ModelFailed              503  model_failed
+        ├── DiskFailed               507  disk_failed
         ├── InMaintenance            503  maintenance
         ├── Preempted                503  preempted
         ├── ShuttingDown             503  shutting_down
@@ -39,7 +40,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "ConfigError", "EngineFailed", "Forbidden", "IllegalTransition",
+    "AuthenticationFailed", "ConfigError", "DiskFailed", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
     "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "TooLarge",
@@ -204,6 +205,13 @@ class ModelFailed(TheirsError):
 
     code = "model_failed"
     status = 503
+
+
+class DiskFailed(TheirsError):
+    """The disk under Watchbill's root is full or fails; make room, and it goes on by itself."""
+
+    code = "disk_failed"
+    status = 507
 
 
 class InMaintenance(TheirsError):

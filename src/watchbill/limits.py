@@ -41,6 +41,8 @@ BODY_BYTES_MAX = 2**30
 # ------------------------------------------------------------------ root and command line
 
 DAEMON_RECORD_BYTES_MAX = 4096
+#: What is written to find out whether a disk still takes anything.
+DISK_TRY_BYTES = 64 * 2**10
 
 # ------------------------------------------------------------------ processes
 
@@ -85,11 +87,16 @@ LOAD_MS_MAX = 1_800_000
 #: One token from a cold 70B on a CPU took 20 s; an engine that says it is healthy and needs longer lies. A warm one
 #: whose answers failed has as long; the core's own bound is above this, so that it hears why.
 PROBE_MS_MAX = 60_000
-#: Health is asked this often while a model loads, a little less often each time.
+#: Health is asked this often in the first second of a load and around the time that it usually takes (this share of it,
+#: and a second, before and after), so that nobody waits for a model that is ready. Else each pause is a fiftieth of
+#: what the load has taken, up to the longest.
 HEALTH_POLL_MS_MIN = 20
 HEALTH_POLL_MS_MAX = 250
+HEALTH_POLL_OFTEN_MS = 1_000
+HEALTH_POLL_AROUND = 0.15
+HEALTH_POLL_SHARE = 0.02
 #: One health question; a server that is busy loading may be slow to accept.
-HEALTH_MS_MAX = 5_000
+HEALTH_MS_MAX = 2_000
 #: The answer to a health question or a probe.
 PROBE_ANSWER_BYTES_MAX = 2**20
 #: llama.cpp's HTTP threads are held by idle keep-alive connections: with few a burst stalls for 5 s.
@@ -158,6 +165,13 @@ UPSTREAM_CONNECT_MS = 5_000
 UPSTREAM_FIRST_BYTE_MS = 300_000
 #: Between two pieces of one answer; the slowest model measured needs 2 s for a token.
 UPSTREAM_SILENCE_MS = 60_000
+#: A cut request keeps its slot until the engine has let go: it closed the connection, or ended its answer. Engines
+#: that watch their clients do so within 100 ms, llama.cpp without a stream within 1 s, others at their answer's end.
+UPSTREAM_LET_GO_MS = 10_000
+#: An engine that still writes this long after its client said goodbye learns of it by a failed write only.
+UPSTREAM_GOODBYE_MS = 1_000
+#: Its next write fails then; it gets twice its usual pause between two pieces for that, at least this.
+UPSTREAM_RESET_MS_MIN = 100
 #: What may arrive without any body byte: status, headers, chunk extensions, trailers. Endless headers end here.
 UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
 UPSTREAM_HEADERS_MAX = 128

@@ -89,6 +89,9 @@ class Metrics:
         )
         self._loads = self._counter("watchbill_loads", "Loads that ended.", ["model", "outcome"])
         self._evictions = self._counter("watchbill_evictions", "Models that left.", ["model", "reason"])
+        self._mishaps = self._counter(
+            "watchbill_model_failures", "What went wrong with models.", ["model", "kind"]
+        )
         self._requests = self._counter("watchbill_requests", "Requests that ended.", ["lane", "outcome"])
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
@@ -136,6 +139,10 @@ class Metrics:
         self._loading_ms += ms
         if ok:
             self._load.observe(ms / 1000, model, "true" if cached else "false")
+
+    def count_mishap(self, model: str, kind: str) -> None:
+        """Something went wrong with a model: `load_failed`, `died`, `reset`, `stuck` or `disk_failed`."""
+        self._mishaps.add(1, model, kind)
 
     def count_eviction(self, model: str, reason: Cause) -> None:
         """A model left."""

@@ -17,13 +17,24 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple, cast
 
 from watchbill import __version__
 from watchbill.errors import ConfigError
-from watchbill.limits import DAEMON_RECORD_BYTES_MAX
+from watchbill.limits import DAEMON_RECORD_BYTES_MAX, DISK_TRY_BYTES
 
-__all__ = ["DISK_FULL", "LAYOUT_VERSION", "DaemonRecord", "Root", "boot_id", "find_root", "start_time"]
+__all__ = [
+    "DISK_FAULTS",
+    "DISK_FULL",
+    "LAYOUT_VERSION",
+    "DaemonRecord",
+    "Root",
+    "boot_id",
+    "disk_fault",
+    "find_root",
+    "start_time",
+]
 
 #: The layout this Watchbill reads and writes. Raise it with a step in MIGRATIONS.
 LAYOUT_VERSION = 1
@@ -33,6 +44,8 @@ MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
 
 #: What the system says when there is no room for a file, or for more of it.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: What a disk answers that is full, read-only or broken: nobody's fault who wants to write there.
+DISK_FAULTS = DISK_FULL | {errno.EROFS, errno.EIO}
 #: What an operator can mend; anything else is a surprise and stays a traceback.
 _OPERATORS_ERRNO = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
@@ -232,3 +245,14 @@ def _replace(path: Path, text: str) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def disk_fault(folder: Path) -> OSError | None:
+    """What the disk of a folder says to a small file; None when it takes it, or refuses for another reason."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * DISK_TRY_BYTES)
+            file.flush()
+    except OSError as error:
+        return error if error.errno in DISK_FAULTS else None
+    return None

@@ -80,3 +80,57 @@ def test_a_quota_that_was_set_holds_on_a_device_of_which_nothing_was_expected(
     world.capacity["ram"], world.foreign["ram"] = 20 * GB, 0
     world.look()
     assert [a.kind for a in world.alerts] == ["watchdog"]
+
+
+def falls(world: World, per_second: int, *, until: Callable[[], bool]) -> int:
+    """A program takes memory at this rate, and the machine is looked at every 50 ms: the least that was free."""
+    least = world.available("ram")
+    while not until() and world.now < 120_000:
+        world.run(world.now + 50)
+        world.foreign["ram"] += per_second // 20
+        least = min(least, world.available("ram"))
+        world.look()
+    return least
+
+
+def crowded(world_of: WorldOf, model: ModelOf, reserve_gb: float) -> World:
+    """Five models of 3 GB, each with an answer under way, one of them permanent."""
+    device = Device("ram", capacity=Bytes(20 * GB), reserve=Bytes(int(reserve_gb * GB)))
+    names = ["A", "B", "C", "D"]
+    models = [model(name, 3, "ram") for name in names] + [model("P", 3, "ram", permanent=True)]
+    world = world_of(*models, device=device, lanes=LANES)
+    for number, name in enumerate([*names, "P"]):
+        world.run(1_000 + 5_000 * number)
+        world.arrive(name, 500_000, lane="chat")
+    world.run(40_000)
+    assert all(engine.power is Power.WARM for engine in world.engines.values())
+    return world
+
+
+def test_the_faster_memory_falls_the_sooner_and_the_more_models_leave(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-06, RES-05: at 400 MB/s, and at ten times that, models leave before memory is gone: none of them has two
+    seconds then, and where one would come too late several go."""
+    for per_second, reserve_gb in ((400_000_000, 0.5), (400_000_000, 2), (4_000_000_000, 2)):
+        world = crowded(world_of, model, reserve_gb)
+        taken = world.foreign["ram"]
+
+        def is_over(world: World = world, taken: int = taken) -> bool:
+            return world.foreign["ram"] - taken > 14 * GB
+
+        assert falls(world, per_second, until=is_over) > 0
+        assert world.engines["P"].power is not Power.DEAD and not world.judge.broken
+
+
+def test_a_slow_leak_takes_one_model_at_a_time(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-06: after one eviction the probe is read before the next victim is chosen; an answer has its two seconds."""
+    world = crowded(world_of, model, 2)
+    world.foreign["ram"] = 2_900_000_000
+    falls(world, 20_000_000, until=lambda: len(world.alerts) >= 1)
+    began = world.now
+    falls(world, 20_000_000, until=lambda: world.now > began + 1_900)
+    assert len(world.alerts) == 1
+    assert sum(engine.power is Power.WARM for engine in world.engines.values()) == 5  # it still answers
+    falls(world, 20_000_000, until=lambda: world.now > began + 30_000)
+    assert len(world.alerts) == 1 and not world.judge.broken

@@ -286,7 +286,7 @@ def test_a_model_that_fails_three_times_is_quarantined_with_growing_pauses(
 def test_the_watchdog_resets_what_nobody_reports(world_of: WorldOf, model: ModelOf, fault: str) -> None:
     """RES-20: only failures in a row, or more memory than its quota: hard reset and an alert."""
     faults = Faults(answer_fails=1.0, until_ms=30_000) if fault == "answers" else None
-    world = world_of(model("A", 4), faults=faults)
+    world = world_of(model("A", 4, quota=Bytes(4_500_000_000)), faults=faults)
     callers_come(world, 4, 5_000, 2_000)
     world.run(16_000)
     if fault == "memory":
@@ -570,3 +570,78 @@ def test_the_rotation_gives_no_turn_to_a_model_that_is_on_its_way_out_of_the_con
     world.run(400_000)
     assert streams.state == "running"
     assert tasks.count("logos") >= 2 and "gamma" not in tasks
+
+
+def test_a_retry_after_a_death_has_what_is_left_of_its_time(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04: `timeout` bounds the time from start to end, in all tries together: an engine that dies late in an
+    answer does not double it."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(20_000))}
+    world = world_of(model("A"), lanes=lanes)
+    world.mute = True
+    caller = world.arrive("A", 15_000, lane="chat")
+    world.run(15_000)
+    began = caller.started_at
+    world._die(world.engines["A"], world.engines["A"].attempt)
+    world.run(60_000)
+    assert began is not None and caller.outcome == "run_timeout" and caller.ended_at is not None
+    assert caller.ended_at - began < 21_000 and not world.judge.broken
+
+
+def test_a_request_whose_time_ends_before_its_model_is_back_is_told(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: the time goes on while the engine that died is loaded anew."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(2_000))}
+    world = world_of(model("A"), lanes=lanes, load_ms=8_000)
+    world.mute = True
+    caller = world.arrive("A", 30_000, lane="chat")
+    world.run(9_000)
+    began = caller.started_at
+    world._die(world.engines["A"], world.engines["A"].attempt)
+    world.run(30_000)
+    assert began is not None and caller.outcome == "run_timeout" and caller.ended_at is not None
+    assert caller.ended_at - began < 2_100 and not world.judge.broken
+
+
+def test_who_made_way_pays_for_its_own_time_only(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04, RES-17: work that was cut for somebody else keeps what it has not used of its time."""
+    lanes = {
+        "chat": Lane("chat", timeout_ms=Millis(60_000)),
+        "batch": Lane("batch", WorkClass.BACKGROUND, timeout_ms=Millis(8_000), max_wait_ms=Millis(600_000)),
+    }
+    world = world_of(model("A"), lanes=lanes)
+    world.mute = True
+    background = world.arrive("A", 6_000, lane="batch")
+    world.run(4_000)
+    assert background.state == "running"
+    world.arrive("A", 30_000, lane="chat")
+    world.run(120_000)
+    assert background.outcome == "answered" and not world.judge.broken
+
+
+def test_a_load_that_the_disk_failed_is_not_held_against_the_model(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: whoever waits is told that it is the disk, nothing is quarantined however often it fails, a person is
+    told once, and the next load may go well."""
+    world = world_of(model("A"))
+    load, fails = world._acts[m.Load], [True]
+
+    def full(action: m.Load) -> None:
+        if fails[0]:
+            failure = m.LoadFailed(
+                action.model, action.attempt, "No space left on device", blame=m.Blame.DISK
+            )
+            world.at(world.now + 10, lambda: world.feed(failure))
+        else:
+            load(action)
+
+    world._acts[m.Load] = full
+    callers = []
+    for number in range(6):
+        world.at(1_000 + number * 8_000, lambda: callers.append(world.arrive("A", 300, lane="chat")))
+    world.run(50_000)
+    assert [caller.outcome for caller in callers] == ["disk_failed"] * 6
+    assert [alert.kind for alert in world.alerts] == ["disk"]
+    fails[0] = False
+    last = world.arrive("A", 300, lane="chat")
+    world.run(70_000)
+    assert last.outcome == "answered" and world.core.state.stations["A"].trouble is None

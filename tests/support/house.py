@@ -54,7 +54,7 @@ class PeerEngine:
         self.attempts: dict[str, int] = {}
         self.endpoint: Endpoint | None = None
 
-    async def load(self, model: Model, attempt: int) -> Warm:
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         await self.gate.wait()
         self.attempts[model.name] = attempt
         return Warm(self.endpoint or self._peer.endpoint, None, {})

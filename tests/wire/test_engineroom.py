@@ -31,7 +31,7 @@ class HandEngine:
         self.breaks: Exception | None = None  # raised by sleep and rouse
         self.is_closed = False
 
-    async def load(self, model: Model, attempt: int) -> Warm:
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         self.acts.append(f"load {attempt}")
         return self.warm
 

@@ -162,7 +162,7 @@ async def test_an_engine_that_hangs_is_given_up(after: bytes) -> None:
             answer.status == (200 if after.endswith(b"\r\n\r\n") is False and after else 502) or after == HEAD
         )
         await opened.until_idle()
-        assert opened.outcomes() == {"engine_failed": 1}
+        assert opened.outcomes() == {"engine_timeout": 1}
 
 
 async def test_an_engine_that_is_gone_is_an_error() -> None:

@@ -23,6 +23,7 @@ class Desk:
 
     endpoint: Endpoint
     events: list[Event] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
 
     def feed(self, event: Event, /) -> None:
         self.events.append(event)
@@ -34,6 +35,7 @@ class Desk:
         request = Request("r1", wish.model, ROTATION_LANE.name, ROTATION_LANE.work_class, 0, 1_000, 60_000)
         ticket = Ticket(request, self, "r1", wish.model)
         ticket.start(Start(wish.model, self.endpoint, 1, 0, 0), 0)
+        self.tickets.append(ticket)
         return ticket
 
 
@@ -84,7 +86,33 @@ async def test_an_engine_that_fails_a_task_has_failed_an_answer(tmp_path: Path, 
     async with peer_listening(says(answer)) as peer:
         told, events = await carry_out(ASK, peer.endpoint, tmp_path)
     assert not told.ok and told.text != "it broke off"
-    assert events == [Ended("r1", False)]
+    assert [(each.id, each.ok) for each in events if isinstance(each, Ended)] == [("r1", False)]
+
+
+async def test_a_task_that_times_out_says_so_of_its_engine(tmp_path: Path) -> None:
+    """RES-16, RES-20: a silent engine is one that failed, and its slot is free when it has let go."""
+    asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def hangs(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.set_result(None)
+        await asyncio.Event().wait()
+
+    async with peer_listening(hangs) as peer:
+        desk = Desk(peer.endpoint)
+        ended: asyncio.Future[TaskEnded] = asyncio.get_running_loop().create_future()
+        tasks = Tasks(tmp_path, desk.submit, ended.set_result)
+        try:
+            tasks.run("A", ASK, lambda: 0)
+            async with asyncio.timeout(10):
+                await asked
+                desk.tickets[0].cut_off("run_timeout")
+                assert not (await ended).ok
+                await peer.until(lambda peer: peer.left == 1)
+        finally:
+            await tasks.close()
+    over = desk.events[0]
+    assert isinstance(over, Ended) and over.ok is False and over.parting is not None
+    assert (over.parting.has_spoken, over.parting.lingers_as) == (False, "r1/1")
 
 
 async def test_a_command_that_fails_is_not_the_models_fault(tmp_path: Path) -> None:

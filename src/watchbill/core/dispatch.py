@@ -7,9 +7,9 @@ A running request always ends: by itself, because its caller left, or because it
 import msgspec
 
 from watchbill.catalog import WorkClass
-from watchbill.core.messages import Ended, FirstByte, Request, Returned
+from watchbill.core.messages import Ended, FirstByte, LetGo, Parting, Request, Returned
 from watchbill.core.state import State
-from watchbill.core.station import Running, Station
+from watchbill.core.station import LULL_MS, Running, Station
 from watchbill.core.tipping import Policy
 
 __all__ = ["Dispatch"]
@@ -42,12 +42,12 @@ class Dispatch:
             return False  # it would wait there instead of here, where it can still be served by a lower tier
         if station.is_suspect:
             return False  # the watchdog's question has the model to itself, and nobody has to make way
-        if len(station.running) >= station.model.concurrency and not self._could_make_way(station):
+        if station.in_use >= station.model.concurrency and not self._could_make_way(station):
             return False
         request = self._next(station, now)
         if request is None:
             return False
-        if len(station.running) >= station.slots_for(request.work_class, now):
+        if station.in_use >= station.slots_for(request.work_class, now):
             self._make_way(station, request, now)
             return False
         self._state.withdraw(self._state.home[request.id], request.id)
@@ -64,7 +64,7 @@ class Dispatch:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self._policy.in_order:
             return  # in strict order the older one would be granted again, cut again, and so on for ever
-        if any(running.cut == "requeue" for running in station.running.values()):
+        if station.lingering or any(running.cut == "requeue" for running in station.running.values()):
             return  # a slot is on its way already
         for running in station.running.values():
             if (
@@ -133,20 +133,26 @@ class Dispatch:
         station = state.home.pop(request.id)
         if event.ok and running.cut is None:
             station.learn_service(now - running.since, running.beside)
-            station.bad_answers = station.resets = 0
-            station.is_suspect = False
+            if event.first_ms is not None:
+                station.first.learn(event.first_ms)
+            station.well()
         else:
             state.is_still = False  # one that failed may have been the last straw
-            if running.cut is None and event.ok is False:
-                station.bad_answers += 1
-                self._suspect(station, running, now)
-            elif running.cut == "run_timeout" and not running.begun:
-                station.bad_answers += 1  # it had all its time and gave not one byte
-                self._suspect(station, running, now)
+            self._blame(station, running, event, now)
         if request.work_class is not _ROTATION:
             state.release(station, request, now)
         else:
             state.rest(station)
+
+    def _blame(self, station: Station, running: Running, event: Ended, now: int) -> None:
+        """What a run without a good answer says of its engine, whoever ended it."""
+        failed = running.cut is None and event.ok is False
+        if failed or (running.cut == "run_timeout" and _is_silent(running, event.parting, now)):
+            station.failed(running.since)
+            self._suspect(station, running, now)
+            self._state.part(station, event.parting, now, silent=not failed)
+        else:
+            self._state.unanswered(station, event.parting, now)
 
     @staticmethod
     def _suspect(station: Station, running: Running, now: int) -> None:
@@ -160,6 +166,7 @@ class Dispatch:
         if running is None:
             return
         request, station = running.request, self._state.home[event.id]
+        self._state.unanswered(station.serving, event.parting, now)
         if self._state.is_closing:
             self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
             return
@@ -168,10 +175,20 @@ class Dispatch:
             if beside is None or beside.is_retired:
                 self._state.refuse(request.id, "model_not_found", f"{name} is no longer in the config")
                 return
-        if running.cut == "requeue":
-            request = msgspec.structs.replace(request, was_cut=True)
+        request = _remainder(running, now)
         since = request.arrived_at if running.cut in (None, "engine_failed") else now
-        self._state.join(station, request, max(now + 1, since + request.max_wait_ms))
+        due = max(now + 1, since + request.max_wait_ms)
+        self._state.join(station, request, min(due, request.ends_at) if request.ends_at else due)
+
+    def let_go(self, event: LetGo, now: int) -> None:
+        """A slot is free: its engine no longer works on what was cut."""
+        station = self._state.stations.get(event.model)
+        lingering = station.lingering.pop(event.run, None) if station else None
+        if station is None or lingering is None:
+            return  # the process that was at it is gone, or the bound came first
+        self._state.is_still = False
+        if lingering.was_silent and not event.is_known:
+            station.failed(now)  # it said nothing, and heard nothing either
 
     def _take(self, request_id: str, now: int) -> Running | None:
         state = self._state
@@ -195,6 +212,9 @@ class Dispatch:
                     self._state.cut(running, "run_timeout", now)
                 else:
                     self._strand(station, running, now)
+            for run, lingering in list(station.lingering.items()):
+                if now >= lingering.until:
+                    self.let_go(LetGo(station.name, run, is_known=False), now)
 
     def _strand(self, station: Station, running: Running, now: int) -> None:
         del station.running[running.request.id]
@@ -204,4 +224,27 @@ class Dispatch:
 
     def deadlines(self) -> list[int]:
         """When something running must be looked at again."""
-        return [r.deadline for s in self._state.stations.values() if s.running for r in s.running.values()]
+        stations = self._state.stations.values()
+        ends = [r.deadline for s in stations if s.running for r in s.running.values()]
+        return ends + [each.until for s in stations if s.lingering for each in s.lingering.values()]
+
+
+def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:
+    """Whether a run that had all its time was given nothing, or nothing any more: an engine whose words still come is
+    slow, and not hung."""
+    if parting is None:
+        return not running.begun
+    return not parting.has_spoken or parting.silent_ms >= min(LULL_MS, (now - running.since) / 2)
+
+
+def _remainder(running: Running, now: int) -> Request:
+    """A request that goes back, with what is left of its time: the lane's timeout holds for all its tries together.
+
+    Where its engine died the time goes on; who had to make way does not pay for the wait."""
+    request, used = running.request, now - running.since
+    was_cut = request.was_cut or running.cut == "requeue"
+    if running.is_orphaned or running.cut in (None, "engine_failed"):
+        ends_at = running.since + request.timeout_ms
+        ends_at = min(ends_at, request.ends_at or ends_at)
+        return msgspec.structs.replace(request, ends_at=ends_at, was_cut=was_cut)
+    return msgspec.structs.replace(request, timeout_ms=max(1, request.timeout_ms - used), was_cut=was_cut)

@@ -24,7 +24,7 @@ def expected_start_ms(
         )
     warm = _until_warm(state, station, request, now, turns)
     serving = station.serving
-    running = len(serving.running) if station.stage is Stage.READY else 0
+    running = serving.in_use if station.stage is Stage.READY else 0
     ahead = station.line.ahead_of(request)
     if serving is not station and station.stage is Stage.READY:
         ahead += serving.line.ahead_of(request)

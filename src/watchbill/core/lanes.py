@@ -163,7 +163,7 @@ class Lanes:
             return False
         if station.stage is not _READY or now < station.retry_at:
             return False
-        return len(station.running) < station.slots_for(request.work_class, now)
+        return station.in_use < station.slots_for(request.work_class, now)
 
     def _count_use(self, request: Request, station: Station, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""
@@ -204,6 +204,7 @@ class Lanes:
         elif running := station.running.pop(event.id, None):
             self._state.release(station, running.request, now)
             self._state.dismiss(running.request, now)
+            self._state.unanswered(station, event.parting, now)
 
     def resettle(self, now: int) -> None:
         """Answers who waits for a model that turned out too large: a lower tier serves, or nobody ever will.
@@ -249,6 +250,8 @@ class Lanes:
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
         code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
+        if request.ends_at and now >= request.ends_at:
+            code, text = "run_timeout", _out_of_time(station.name, request)
         why += ": its memory is lent for maintenance" if code == "maintenance" else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
         self._state.note("expire", self._bound(request), station, request=request.id, ms=waited)
@@ -259,3 +262,8 @@ class Lanes:
         if request.max_wait_ms < lane.max_wait_ms:
             return "the deadline of its caller"
         return f"the max_wait of lane {lane.name}"
+
+
+def _out_of_time(model: str, request: Request) -> str:
+    """Its engine died, and its second try could not even begin."""
+    return f"{model} died during this request, and was not back within the timeout of lane {request.lane}"

@@ -23,7 +23,7 @@ from watchbill.core.dispatch import Dispatch
 from watchbill.core.epochs import Epochs
 from watchbill.core.lanes import Lanes
 from watchbill.core.operator import Operator
-from watchbill.core.pressure import EMERGENCY_GRACE_MS, Pressure
+from watchbill.core.pressure import Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
@@ -62,6 +62,7 @@ class Machine:
             m.FirstByte: self._dispatch.first_byte,
             m.Ended: self._dispatch.ended,
             m.Returned: self._dispatch.returned,
+            m.LetGo: self._dispatch.let_go,
             m.Loaded: self._residency.loaded,
             m.LoadFailed: self._residency.load_failed,
             m.Stopped: self._residency.stopped,
@@ -82,9 +83,10 @@ class Machine:
     def step(self, event: m.Event, now: int) -> list[m.Action]:
         """Takes in one event and says what is to be done."""
         state, kind = self.state, type(event)
-        state.out, state.wakes = [], []
+        state.out, state.wakes, state.is_in_doubt = [], [], False
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
-        if not (state.is_still and state.armed and kind in REQUEST_EVENTS) or state.wakes:
+        is_alone = state.is_still and state.armed and kind in REQUEST_EVENTS and not state.is_in_doubt
+        if not is_alone or state.wakes:
             self._follow(event, now)
         return state.out
 
@@ -94,7 +96,7 @@ class Machine:
         if kind is m.FirstByte:
             return  # a flag was set; nothing can follow from it
         is_failure = isinstance(event, m.Ended) and event.ok is False
-        if not armed or is_failure or kind not in REQUEST_EVENTS:
+        if not armed or is_failure or state.is_in_doubt or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
             return
         if state.waiting or state.companies:
@@ -154,6 +156,8 @@ class Machine:
     def _reset_faulty(self, now: int) -> None:
         for station, why in self._watchdog.faults(now):
             self._do.reset(station, why, now)
+            station.shrink()
+            self.state.weigh(station)
             self.state.out.append(m.Alert("watchdog", f"{station.name} was reset: {why}", station.name))
 
     def _force(self, now: int) -> None:
@@ -208,7 +212,7 @@ class Machine:
         if stage is Stage.ASLEEP:
             self.state.rest(station)
         if stage is Stage.DRAINING and station.emergency:
-            wakes.append(station.since + EMERGENCY_GRACE_MS)
+            wakes.append(station.since + station.grace_ms)
         if stage is not Stage.ABSENT and (deadline := self._residency.deadline(station)) is not None:
             wakes.append(deadline)
 

@@ -15,6 +15,28 @@ from msgspec import Struct
 
 from watchbill.catalog import Catalog, WorkClass
 
+# ------------------------------------------------------------------ words that scripts and metrics know
+
+
+class Mishap(StrEnum):
+    """What went wrong with a model: the journal's event, and a label in metrics."""
+
+    LOAD_FAILED = "load_failed"  # it could not be brought up
+    DIED = "died"  # its engine went without being asked
+    RESET = "reset"  # the watchdog took it down
+    STUCK = "stuck"  # its engine does not go
+    DISK_FAILED = "disk_failed"  # a full or failing disk, and no fault of the model
+
+
+class Proof(StrEnum):
+    """What proved a model warm, as its `probe` names it."""
+
+    CHAT = "chat"
+    EMBED = "embed"
+    HTTP = "http"
+    NONE = "none"
+
+
 # ------------------------------------------------------------------ what is known beforehand
 
 
@@ -58,6 +80,7 @@ class Request(Struct, frozen=True, gc=False):
     was_cut: bool = (
         False  # once before its first byte: the next turn is its own, or it would begin anew for ever
     )
+    ends_at: int = 0  # its engine died: `timeout_ms` of its first try holds for the next one, too; 0: not yet
 
 
 # ------------------------------------------------------------------ events
@@ -68,6 +91,7 @@ class Blame(Enum):
 
     MODEL = "model"
     HOST = "host"  # the program that hosts it does not answer, has no place for it, or dropped it
+    DISK = "disk"  # the disk is full, read-only or broken
 
 
 class Event(Struct, frozen=True, gc=False):
@@ -80,10 +104,19 @@ class Arrived(Event, frozen=True):
     request: Request
 
 
+class Parting(Struct, frozen=True, gc=False):
+    """What its engine was doing when a run ended before its answer did, whoever ended it."""
+
+    silent_ms: int  # since the engine's last byte of the answer, or since it was asked
+    has_spoken: bool  # whether a byte of the answer came
+    lingers_as: str = ""  # the engine is still at it: LetGo comes under this name; empty: it has let go
+
+
 class Left(Event, frozen=True):
     """The caller of a request is gone, waiting or served."""
 
     id: str
+    parting: Parting | None = None
 
 
 class FirstByte(Event, frozen=True):
@@ -93,10 +126,12 @@ class FirstByte(Event, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """The engine has finished with a request: well, not, or (None) without having been asked for an answer."""
+    """A run is over: the engine answered well, it failed or the run was cut, or (None) nothing was asked."""
 
     id: str
     ok: bool | None
+    parting: Parting | None = None  # set where the run ended before its answer
+    first_ms: int | None = None  # from the question to the first byte of the answer
 
 
 class Returned(Event, frozen=True):
@@ -104,14 +139,24 @@ class Returned(Event, frozen=True):
     before the first byte."""
 
     id: str
+    parting: Parting | None = None
+
+
+class LetGo(Event, frozen=True):
+    """The engine no longer works on a run that ended before its answer."""
+
+    model: str
+    run: str  # as `Parting.lingers_as` named it
+    is_known: bool = True  # False: the engine showed nothing of it within the bound
 
 
 class Loaded(Event, frozen=True):
-    """The engine is warm: healthy, and a real probe was answered."""
+    """The engine is warm, as far as its probe proves it."""
 
     model: str
     attempt: int
     measured: Mapping[str, int]  # device -> bytes; empty when the engine cannot tell
+    proof: Proof = Proof.CHAT
 
 
 class LoadFailed(Event, frozen=True):
@@ -327,6 +372,7 @@ class Load(Action, frozen=True):
     model: str
     attempt: int
     deadline_ms: int
+    expected_ms: int | None = None  # what its loads usually take; None before the first
 
 
 class Stop(Action, frozen=True):

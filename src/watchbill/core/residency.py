@@ -14,8 +14,10 @@ from watchbill.core.messages import (
     HostSeen,
     Loaded,
     LoadFailed,
+    Mishap,
     ModelReading,
     Observed,
+    Proof,
     Slept,
     Stopped,
 )
@@ -32,6 +34,13 @@ STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
 #: A planned load that still does not fit when all its victims are gone is given up after this.
 PLAN_LIMIT_MS = 15_000
+#: What the journal says of a model that is warm: no more than was proved.
+_PROVEN = {
+    Proof.CHAT: "warm: healthy, and a real prompt was answered",
+    Proof.EMBED: "warm: healthy, and a real text was embedded",
+    Proof.HTTP: 'healthy, and no real request was tried (probe = "http")',
+    Proof.NONE: 'started, and nothing was asked (probe = "none")',
+}
 
 
 class Residency:
@@ -49,17 +58,17 @@ class Residency:
             return
         taken, woke = now - station.since, station.load is station.wake
         station.load.learn(taken)
-        station.failures, station.failure, station.hopeless = 0, None, False
+        station.failures, station.failure, station.trouble, station.hopeless = 0, None, None, False
         self._state.enter(station, Stage.READY, now)
         station.ready_at = station.last_used = self._state.active_at = now
         station.loads, station.wakings = station.loads + (not woke), station.wakings + woke
         station.bad_answers, station.is_suspect, station.is_benched = 0, False, False
         self._measure(station, event.measured)
-        station.warm_size = dict(event.measured)
+        station.seen = {}
         size = sum(station.sizes().values())
         self._state.note(
             "awake" if woke else "loaded",
-            "warm: healthy, and a real probe was answered",
+            _PROVEN[event.proof],
             station,
             ms=taken,
             size=size,
@@ -74,6 +83,8 @@ class Residency:
             self._state.enter(station, Stage.ABSENT, now)
         if event.blame is Blame.HOST:
             self._do.put_off(station, event.reason, now)
+        elif event.blame is Blame.DISK:
+            self._do.await_disk(station, event.reason, now)
         else:
             self._do.fail(station, event.reason, hopeless=event.hopeless, now=now)
         if event.remains:
@@ -114,7 +125,7 @@ class Residency:
         if event.blame is Blame.HOST:
             self._do.lose(station, event.reason, now)
         else:
-            self._do.reset(station, f"its engine died: {event.reason}", now)
+            self._do.reset(station, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
 
     def host_seen(self, event: HostSeen, now: int) -> None:
         """What a program that hosts models says of itself, or that it says nothing.
@@ -188,8 +199,7 @@ class Residency:
             if station.stage is Stage.READY:
                 self._measure(station, reading.memory)
                 if event.taken_at > station.since:
-                    # An engine knows its own memory at once, that of a card is seen at the first look at it.
-                    station.warm_size = {**reading.memory, **station.warm_size}
+                    station.seen = dict(reading.memory)
 
     def _see_sleep(self, station: Station, reading: ModelReading, taken_at: int, now: int) -> None:
         """An engine may fall asleep by itself. Its memory is given away only from here on, where no request
@@ -273,4 +283,5 @@ class Residency:
         text = f"{station.name} does not go away; what it holds is counted as foreign use from now on"
         self._state.out.append(Alert("stuck", text, station.name))
         self._state.enter(station, Stage.ABSENT, now)
-        self._do.fail(station, "its engine could not be stopped", hopeless=True, now=now)
+        why = "its engine could not be stopped"
+        self._do.fail(station, why, hopeless=True, now=now, mishap=Mishap.STUCK)

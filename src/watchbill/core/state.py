@@ -13,9 +13,29 @@ from collections.abc import Mapping
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.budget import Ledger, needs_of, shortage
 from watchbill.core.company import Companies
-from watchbill.core.messages import Action, Cause, Cut, Footprint, Grant, Knowledge, Note, Refuse, Request
+from watchbill.core.messages import (
+    Action,
+    Cause,
+    Cut,
+    Footprint,
+    Grant,
+    Knowledge,
+    Note,
+    Parting,
+    Refuse,
+    Request,
+)
 from watchbill.core.room import actual_room, has_room, own_share, planned_room
-from watchbill.core.station import AWAY, MOVING, Ghost, Running, Stage, Station
+from watchbill.core.station import (
+    AWAY,
+    LINGER_LIMIT_MS,
+    MOVING,
+    Ghost,
+    Lingering,
+    Running,
+    Stage,
+    Station,
+)
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -57,6 +77,7 @@ class State:
         self.moving = 0  # stations on their way in or out of memory
         self.plans_made = self.late_answers = 0
         self.is_closing = False
+        self.is_in_doubt = False  # this step held something against an engine: the watchdog looks
         self.out: list[Action] = []
         self.wakes: list[float] = []  # when something of this step must be looked at again
         self.armed = 0  # when the timer comes; 0: not armed
@@ -310,9 +331,22 @@ class State:
             station.last_used = now
         station.aborts = station.reversals = 0
         self.active_at = now
-        if now + request.timeout_ms < self.armed:
-            self.wakes.append(now + request.timeout_ms)
+        if (deadline := running[request_id].deadline) < self.armed:
+            self.wakes.append(deadline)
         self.out.append(Grant(request_id, station.name, station.attempt, companions))
+
+    def part(self, station: Station, parting: Parting | None, now: int, *, silent: bool) -> None:
+        """A run ended before its answer did. Its slot stays taken until the engine has let go of it."""
+        if parting is None or not parting.lingers_as or station.stage not in (Stage.READY, Stage.DRAINING):
+            return
+        lingering = station.lingering[parting.lingers_as] = Lingering(now + LINGER_LIMIT_MS, silent)
+        self.wakes.append(lingering.until)
+
+    def unanswered(self, station: Station, parting: Parting | None, now: int) -> None:
+        """A run was taken from its engine by somebody who is not the engine: what that says, and its slot."""
+        counts = parting is not None and station.unanswered(parting, now)
+        self.is_in_doubt = self.is_in_doubt or counts
+        self.part(station, parting, now, silent=counts)
 
     def dismiss(self, request: Request, now: int) -> None:
         """Its companions are no longer needed by a request that runs no more."""

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
-from watchbill.core.messages import Knowledge, Request
+from watchbill.core.messages import Knowledge, Mishap, Parting, Request
 from watchbill.core.waiting import Line
 
 __all__ = ["AWAY", "CUT_LIMIT_MS", "HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
@@ -40,6 +40,15 @@ SLOWDOWN_WEIGHT = 0.1
 BOUNDARY_MS = 1_500
 #: A cut request that is not reported ended by then is counted as gone.
 CUT_LIMIT_MS = 10_000
+#: A run that was cut keeps its slot until its engine has let go, at most this long. The engine layer's own bound
+#: (`UPSTREAM_LET_GO_MS`) ends before.
+LINGER_LIMIT_MS = 15_000
+#: Silence is judged by the time to the first byte that was learned: so many times longer is not the model's way.
+SILENCE_FACTOR = 5
+SILENCE_MS_MIN = 1_000
+FIRST_BYTE_GUESS_MS = 2_000
+#: The slowest model measured needs 2 s for a token: an engine that said something this recently is at work.
+LULL_MS = 3_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
@@ -82,13 +91,23 @@ class Running(Struct, gc=False):
     begun: bool = False  # the first token came, or it was cut once before it: not to be cut before a boundary
     cut: str | None = None
     cut_at: int = 0
+    is_orphaned: bool = False  # its engine died or was reset: its time goes on until another one has it
 
     @property
     def deadline(self) -> int:
         """When it must be looked at: its time limit, or the end of the patience with its cut."""
         if self.cut is None or self.cut == "boundary":
-            return self.since + self.request.timeout_ms
+            ends = self.since + self.request.timeout_ms
+            return min(ends, self.request.ends_at) if self.request.ends_at else ends
         return self.cut_at + CUT_LIMIT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """A run that is over for everybody but its engine: its slot is not free yet."""
+
+    until: int
+    was_silent: bool  # the engine had said nothing for longer than is its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +131,10 @@ class Station:
         self.model, self.rules, self.name = model, rules, model.name
         self.stage = Stage.READY if model.shared else Stage.ABSENT
         self.since = NEVER  # start of the present stage
-        self.attempt = 0
+        self.attempt = self.plan_order = 0
         self.line = Line()
         self.running: dict[str, Running] = {}
+        self.lingering: dict[str, Lingering] = {}  # cut runs that the engine is still at, by their name
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
         self.is_called = self.is_under_way = False  # it, or its company, is on its way in: no swap takes it
@@ -122,7 +142,8 @@ class Station:
         self.ghost: Ghost | None = None
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
-        self.warm_size: dict[str, int] = {}  # what it occupied when it became warm this time
+        self.seen: dict[str, int] = {}  # what a look after its load showed of it
+        self.healthy: dict[str, int] = {}  # the most that was seen of it before a good answer
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
         self.naps = False  # it sleeps, is going to, or is planned to wake: its process stays
@@ -133,32 +154,41 @@ class Station:
         self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
         self.wake = MedianEstimate(self.load_from_disk_ms)
         self.service, self.halt = MeanEstimate(SERVICE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
-        self.slowdown = SLOWDOWN_GUESS
+        self.first, self.slowdown = (
+            MeanEstimate(FIRST_BYTE_GUESS_MS),
+            SLOWDOWN_GUESS,
+        )  # `first`: to its first byte
         self.rate = ArrivalRate()
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
         self.idle_ms: int = model.idle_ms  # how long it stays without work: one or the other
         self.last_used = self.ready_at = self.top_class_at = NEVER
         # -- the way in and out
-        self.plan_order = 0
         self.plan_class = WorkClass.ROTATION  # for whom it is being loaded
         self.plan_for = self.name  # its own plan, or that of a company
         self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
-        self.emergency = False  # it leaves because memory ran out: its drain is bounded by a grace
-        self.is_benched = False  # taken out by hand: it returns when somebody asks for it, not by itself
-        self.in_epoch = False  # its ingestion window is open: its turn is due now
+        self.emergency, self.grace_ms = (
+            False,
+            0.0,
+        )  # it leaves because memory runs out, and has this long to drain
+        self.is_benched = self.in_epoch = False  # taken out by hand; its ingestion window is open
         self.successor: Model | None = None  # its new definition, once it is out of memory
         self.is_retired = False  # no longer in the config
         # -- trouble
-        self.failures = 0
+        self.failures, self.trouble = 0, None if known.failure is None else Mishap.LOAD_FAILED
         self.failure = known.failure  # the last reason, for people
         self.hopeless = known.failure is not None  # the same load fails again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
-        self.stop_tries = self.bad_answers = 0  # in a row
-        self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
+        self.stop_tries = self.bad_answers = self.bad_since = 0  # in a row, and since when
+        self.unheard_ms = 0  # of runs without a byte, since the last byte or bad answer
         self.silence: str | None = None  # why the program that hosts it cannot be asked; nobody is sent there
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
+        self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
         self.loads = self.evictions = self.wakings = 0  # for people
+        self._recall(known)
+
+    def _recall(self, known: Knowledge) -> None:
+        """Takes in what earlier runs learned."""
         for kind, ms in (
             (self.load, known.load_ms),
             (self.wake, known.wake_ms),
@@ -182,6 +212,8 @@ class Station:
     def enter(self, stage: Stage, now: int) -> None:
         """Takes the next stage. While it naps `load` means its waking, whose first guess is what a load takes."""
         self.stage, self.since = stage, now
+        if self.lingering and stage not in (Stage.READY, Stage.DRAINING):
+            self.lingering = {}  # what its process was doing ends with it
         if stage is Stage.ASLEEP:
             if self.wake.is_guess:
                 self.wake = MedianEstimate(self.cold_load.ms)
@@ -199,6 +231,14 @@ class Station:
             return dict(self.footprint.expected)
         floor = self.footprint.floor
         return {d: max(size, floor.get(d, 0)) for d, size in self.measured.items()}
+
+    def usual(self, device: str) -> int:
+        """What it needs of a device: as declared, foretold, or seen while it was well; 0 where nothing is known."""
+        return max(self.healthy.get(device, 0), self.footprint.expected.get(device, 0))
+
+    def shrink(self) -> None:
+        """Forgets what it was seen to occupy beyond what it needs: it was reset for that."""
+        self.measured = {device: min(size, self.usual(device)) for device, size in self.measured.items()}
 
     def sizes_asleep(self) -> dict[str, int]:
         """What it occupies asleep: as seen, as declared, or, where nobody knows, all that it occupies warm."""
@@ -308,11 +348,47 @@ class Station:
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:
         """Whether one of this class would start at once: the model is ready, nobody waits, a slot is free."""
-        return (
-            self.stage is Stage.READY
-            and not self.line
-            and len(self.running) < self.slots_for(work_class, now)
-        )
+        return self.stage is Stage.READY and not self.line and self.in_use < self.slots_for(work_class, now)
+
+    @property
+    def in_use(self) -> int:
+        """How many slots its engine has no room in: what runs, and what it has not let go of."""
+        return len(self.running) + len(self.lingering)
+
+    # ------------------------------------------------------------------ what an end says of its engine
+
+    @property
+    def silence_ms(self) -> float:
+        """How long it may be silent before its first byte without anybody wondering."""
+        usual = max(self.first.ms, self.service.ms / SILENCE_FACTOR) if self.first.is_guess else self.first.ms
+        return max(SILENCE_MS_MIN, SILENCE_FACTOR * usual)
+
+    def well(self) -> None:
+        """A good answer: whatever was held against it is over, and what was seen of it is what it needs."""
+        for device, size in self.seen.items():
+            if size > self.healthy.get(device, 0):
+                self.healthy[device] = size
+        self.bad_answers = self.resets = self.unheard_ms = 0
+        self.is_suspect = False
+
+    def failed(self, since: int) -> None:
+        """A bad answer to a question of that time."""
+        if not self.bad_answers:
+            self.bad_since = since
+        self.bad_answers += 1
+
+    def unanswered(self, parting: Parting, now: int) -> bool:
+        """A run ended before its answer, by its caller or by us. Whether that counts as a bad answer: every so much
+        silence without a byte does, be it that of one caller or of several that were less patient."""
+        if parting.has_spoken:
+            self.unheard_ms = 0
+            return False
+        self.unheard_ms += parting.silent_ms
+        if self.unheard_ms < self.silence_ms:
+            return False
+        self.unheard_ms = 0
+        self.failed(now - parting.silent_ms)
+        return True
 
     # ------------------------------------------------------------------ durations
 

@@ -7,7 +7,7 @@ deadline. Never touches a process: it only says what is to be done.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Cause, Load, Rouse, Sleep, Stop
+from watchbill.core.messages import Alert, Cause, Load, Mishap, Rouse, Sleep, Stop
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Plan
@@ -18,6 +18,8 @@ __all__ = ["Transitions"]
 LOAD_LIMIT_FACTOR = 3
 LOAD_LIMIT_EXTRA_MS = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
+#: A load that failed for the disk is tried again after this, if somebody wants it.
+DISK_RETRY_MS = 3_000
 #: A model that was ready for so long is not suspected for what happened before.
 PROVEN_MS = 600_000
 
@@ -119,7 +121,9 @@ class Transitions:
     def advance(self, now: int) -> None:
         """Stops what has drained, and loads what has its memory, in the order of the plans."""
         for station in self._state.in_stage(Stage.DRAINING):
-            if not station.running and not station.users:
+            # A process that is stopped takes what it still works on with it; one that sleeps must have let go of it.
+            naps = station.naps and not station.emergency
+            if not station.running and not station.users and not (naps and station.lingering):
                 self._put_away(station, now)
         for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
             if self._bus_is_free(station) and not shortage(station.needs, self._state.actual_free(station)):
@@ -154,7 +158,8 @@ class Transitions:
             self._state.out.append(Rouse(station.name, station.attempt, self.load_limit(station)))
             self._state.note("wake", "its memory is there", station, size=sum(station.sizes().values()))
             return
-        self._state.out.append(Load(station.name, station.attempt, self.load_limit(station)))
+        expected = None if station.load.is_guess else round(station.load.ms)
+        self._state.out.append(Load(station.name, station.attempt, self.load_limit(station), expected))
         self._state.note("load", "its memory is there", station, size=sum(station.sizes().values()))
 
     def halt(self, station: Station, why: str, now: int, *, hard: bool) -> None:
@@ -166,7 +171,7 @@ class Transitions:
         self._state.enter(station, Stage.STOPPING, now)
         self._state.out.append(Stop(station.name, station.attempt, hard, why))
 
-    def reset(self, station: Station, why: str, now: int) -> None:
+    def reset(self, station: Station, why: str, now: int, *, mishap: Mishap = Mishap.RESET) -> None:
         """Takes a model down at once because it cannot be trusted any more.
 
         Its failures are those of its turns, whatever its loads did: one that loads well and answers nothing would
@@ -177,7 +182,7 @@ class Transitions:
         station.resets += 1
         station.failures = max(station.failures, station.resets - 1)
         self._cut_off(station, now)
-        self.fail(station, why, hopeless=False, now=now)
+        self.fail(station, why, hopeless=False, now=now, mishap=mishap)
         self.halt(station, why, now, hard=True)
 
     def lose(self, station: Station, why: str, now: int) -> None:
@@ -189,6 +194,7 @@ class Transitions:
     def _cut_off(self, station: Station, now: int) -> None:
         """Ends what runs on a model that is gone."""
         for running in station.running.values():
+            running.is_orphaned = True
             self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
         for running in station.users.values():
             if not running.begun:  # one that has begun has an engine of its own, which is well
@@ -197,13 +203,34 @@ class Transitions:
     def put_off(self, station: Station, reason: str, now: int) -> None:
         """A load failed through no fault of the model: who waits goes on waiting, and it is tried again soon."""
         station.put_off(reason, now)
-        self._state.note("load_failed", reason, station)
+        station.trouble = Mishap.LOAD_FAILED
+        self._state.note(Mishap.LOAD_FAILED, reason, station)
 
-    def fail(self, station: Station, reason: str, *, hopeless: bool, now: int) -> None:
+    def await_disk(self, station: Station, reason: str, now: int) -> None:
+        """A full or failing disk kept a model from loading. That is not held against the model: who waits is told, and
+        the next load may go well."""
+        is_news = station.trouble is not Mishap.DISK_FAILED
+        station.trouble, station.failure, station.retry_at = Mishap.DISK_FAILED, reason, now + DISK_RETRY_MS
+        text = f"{station.name}: {reason}"
+        if is_news:
+            self._state.note(Mishap.DISK_FAILED, reason, station)
+            self._state.out.append(Alert("disk", text, station.name))
+        self._state.refuse_line(station, "disk_failed", text, DISK_RETRY_MS)
+
+    def fail(
+        self,
+        station: Station,
+        reason: str,
+        *,
+        hopeless: bool,
+        now: int,
+        mishap: Mishap = Mishap.LOAD_FAILED,
+    ) -> None:
         """Counts a failure; who waits for a model that is quarantined by it is told."""
         station.fail(reason, hopeless=hopeless, now=now)
+        station.trouble = mishap
         self._state.remeasured()  # a hopeless permanent keeps no memory from others
-        self._state.note("load_failed", reason, station)
+        self._state.note(mishap, reason, station)
         if not station.is_quarantined(now):
             return
         pause = station.retry_at - now

@@ -5,6 +5,9 @@ returns or fails, repeated failure leads to quarantine. Failures in a row may be
 not take a model from all others: before the reset it is asked something easy. A request that was given not one byte in
 all its time is reason enough to ask.
 
+A model without a quota of its own may grow while memory is free; the ledger books it. Where memory is short, one that
+takes far more than it ever needed is reset, before others have to go for it.
+
 No answer is a proof only where the model had nothing else to do. Engines take one long prompt after the other, whatever
 slots they have free, may have fewer slots than the config says, and say nothing for minutes: a question among others
 waits like any other. So its door is closed while it is asked. What ran before ends well, which settles it, or by its
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, Check, Checked
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import STAYING, Stage, Station
 from watchbill.units import format_bytes
 
 __all__ = ["Watchdog"]
@@ -29,10 +32,13 @@ BAD_ANSWERS_MAX = 3
 #: A model that was asked something easy has failed when no answer came in this time. As long as one that starts has,
 #: and a little more: what was just cut may take its engine that long to drop, and the engine layer says why it failed.
 CHECK_MS = 70_000
+#: A model that can be asked nothing is reset when its answers have failed for this long: three may come in a second,
+#: and be one caller's fault.
+UNASKED_MS = 60_000
 #: One that answered is not asked again before this is over: who sends bad requests for ever must not have it answer us
 #: for ever.
 WELL_MS = 30_000
-#: A model may take this much more than it needed before.
+#: Where memory is short a model may take this much more than it needed before.
 QUOTA_FACTOR = 1.15
 #: Silence is counted from the rotation's interval and this.
 SILENCE_EXTRA_MS = 60_000
@@ -86,7 +92,7 @@ class Watchdog:
             return None
         if not question.is_alone:
             # It may have been busy with the others. A good end of one of them ends all this.
-            if is_over or not station.running:
+            if is_over or not station.in_use:
                 self._ask(station, now)
             return None
         if station.bad_answers + question.number < BAD_ANSWERS_MAX:
@@ -99,7 +105,7 @@ class Watchdog:
 
     def _ask(self, station: Station, now: int, number: int = 1) -> None:
         which = (station.name, station.attempt)
-        self._asked[which] = _Question(now, not station.running, number)
+        self._asked[which] = _Question(now, not station.in_use, number)
         station.is_suspect = True
         self._state.out.append(Check(*which))
 
@@ -116,14 +122,16 @@ class Watchdog:
             self._state.late_answers += 1
             return
         station, question = self._state.stations[event.model], self._asked[which]
-        if event.failure is not None and (event.was_asked or station.bad_answers >= BAD_ANSWERS_MAX):
+        is_proven = station.bad_answers >= BAD_ANSWERS_MAX and now - station.bad_since >= UNASKED_MS
+        if event.failure is not None and (event.was_asked or is_proven):
             question.failure = event.failure
             return
         self._forget(which)
+        self._well[which] = now
         if event.was_asked:
             reason = f"{_failed(station)}, but it is well: the requests were at fault"
             self._state.note("well", reason, station)
-            station.bad_answers, self._well[which] = 0, now
+            station.bad_answers = station.unheard_ms = 0
 
     def deadlines(self) -> list[int]:
         """When a model that was asked must have answered, or may be asked again."""
@@ -143,18 +151,24 @@ class Watchdog:
 
     def _over_quota(self, station: Station) -> str | None:
         for device, held in station.held.items():
-            quota = station.model.quota or self._usual_quota(station, device)
-            if quota and held > quota:
-                return (
-                    f"it uses {format_bytes(held)} of {device}, more than its quota of {format_bytes(quota)}"
-                )
+            quota, name = station.model.quota, station.name
+            uses = f"it uses {format_bytes(held)} of {device}"
+            if quota is not None and held > quota:
+                more = f"{uses}, more than its quota of {format_bytes(quota)}"
+                return f"{more}; raise models.{name}.quota, or leave it out"
+            usual = station.usual(device)
+            if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(device):
+                more = f"{uses} while {device} is short, and {format_bytes(usual)} were all that it needed so far"
+                return f"{more}; set models.{name}.memory to what it may use"
         return None
 
-    @staticmethod
-    def _usual_quota(station: Station, device: str) -> int:
-        """By what it was seen to need. A foretold size alone is no bound: it may simply be wrong."""
-        seen = station.warm_size.get(device)
-        return round(QUOTA_FACTOR * max(seen, station.footprint.expected.get(device, 0))) if seen else 0
+    def _is_short(self, device: str) -> bool:
+        """Whether a device holds more than it may, or has less free than its reserve. Growth alone is no fault."""
+        book = self._state.ledger.books.get(device)
+        if book is None or book.reading is None or book.in_maintenance:
+            return False
+        over = self._state.used(device, *STAYING) > self._state.ledger.limit(device)
+        return over or book.reading.available < book.device.reserve
 
     def listen(self, interval_ms: int | None, now: int) -> None:
         """Raises the alarm when nothing has happened for too long."""

@@ -93,6 +93,7 @@ class Warm:
     memory: Mapping[str, int]  # device -> bytes, measured; empty when it cannot be told
     probe: str = "none"  # what proved it warm, and can be asked again
     unit: str = ""  # the systemd unit that hosts it
+    health: str = ""  # its health address, where it has one
 
 
 class LoadError(ModelFailed):
@@ -120,8 +121,10 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def load(self, model: Model, attempt: int) -> Warm:
-        """Brings the model up. Raises LoadError with the engine's last log lines in its message."""
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
+        """Brings the model up. Raises LoadError with the engine's last log lines in its message.
+
+        `expected_ms` is what its loads usually take, for drivers that ask whether it is ready."""
         ...
 
     async def stop(self, model: str, *, hard: bool = False) -> None:

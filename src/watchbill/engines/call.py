@@ -9,7 +9,7 @@ of its own) may go on later: nothing is sent twice. Every failure is UpstreamFai
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from watchbill.engines.connection import UpstreamFailed
 from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
@@ -23,6 +23,7 @@ class Call(ABC):
     __slots__ = ()
 
     content_type: str  #: The answer's media type, lower case, without parameters; known with its status.
+    has_ended: bool  #: Whether the whole answer came.
 
     @abstractmethod
     def poll(self) -> int:
@@ -40,6 +41,21 @@ class Call(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Cuts the request wherever it is; whoever waits gets UpstreamFailed. Does nothing after the end."""
+
+    @property
+    @abstractmethod
+    def has_spoken(self) -> bool:
+        """Whether a byte of the answer came."""
+
+    @property
+    @abstractmethod
+    def silent_ms(self) -> int:
+        """How long the engine has said nothing, or had when the request was cut."""
+
+    @abstractmethod
+    def on_let_go(self, tell: Callable[[bool], None]) -> bool:
+        """After `abort`: has somebody told when the engine works on it no more, and whether that is known or only the
+        bound is over. False when there is nothing to wait for."""
 
     async def head(self) -> int:
         """Waits for the answer's status."""

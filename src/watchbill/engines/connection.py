@@ -4,9 +4,16 @@ Owns the socket and the bytes received and not yet taken. Promises that an answe
 error: a short Content-Length, a chunked body without its end, a reset and a silence past the deadline all
 raise UpstreamFailed. Reading stops while the taker is slow, so that the engine feels the back-pressure. Never
 follows a redirect, never decompresses, never sends anything by itself.
+
+A request that nobody wants any more is not simply dropped: a socket that we close tells nothing about the engine, which
+may work on for minutes. We say goodbye (a half-close, which engines that watch their clients take for a client that
+left) and read on until the engine closes the connection or ends its answer: that is the moment in which it has let go.
+An engine that goes on writing learns of it by a reset. All of it has a bound.
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,8 +28,11 @@ from watchbill.limits import (
     UPSTREAM_BUFFER_BYTES_MAX,
     UPSTREAM_CONNECT_MS,
     UPSTREAM_FIRST_BYTE_MS,
+    UPSTREAM_GOODBYE_MS,
     UPSTREAM_HEAD_BYTES_MAX,
     UPSTREAM_HEADERS_MAX,
+    UPSTREAM_LET_GO_MS,
+    UPSTREAM_RESET_MS_MIN,
     UPSTREAM_SILENCE_MS,
 )
 
@@ -74,10 +84,10 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_deadlines", "_interim", "_loop", "_on_lost", "_parser",
-        "_paused", "_received", "_timer", "_transport", "_unread", "_waiter", "_wordless", "failure",
-        "followed_stream", "headers", "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status",
-        "streamed",
+        "_begun", "_deadline", "_deadlines", "_heard_at", "_interim", "_is_known", "_loop",
+        "_on_let_go", "_on_lost", "_parser", "_parted_at", "_paused", "_received", "_reset_ms", "_silent_s", "_timer",
+        "_transport", "_unread", "_waiter", "_wordless", "failure", "followed_stream", "headers", "idle_since",
+        "is_done", "is_kept", "keeps_alive", "pieces", "status", "streamed",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Connection], None]") -> None:
@@ -100,9 +110,15 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.streamed = False  # what was asked for
         self.followed_stream = False  # what had been asked for before
+        self._parted_at = 0.0  # when we said goodbye in the middle of an answer
+        self._silent_s = 0.0  # how long the engine had been silent then
+        self._reset_ms = 0.0  # what the engine gets after a reset to notice it
+        self._is_known = True  # whether it is known that the engine has let go, once it counts so
+        self._on_let_go: Callable[[bool], None] | None = None
         self._forget()
 
     def _forget(self) -> None:
+        self._heard_at = 0.0
         self.status = 0  # until the head is there
         self.headers: dict[bytes, bytes] = {}  # by lower-case name, the first of each
         self._received = False
@@ -122,7 +138,8 @@ class Connection(asyncio.Protocol):
         self.is_done = False
         self.followed_stream = self.streamed
         self.streamed = streamed
-        self._deadline = self._loop.time() + deadlines.first_byte_ms / 1000
+        self._heard_at = self._loop.time()
+        self._deadline = self._heard_at + deadlines.first_byte_ms / 1000
         if self._timer is None or self._deadlines is not deadlines:
             self._deadlines = deadlines
             self._arm()
@@ -148,8 +165,89 @@ class Connection(asyncio.Protocol):
         return data
 
     def abort(self) -> None:
-        """Drops the socket at once: this is how an engine learns that nobody wants the answer any more."""
+        """Drops the socket at once, whatever its engine does."""
         self._fail("aborted", "the request to the engine was cut")
+
+    # ------------------------------------------------------------------ parting
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether a byte of the answer came, where more is to come."""
+        return self._begun
+
+    @property
+    def silent_ms(self) -> int:
+        """How long the engine has said nothing, or had when we parted. While our reader is slow it is not silent."""
+        if self._parted_at:
+            return round(self._silent_s * 1000)
+        return 0 if self._paused else round((self._loop.time() - self._heard_at) * 1000)
+
+    def part(self, kind: str = "aborted", message: str = "the request to the engine was cut") -> None:
+        """Nobody wants the answer any more: says goodbye, and reads on until the engine has let go."""
+        transport, silent_ms = self._transport, self.silent_ms
+        self._forbid(kind, message)
+        if transport is None or transport.is_closing() or self._parted_at:
+            return
+        self._parted_at, self._silent_s = self._loop.time(), silent_ms / 1000
+        self.pieces.clear()
+        if transport.get_write_buffer_size() or not transport.can_write_eof():
+            transport.abort()  # it has not even heard the question
+            return
+        if self._paused:
+            self._paused = False
+            transport.resume_reading()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(UPSTREAM_LET_GO_MS / 1000, self._give_up)
+        transport.write_eof()
+
+    @property
+    def can_part(self) -> bool:
+        """Whether its socket is still there."""
+        return self._transport is not None
+
+    def on_let_go(self, tell: "Callable[[bool], None]") -> bool:
+        """Has somebody told when the engine has let go, and whether that is known. False: it has already."""
+        if self._transport is None and self._on_let_go is None:
+            return False
+        self._on_let_go = tell
+        return True
+
+    def _give_up(self) -> None:
+        self._timer, self._is_known = None, False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _hear_rest(self, data: bytes) -> None:
+        """What the engine still says after our goodbye: only its end is of interest."""
+        transport, now = self._transport, self._loop.time()
+        if transport is None:
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError):
+            transport.abort()
+            return
+        self.pieces.clear()
+        self._unread = 0
+        if self.is_done:
+            transport.abort()  # its answer has ended: it works no more
+        elif now - self._parted_at >= UPSTREAM_GOODBYE_MS / 1000:
+            self._reset(transport, (now - self._heard_at) * 1000)
+        self._heard_at = now
+
+    def _reset(self, transport: asyncio.Transport, pause_ms: float) -> None:
+        """The engine does not watch its clients: its next write shall fail."""
+        self._reset_ms = min(max(2 * pause_ms, UPSTREAM_RESET_MS_MIN), UPSTREAM_LET_GO_MS)
+        peer = cast("socket.socket | None", transport.get_extra_info("socket"))
+        if peer is not None:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+    def _let_go(self) -> None:
+        tell, self._on_let_go = self._on_let_go, None
+        if tell is not None:
+            tell(self._is_known)
 
     def close(self) -> None:
         """Ends an idle connection."""
@@ -185,9 +283,9 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._arm()
         elif self._begun:
-            self._fail("timeout", "the engine stopped in the middle of its answer")
+            self.part("timeout", "the engine stopped in the middle of its answer")
         else:
-            self._fail("timeout", "the engine accepted the request and never answered")
+            self.part("timeout", "the engine accepted the request and never answered")
 
     # ------------------------------------------------------------------ the socket's side
 
@@ -195,6 +293,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._parted_at:
+            self._hear_rest(data)
+            return
         if self.is_done:
             # Bytes that nobody asked for: what follows could be taken for the next answer.
             self._fail("garbled", "the engine sent more than its answer")
@@ -228,7 +329,8 @@ class Connection(asyncio.Protocol):
             self._deadline = _NEVER  # it is our reader who is slow now, not the engine
             self._transport.pause_reading()
         else:
-            self._deadline = self._loop.time() + self._deadlines.silence_ms / 1000
+            self._heard_at = self._loop.time()
+            self._deadline = self._heard_at + self._deadlines.silence_ms / 1000
 
     def eof_received(self) -> None:
         return None  # closes the transport; an engine that half-closes has nothing more to say
@@ -245,6 +347,10 @@ class Connection(asyncio.Protocol):
                 self._end_by_close(exc)
         self._wake()
         self._on_lost(self)
+        if self._reset_ms:
+            self._loop.call_later(self._reset_ms / 1000, self._let_go)
+        else:
+            self._let_go()
 
     @property
     def _ends_by_close(self) -> bool:
@@ -260,10 +366,14 @@ class Connection(asyncio.Protocol):
             self.failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
 
     def _fail(self, kind: str, message: str) -> None:
-        if self.failure is None and not (self.is_done and kind == "aborted"):
-            self.failure = UpstreamFailed(kind, message, received=self._received)
+        self._forbid(kind, message)
         if self._transport is not None:
             self._transport.abort()
+
+    def _forbid(self, kind: str, message: str) -> None:
+        """Nothing more can be taken; whoever waits is told."""
+        if self.failure is None and not (self.is_done and kind == "aborted"):
+            self.failure = UpstreamFailed(kind, message, received=self._received)
         self._wake()
 
     # ------------------------------------------------------------------ httptools' callbacks

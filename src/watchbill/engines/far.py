@@ -1,7 +1,8 @@
 """Calls to engines that are not on loopback, or speak TLS: aiohttp's client behind `upstream`'s interface.
 
 Redirects are never followed, proxies of the environment never used, answers never decompressed: an address
-comes from the config only, and what an engine sends stays as it was sent.
+comes from the config only, and what an engine sends stays as it was sent. A cut request is closed and counts as let go
+at once: over TLS there is no half-close, and engines on other machines are others' to schedule.
 """
 
 import asyncio
@@ -66,6 +67,8 @@ class FarCall(Call):
         self._step_until = 0.0  # however often whoever waits for it is interrupted
         self._aborted = False
         self._begun = False
+        self._asked_at = self._heard_at = 0.0
+        self.has_ended = False
 
     def poll(self) -> int:
         if self._failure is not None:
@@ -98,6 +101,7 @@ class FarCall(Call):
         self.content_type = answer.content_type.lower()
 
     async def _open(self) -> aiohttp.ClientResponse:
+        self._asked_at = asyncio.get_running_loop().time()
         return await self._session.get().request(
             self._method,
             self._url,
@@ -111,8 +115,22 @@ class FarCall(Call):
         bound_ms = self._deadlines.silence_ms if self._begun else self._deadlines.first_byte_ms
         piece = self._piece = await self._guarded(answer.content.readany, bound_ms)
         self._begun = True
+        self._heard_at = asyncio.get_running_loop().time()
         if not piece:
+            self.has_ended = True
             answer.release()
+
+    @property
+    def has_spoken(self) -> bool:
+        return self._begun
+
+    @property
+    def silent_ms(self) -> int:
+        asked = self._heard_at or self._asked_at
+        return round((asyncio.get_running_loop().time() - asked) * 1000) if asked else 0
+
+    def on_let_go(self, tell: Callable[[bool], None]) -> bool:
+        return False
 
     def abort(self) -> None:
         self._aborted, self._piece = True, None

@@ -122,13 +122,14 @@ class ForeignEngine:
         """What this driver can do."""
         return self._host.capabilities
 
-    async def load(self, model: Model, attempt: int) -> Warm:
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         """Asks for the model. One that is there already, for whatever reason, is a success at once."""
         if self._is_closed or model.name in self._holds:
             raise LoadError(
                 f"{model.name} is {'shut down' if self._is_closed else 'already up or still stopping'}"
             )
         hold = self._holds[model.name] = Hold(model, attempt)
+        hold.progress.expected_ms = expected_ms
         limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
         hold.bringing_up = asyncio.create_task(self._bring_up(hold), name=f"load {model.name}")
         try:

@@ -115,7 +115,7 @@ class OllamaHost:
             text = f"{model.name} left Ollama's memory as soon as it was there; another client needs the room"
             raise LoadError(text, blame=Blame.HOST)
         await self._renew(hold, loaded)
-        return Warm(endpoint, None, _split(loaded, model), probe)
+        return Warm(endpoint, None, _split(loaded, model), probe, health="/api/version")
 
     async def _warm_up(self, hold: Hold, endpoint: Endpoint, probe: str) -> None:
         """Raises LoadError; UpstreamFailed when it is Ollama itself that does not answer any more."""

@@ -17,13 +17,14 @@ from typing import Protocol
 
 from watchbill import limits
 from watchbill.catalog import RAM, Model
+from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadError, Warm
 from watchbill.engines.nap import Nap, is_sleeping, tell
 from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
 from watchbill.probes.trees import pss_of_tree
 from watchbill.processes import LOOPBACK, Ending, Keeper, OwnedProcess, engine_log, is_taken, shielded
-from watchbill.root import DISK_FULL
+from watchbill.root import DISK_FAULTS, disk_fault
 from watchbill.units import format_millis
 
 __all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe"]
@@ -79,10 +80,10 @@ class Recipe(Protocol):
 class Host:
     """One model's process, from the choice of its port to its end."""
 
-    def __init__(self, model: Model, attempt: int) -> None:
+    def __init__(self, model: Model, attempt: int, expected_ms: int | None) -> None:
         self.model = model
         self.attempt = attempt
-        self.progress = Progress()
+        self.progress = Progress(expected_ms)
         self.port = 0
         self.launch: Launch | None = None
         self.process: OwnedProcess | None = None
@@ -107,13 +108,13 @@ class OwnedEngine:
         """What this driver can do."""
         return self._recipe.capabilities
 
-    async def load(self, model: Model, attempt: int) -> Warm:
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         """Brings the model up. A process that ends meanwhile fails the load at once."""
         if self._is_closed or model.name in self._hosts:
             raise LoadError(
                 f"{model.name} is {'shut down' if self._is_closed else 'already up or still stopping'}"
             )
-        host = self._hosts[model.name] = Host(model, attempt)
+        host = self._hosts[model.name] = Host(model, attempt, expected_ms)
         limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
         host.bringing_up = asyncio.create_task(self._bring_up(host))
         try:
@@ -203,6 +204,8 @@ class OwnedEngine:
                     host.is_ready = True
                     return warm
             raise LoadError(f"{host.model.name}: somebody else took each of {limits.PORT_ATTEMPTS_MAX} ports")
+        except OSError as error:  # any errno: which of them is whose fault is told here
+            raise self._cannot_start(host.model.name, error, host.launch) from error
         finally:
             if not host.is_ready:
                 del self._hosts[host.model.name]
@@ -232,18 +235,19 @@ class OwnedEngine:
 
     async def _start(self, host: Host, launch: Launch) -> OwnedProcess:
         name = host.model.name
-        try:
-            return await self._keeper.start(
-                name,
-                launch.argv,
-                log=engine_log(self._root, name),
-                env={**visible_cards(host.model), **launch.env},
-            )
-        except OSError as error:
-            why = error.strerror or str(error)
-            where = f" ({self._root})" if error.errno in DISK_FULL else ""
-            reason = f"{name}: cannot start {launch.argv[0]}: {why}{where}"
-            raise LoadError(reason, hopeless=error.errno in HOPELESS_ERRNO) from error
+        return await self._keeper.start(
+            name,
+            launch.argv,
+            log=engine_log(self._root, name),
+            env={**visible_cards(host.model), **launch.env},
+        )
+
+    def _cannot_start(self, name: str, error: OSError, launch: Launch | None) -> LoadError:
+        why = error.strerror or str(error)
+        if error.errno in DISK_FAULTS:
+            return LoadError(_disk_failed(name, self._root, error), blame=Blame.DISK)
+        what = launch.argv[0] if launch is not None else "its process"
+        return LoadError(f"{name}: cannot start {what}: {why}", hopeless=error.errno in HOPELESS_ERRNO)
 
     async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
@@ -266,12 +270,16 @@ class OwnedEngine:
         except LoadError as error:
             raise self._failure(host, str(error), hopeless=error.hopeless) from error
         memory = await asyncio.to_thread(self.memory, host.model.name)
-        return await process.ended() if process.has_ended else Warm(endpoint, process.pid, memory, probe)
+        if process.has_ended:
+            return await process.ended()
+        return Warm(endpoint, process.pid, memory, probe, health=host.model.health)
 
     def _failure(self, host: Host, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
         lines = host.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if host.process else []
         diagnosis = self._recipe.diagnose(lines)
+        if (fault := disk_fault(self._root)) is not None:
+            return LoadError(f"{_disk_failed(host.model.name, self._root, fault)} ({what})", blame=Blame.DISK)
         if diagnosis is not None and diagnosis.hopeless:
             return LoadError(f"{host.model.name}: {diagnosis.reason}", hopeless=True)
         why = f": {diagnosis.reason}" if diagnosis else ""
@@ -317,6 +325,11 @@ class OwnedEngine:
         self._keeper.release_port(host.port)
         if self._hosts.get(host.model.name) is host:
             del self._hosts[host.model.name]
+
+
+def _disk_failed(name: str, root: Path, error: OSError) -> str:
+    """A message that does not blame the model."""
+    return f"{name}: the disk of {root} failed: {error.strerror or error}; make room there, and it loads by itself"
 
 
 def _is_being_cancelled() -> bool:

@@ -35,7 +35,7 @@ class SharedEngine:
         """Where the model answers. Asks nobody."""
         return Warm(endpoint_of(self._url, upstream_model=model.source or model.name), None, {})
 
-    async def load(self, model: Model, attempt: int) -> Warm:
+    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         """Says whether somebody is there: any answer will do, and nothing is loaded. Raises LoadError."""
         warm = self.route(model)
         if model.probe == "none":

@@ -10,6 +10,7 @@ minute can be tried on a laptop. The script is the model's `script` table:
     text        "..."     the words, repeated as often as needed; the model's name otherwise
     memory      "1GiB"    really occupied, unless touch = false
     concurrency 4         slots; the model's otherwise
+    linger      "1s"      how long it works on for a client that left
     jitter      0.2       durations vary by this share; `seed` makes it the same row every time
     fail        one failure or a list of them, see FAILURES; fail_times = N fails only the first N times
 """
@@ -58,6 +59,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: str | int = 0
     touch: bool = True
     concurrency: int | None = None
+    linger: str | int | float = 0
     jitter: float = 0.0
     seed: int = 1
     fail: str | list[str] = []
@@ -114,6 +116,7 @@ def check_script(script: Mapping[str, object], concurrency: int = 1) -> dict[str
         "text": read.text,
         "memory_bytes": parse_bytes(read.memory) if read.touch else 0,
         "concurrency": read.concurrency or concurrency,
+        "linger_ms": parse_millis(read.linger),
         "jitter": read.jitter,
         "seed": read.seed,
         "fail": failures,

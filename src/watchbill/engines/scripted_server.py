@@ -41,8 +41,9 @@ class Script:
 
     def __init__(self, text: str, state_path: str) -> None:
         fields = cast("Fields", json.loads(text))
-        durations = ("load_ms", "service_ms", "wake_ms")
-        self.load_s, self.service_s, self.wake_s = (cast("int", fields[name]) / 1000 for name in durations)
+        durations = ("load_ms", "service_ms", "wake_ms", "linger_ms")
+        seconds = (cast("int", fields[name]) / 1000 for name in durations)
+        self.load_s, self.service_s, self.wake_s, self.linger_s = seconds
         self.tokens = cast("int", fields["tokens"])
         self.memory_bytes = cast("int", fields["memory_bytes"])
         self.concurrency = cast("int", fields["concurrency"])
@@ -90,7 +91,8 @@ class Engine:
         self.is_ready = self.is_asleep = False
         self.slots = threading.Semaphore(script.concurrency)
         self.lock = threading.Lock()
-        self.counts = {"active": 0, "queued": 0, "served": 0, "cancelled": 0}
+        self.counts = {"active": 0, "queued": 0, "served": 0, "cancelled": 0, "most": 0, "health": 0}
+        self.ready_at = 0.0  # on the machine's monotonic clock
         self.memory: list[mmap.mmap] = []
 
     def load(self) -> None:
@@ -101,7 +103,7 @@ class Engine:
             die("crashes while it loads, as its script says")
         if self.script.fails("hang-on-load"):
             return
-        self.is_ready = True
+        self.ready_at, self.is_ready = time.monotonic(), True
         say(f"ready after {load_s:.3f} s")
 
     def take_memory(self, seconds: float) -> None:
@@ -126,6 +128,8 @@ class Engine:
         with self.lock:
             for name, change in changes.items():
                 self.counts[name] += change
+            # What it had in hand at once, waiting for a slot or in one: it does not trust its own slots.
+            self.counts["most"] = max(self.counts["most"], self.counts["active"] + self.counts["queued"])
 
 
 class Connection(threading.Thread):
@@ -168,8 +172,10 @@ class Connection(threading.Thread):
 
     def route(self, method: str, path: str, body: bytes) -> None:
         """Sends the request to what answers it."""
+        self.engine.count(health=int(path == "/health"))
         if path == "/wb-scripted/state":
-            self.send_json(200, {**self.engine.counts, "ready": self.engine.is_ready, "pid": os.getpid()})
+            facts = {"ready": self.engine.is_ready, "ready_at": self.engine.ready_at, "pid": os.getpid()}
+            self.send_json(200, {**self.engine.counts, **facts})
         elif not self.engine.is_ready:
             self.send_error(503, "Loading model")
         elif path == "/health":
@@ -197,12 +203,12 @@ class Connection(threading.Thread):
             return
         self.engine.nap(False)
         self.wait_for_slot()
-        self.engine.count(active=1)
         try:
             if not self.misbehaves():
                 self.work(path, cast("Fields", asked))
             self.engine.count(served=1)
         except (Gone, ConnectionError):
+            time.sleep(self.script.linger_s)
             self.engine.count(cancelled=1)
             raise
         finally:
@@ -211,11 +217,12 @@ class Connection(threading.Thread):
 
     def wait_for_slot(self) -> None:
         self.engine.count(queued=1)
+        got = False
         try:
-            while not self.engine.slots.acquire(timeout=0.05):
+            while not (got := self.engine.slots.acquire(timeout=0.05)):
                 self.sleep(0)
         finally:
-            self.engine.count(queued=-1)
+            self.engine.count(queued=-1, active=int(got))
 
     def misbehaves(self) -> bool:
         """Fails before the first byte, if the script says so."""

@@ -77,7 +77,7 @@ class SystemdHost:
         hold.progress.text = f"{unit} was {answer.state}"
         probe = model.probe or "http"
         await warm_up(endpoint, model.health, probe, hold.progress)
-        return Warm(endpoint, None, {}, probe, unit)
+        return Warm(endpoint, None, {}, probe, unit, model.health)
 
     async def blame_for_delay(self, hold: Hold) -> Blame:
         """The unit's: its reactor has answered."""

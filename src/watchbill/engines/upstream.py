@@ -15,7 +15,7 @@ connection turned out to be closed, and not a byte of an answer had come.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -101,8 +101,8 @@ class NearCall(Call):
     """A request over loopback on a connection of ours."""
 
     __slots__ = (
-        "_connection", "_deadlines", "_failure", "_is_again", "_released", "_request", "_streamed", "_way",
-        "content_type",
+        "_connection", "_deadlines", "_failure", "_is_again", "_request", "_streamed", "_way", "content_type",
+        "has_ended",
     )  # fmt: skip
 
     def __init__(self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes) -> None:
@@ -115,7 +115,7 @@ class NearCall(Call):
         self._is_again = (
             False  # a kept connection was closed before a byte of an answer: the next is a new one
         )
-        self._released = False  # the connection may serve another request by now
+        self.has_ended = False  # the connection may serve another request by now
         self.content_type = ""
 
     def poll(self) -> int:
@@ -173,7 +173,7 @@ class NearCall(Call):
     def take(self) -> bytes | None:
         if self._failure is not None:  # also when all of it was there: its connection may serve somebody else
             raise self._failure
-        if self._released:
+        if self.has_ended:
             return b""
         connection = self._connection
         assert connection is not None
@@ -186,12 +186,15 @@ class NearCall(Call):
         else:
             return None
         if connection.is_done:
-            self._released = True
-            self._way.keep(connection)
+            self._release(connection)
         return piece
 
+    def _release(self, connection: Connection) -> None:
+        self.has_ended = True
+        self._way.keep(connection)
+
     def abort(self) -> None:
-        if self._released:
+        if self.has_ended:
             return
         self._failure = UpstreamFailed("aborted", "the request to the engine was cut")
         connection = self._connection
@@ -199,10 +202,20 @@ class NearCall(Call):
             return
         if connection.is_done:
             connection.take()
-            self._released = True
-            self._way.keep(connection)
+            self._release(connection)
         else:
-            connection.abort()
+            self._way.part(connection)
+
+    @property
+    def has_spoken(self) -> bool:
+        return self.has_ended or (self._connection is not None and self._connection.has_spoken)
+
+    @property
+    def silent_ms(self) -> int:
+        return 0 if self.has_ended or self._connection is None else self._connection.silent_ms
+
+    def on_let_go(self, tell: Callable[[bool], None]) -> bool:
+        return not self.has_ended and self._connection is not None and self._connection.on_let_go(tell)
 
 
 def _request(outgoing: Outgoing, *, close: bool) -> bytes:

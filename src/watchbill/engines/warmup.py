@@ -6,6 +6,7 @@ probe was answered, too: `chat` (one token), `embed` (one vector), `http` (healt
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import cast
 
@@ -15,7 +16,7 @@ from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
-__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "warm_up"]
+__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "is_there", "warm_up"]
 
 PROBES = ("chat", "embed", "http", "none")
 
@@ -30,10 +31,32 @@ _QUESTIONS = {
 
 
 class Progress:
-    """How far a load has come, for the message of one that runs out of time."""
+    """How far a load has come, for the message of one that runs out of time, and how long it usually takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected_ms: int | None = None) -> None:
         self.text = "its process was starting"
+        self.expected_ms = expected_ms
+        self.began = time.monotonic()
+
+    def pause_ms(self) -> float:
+        """When to ask again whether it is ready.
+
+        Often in the first second and around the time that its loads usually take. Else the longer it has taken the
+        more rarely: nobody misses the fiftieth part of a load, and an engine that reads its file has better things to
+        do."""
+        took = (time.monotonic() - self.began) * 1000
+        if took < limits.HEALTH_POLL_OFTEN_MS:
+            return limits.HEALTH_POLL_MS_MIN
+        pause = min(
+            max(took * limits.HEALTH_POLL_SHARE, limits.HEALTH_POLL_MS_MIN), limits.HEALTH_POLL_MS_MAX
+        )
+        if self.expected_ms is None:
+            return pause
+        early = self.expected_ms * (1 - limits.HEALTH_POLL_AROUND) - limits.HEALTH_POLL_OFTEN_MS
+        late = self.expected_ms * (1 + limits.HEALTH_POLL_AROUND) + limits.HEALTH_POLL_OFTEN_MS
+        if took > late:
+            return pause
+        return max(limits.HEALTH_POLL_MS_MIN, min(pause, early - took))
 
 
 async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progress) -> None:
@@ -67,8 +90,21 @@ async def ask_again(warm: Warm) -> None:
         await upstream.close()
 
 
+async def is_there(warm: Warm) -> None:
+    """Asks a warm model that can prove no more for its health. Raises LoadError when not even that is answered."""
+    if warm.probe != "http" or not warm.health:
+        return
+    upstream, progress = Upstream(), Progress()
+    try:
+        async with asyncio.timeout(limits.PROBE_MS_MAX / 1000):
+            await _wait_for_health(upstream, warm.endpoint, warm.health, progress)
+    except TimeoutError:
+        raise LoadError(progress.text) from None
+    finally:
+        await upstream.close()
+
+
 async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, progress: Progress) -> None:
-    pause_ms = float(limits.HEALTH_POLL_MS_MIN)
     while True:
         try:
             outgoing = Outgoing(endpoint, "GET", path, headers=PROBE_HEADERS)
@@ -78,8 +114,7 @@ async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, pr
             progress.text = f"{path} still answered with status {reply.status}"
         except UpstreamFailed as failure:
             progress.text = f"{path} on port {endpoint.port} could not be asked: {failure}"
-        await asyncio.sleep(pause_ms / 1000)
-        pause_ms = min(pause_ms * 1.2, limits.HEALTH_POLL_MS_MAX)
+        await asyncio.sleep(progress.pause_ms() / 1000)
 
 
 async def _probe(

@@ -1,7 +1,8 @@
 """The way to one engine on loopback: its kept connections, and what is known of how it ends them.
 
-Owns the idle connections to one address. A connection is kept after a whole answer, within the pool's bound, for half a
-minute or so; one that the engine closed meanwhile is never given out.
+Owns the idle connections to one address, and those whose engine has not let go of a cut request yet. A connection is
+kept after a whole answer, within the pool's bound, for half a minute or so; one that the engine closed meanwhile is
+never given out.
 """
 
 import asyncio
@@ -19,11 +20,12 @@ Address = tuple[str, int]
 class Way:
     """Connections to one address."""
 
-    __slots__ = ("_address", "_idle", "_sweeper", "closes")
+    __slots__ = ("_address", "_idle", "_parting", "_sweeper", "closes")
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: list[Connection] = []
+        self._parting: set[Connection] = set()  # each leaves within `UPSTREAM_LET_GO_MS`
         self._sweeper: asyncio.TimerHandle | None = None
         #: The engine closes the connection after a streamed answer although it announced otherwise (llama.cpp does):
         #: it is asked with `Connection: close`, which spares every second request a retry.
@@ -52,6 +54,13 @@ class Way:
             if self._sweeper is None:
                 self._sweep_later()
 
+    def part(self, connection: Connection) -> None:
+        """Cuts the request on a connection; the connection goes when its engine has let go."""
+        self._parting.add(connection)
+        connection.part()
+        if not connection.can_part:
+            self._parting.discard(connection)
+
     async def connect(self, connect_ms: int) -> Connection:
         """Opens a connection. Raises UpstreamFailed."""
         loop = asyncio.get_running_loop()
@@ -78,8 +87,11 @@ class Way:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+        for connection in list(self._parting):
+            connection.abort()
 
     def _lost(self, connection: Connection) -> None:
+        self._parting.discard(connection)
         if connection not in self._idle:
             return
         self._idle.remove(connection)

@@ -41,7 +41,7 @@ _RETRY_AFTER_DEFAULT_S = 5
 #: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
 _CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
 #: Statuses after which a client may try again by itself.
-_RETRYABLE = frozenset({429, 503})
+_RETRYABLE = frozenset({429, 503, 507})
 
 _encode = msgspec.json.Encoder().encode
 

@@ -185,12 +185,8 @@ def _nothing(start: Start) -> Outgoing:
 
 
 async def _stream(relay: Relay, out: Out, first: bytes) -> None:
-    try:
-        await relay.stream(out, first)
-        relay.finish(ok=True)
-    except TheirsError as error:
-        relay.finish(ok=verdict(error))  # a reader that is too slow, or a cut, says nothing about the engine
-        raise
+    await relay.stream(out, first)
+    relay.finish(ok=True)
 
 
 async def _rest(relay: Relay, first: bytes) -> Whole:

@@ -219,14 +219,16 @@ class Relay:
         self._listen(piece)
         return piece
 
-    def finish(self, *, ok: bool | None) -> None:
+    def finish(self, *, ok: bool | None, timed_out: bool = False) -> None:
         """The engine is done with this request, or was never asked."""
         if ok is not None:
             self._outcome = "ok" if ok else "engine_failed"
-        if self._start is not None:
-            self.ticket.finish(ok=ok)
-        else:
+        if self._start is None:
             self.ticket.close()
+            return
+        if self._call is not None:
+            self.ticket.leave(self._call)
+        self.ticket.finish(ok=ok, timed_out=timed_out)
 
     def __enter__(self) -> "Relay":
         return self
@@ -234,17 +236,18 @@ class Relay:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             if isinstance(error, EngineFailed):
-                self.finish(ok=verdict(error))
+                timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
+                self.finish(ok=verdict(error), timed_out=timed_out)
             if isinstance(error, TheirsError):
                 self._outcome = error.code
         self.close()
 
     def close(self) -> None:
         """Leaves, wherever the request is: the engine's socket is aborted, the grant released."""
-        if self._call is not None:
-            self._call.abort()
-            self._call = None
         ticket = self.ticket
+        if self._call is not None:
+            ticket.leave(self._call)
+            self._call = None
         ticket.on_cut = None
         ticket.close()
         if self._leave_meter is not None:
@@ -348,7 +351,7 @@ class Relay:
 
     def _return_turn(self) -> None:
         if self._call is not None:
-            self._call.abort()
+            self.ticket.leave(self._call)
             self._call = None
         self._start = None
         self.status = 0

@@ -36,12 +36,13 @@ from watchbill.runtime.lookout import Lookout
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
-from watchbill.runtime.ticket import Start, Ticket, Wish
+from watchbill.runtime.ticket import Outcome, Start, Ticket, Wish
 from watchbill.runtime.views import request_view, requests_view, status_view
 
 __all__ = ["Driver", "Parts"]
 
 _LOG = logging.getLogger("watchbill.driver")
+_MISHAPS: frozenset[str] = frozenset(m.Mishap)
 #: code -> the error that says it; the closed list that scripts match.
 _ERRORS = {
     kind.code: kind
@@ -212,7 +213,7 @@ class Driver:
             wish.companions,
         )
 
-    def ended(self, ticket: Ticket, event: m.Event, outcome: str, /, *, served: bool) -> None:
+    def ended(self, ticket: Ticket, event: m.Event, outcome: Outcome, /, *, served: bool) -> None:
         """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
         now = _monotonic_ms()
         if self._tickets.pop(ticket.id, None) is not None:
@@ -365,8 +366,10 @@ class Driver:
         elif action.event == "awake" and action.model and action.ms is not None:
             self._last_loads[action.model] = (self.now(), action.ms)
             self._parts.memories.woke(action.model, action.ms)
-        elif action.event == "load_failed" and action.model:
-            self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
+        elif action.event in _MISHAPS and action.model:
+            self.metrics.count_mishap(action.model, action.event)
+            if action.event == m.Mishap.LOAD_FAILED:
+                self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
         elif action.cause is not None and action.model:
             self.metrics.count_eviction(action.model, action.cause)
 

@@ -23,6 +23,7 @@ from watchbill.core.messages import (
     Load,
     Loaded,
     LoadFailed,
+    Proof,
     Rouse,
     Sleep,
     Slept,
@@ -39,11 +40,12 @@ from watchbill.engines.base import (
     Sleeper,
     Warm,
 )
-from watchbill.engines.warmup import ask_again, can_be_asked
+from watchbill.engines.warmup import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
+from watchbill.root import DISK_FAULTS
 from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]
@@ -125,7 +127,7 @@ class EngineRoom:
         engine = self._hosts[model.name] = self._engines[model.engine]
         # The driver knows best what a load that takes too long was doing, so the limit is the driver's to keep.
         limited = replace(model, load_timeout_ms=Millis(action.deadline_ms))
-        await self._bring_up(engine, action, engine.load(limited, action.attempt))
+        await self._bring_up(engine, action, engine.load(limited, action.attempt, action.expected_ms))
 
     async def _bring_up(self, engine: Engine, action: Load, coming: Awaitable[Warm]) -> None:
         """Tells the core how a load or a waking ended. Nothing is left of one that failed."""
@@ -141,13 +143,17 @@ class EngineRoom:
         except TimeoutError:
             await self._broken_off(engine, action, f"not warm after {action.deadline_ms // 1000} s")
         except Exception as error:  # noqa: BLE001  a driver's bug must not leave the core waiting
-            _LOG.exception("load of %s broke", action.model)
-            await self._broken_off(engine, action, f"{type(error).__name__}: {error}")
+            blame = _blame(error)
+            if blame is Blame.MODEL:
+                _LOG.exception("load of %s broke", action.model)
+            await self._broken_off(engine, action, f"{type(error).__name__}: {error}", blame)
         else:
             self.warm[action.model] = self._up[action.model] = warm
-            self._feed(Loaded(action.model, action.attempt, dict(warm.memory)))
+            self._feed(Loaded(action.model, action.attempt, dict(warm.memory), Proof(warm.probe)))
 
-    async def _broken_off(self, engine: Engine, action: Load, reason: str) -> None:
+    async def _broken_off(
+        self, engine: Engine, action: Load, reason: str, blame: Blame = Blame.MODEL
+    ) -> None:
         """Takes down what a driver may have left that did not keep its word."""
         remains = False
         try:
@@ -156,7 +162,9 @@ class EngineRoom:
             remains = True
             is_bug = not isinstance(error, EngineFailed)
             _LOG.warning("what is left of %s could not be stopped: %s", action.model, error, exc_info=is_bug)
-        await self._failed(action, LoadFailed(action.model, action.attempt, reason, remains=remains))
+        await self._failed(
+            action, LoadFailed(action.model, action.attempt, reason, blame=blame, remains=remains)
+        )
 
     async def _failed(self, action: Load, failure: LoadFailed) -> None:
         if not failure.remains:
@@ -194,16 +202,16 @@ class EngineRoom:
         warm = self.warm.get(action.model)
         if warm is None:
             return  # it is gone, which says enough
-        if not can_be_asked(warm):
-            reason = f"its probe is {warm.probe!r}, which asks for no answer"
-            self._feed(Checked(action.model, action.attempt, reason, was_asked=False))
-            return
         try:
-            await ask_again(warm)
+            await (ask_again(warm) if can_be_asked(warm) else is_there(warm))
         except LoadError as error:
             self._feed(Checked(action.model, action.attempt, _reason(action.model, error)))
-        else:
+            return
+        if can_be_asked(warm):
             self._feed(Checked(action.model, action.attempt))
+        else:
+            reason = f"its probe is {warm.probe!r}, which asks for no answer"
+            self._feed(Checked(action.model, action.attempt, reason, was_asked=False))
 
     # ------------------------------------------------------------------ asleep
 
@@ -352,6 +360,11 @@ def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:
                 raise ConfigError(f"{name}: the engine {model.engine} cannot be shared")
             routes[name] = engine.route(model)
     return routes
+
+
+def _blame(error: Exception) -> Blame:
+    """Whose fault it is that a driver broke."""
+    return Blame.DISK if isinstance(error, OSError) and error.errno in DISK_FAULTS else Blame.MODEL
 
 
 def _reason(model: str, error: Exception) -> str:

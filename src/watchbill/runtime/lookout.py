@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
-from watchbill.limits import LOOK_MS_MAX, PRESSURE_STALL_PERCENT_MAX, PROBE_FAILURES_MAX, PROCESS_LOOK_MS
+from watchbill.limits import (
+    LOOK_MS_MAX,
+    LOOK_MS_MIN,
+    PRESSURE_STALL_PERCENT_MAX,
+    PROBE_FAILURES_MAX,
+    PROCESS_LOOK_MS,
+)
 from watchbill.probes import Reading
 from watchbill.probes.health import constraint
 from watchbill.probes.patient import PatientProbe
@@ -21,6 +27,8 @@ from watchbill.probes.ram import RamProbe, next_look_ms
 
 __all__ = ["Lookout"]
 
+#: While memory is looked at as often as can be, the processes are looked at this much more rarely.
+HASTE_FACTOR = 4
 Memory = Mapping[str, tuple[int, Mapping[str, int]]]
 Cards = Mapping[str, Reading]
 
@@ -50,6 +58,7 @@ class Lookout:
         self._woken = asyncio.Event()
         self._models: Memory = {}
         self._models_at = 0.0
+        self._next_ms = LOOK_MS_MAX  # until the next look
         self._pressure: PressureWatcher | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -139,15 +148,19 @@ class Lookout:
         return LOOK_MS_MAX if ram is None else next_look_ms(ram.available, self._catalog.devices[RAM].reserve)
 
     async def _watch(self) -> None:
-        self._next_ms = 0
         while True:
             self._woken.clear()
-            await self.look(processes=(self._clock() - self._models_at) * 1000 >= PROCESS_LOOK_MS)
+            await self.look(processes=self._is_time_for_processes())
             try:
                 async with asyncio.timeout(self._next_ms / 1000):
                     await self._woken.wait()
             except TimeoutError:
                 continue
+
+    def _is_time_for_processes(self) -> bool:
+        """Their memory takes long to read, gigabytes some 100 ms: too long to be blind while memory runs out."""
+        patience = HASTE_FACTOR if self._next_ms <= LOOK_MS_MIN else 1
+        return (self._clock() - self._models_at) * 1000 >= patience * PROCESS_LOOK_MS
 
     def _alarmed(self) -> None:
         if self._pressure is not None:

@@ -18,7 +18,7 @@ from watchbill.catalog import ROTATION_LANE, BackgroundTask
 from watchbill.core.messages import TaskEnded
 from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, EventReader
-from watchbill.engines.upstream import Outgoing, Upstream
+from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.limits import TASK_COMMAND_MS, TASK_OUTPUT_CHARS_MAX, TASK_TOKENS_MAX
 from watchbill.processes import Keeper
@@ -80,8 +80,9 @@ class Tasks:
             try:
                 text = await self._turns(ticket, work, now)
                 ticket.finish(ok=None)  # how long a task takes says nothing about answers
-            except EngineFailed:
-                ticket.finish(ok=False)  # at night nobody else may find out
+            except EngineFailed as error:
+                timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
+                ticket.finish(ok=False, timed_out=timed_out)  # at night nobody else may find out
                 raise
             finally:
                 ticket.close()
@@ -109,7 +110,7 @@ class Tasks:
 
     async def _until_cut(self, ticket: Ticket, start: Start, work: _Work) -> str | None:
         """What came of it; None when it was cut."""
-        working = asyncio.ensure_future(self._perform(start, work))
+        working = asyncio.ensure_future(self._perform(ticket, start, work))
 
         def stop() -> None:
             working.cancel()
@@ -126,7 +127,7 @@ class Tasks:
         finally:
             working.cancel()
 
-    async def _perform(self, start: Start, work: _Work) -> str:
+    async def _perform(self, ticket: Ticket, start: Start, work: _Work) -> str:
         task = work.task
         if task.command is not None and work.output is None:
             work.output = await self._command(task.command, start)
@@ -136,7 +137,7 @@ class Tasks:
         prompt = task.prompt.replace("{output}", output)
         if output and "{output}" not in task.prompt:
             prompt = f"{prompt}\n\n{output}"
-        answer = await self._ask(start.endpoint, start.model, prompt)
+        answer = await self._ask(ticket, start.endpoint, start.model, prompt)
         await asyncio.to_thread(self._answers.keep, start.model, answer)
         return f"the model answered with {len(answer)} characters"
 
@@ -151,7 +152,7 @@ class Tasks:
             raise TheirsError(f"{words[0]} ended with {finished.code}: {finished.output.strip()[-200:]}")
         return finished.output[:TASK_OUTPUT_CHARS_MAX]
 
-    async def _ask(self, endpoint: Endpoint, model: str, prompt: str) -> str:
+    async def _ask(self, ticket: Ticket, endpoint: Endpoint, model: str, prompt: str) -> str:
         """Asks for a stream: engines notice that a caller left only while they stream."""
         body = msgspec.json.encode(
             {
@@ -174,7 +175,7 @@ class Tasks:
                     raise TheirsError(f"the engine answered with more than {ANSWER_CHARS_MAX} characters")
             return said
         finally:
-            call.abort()
+            ticket.leave(call)
 
     async def close(self) -> None:
         """Ends what runs."""

@@ -17,17 +17,55 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from watchbill.core.messages import Ended, Event, FirstByte, Left, Request, Returned
+from watchbill.core.messages import Ended, Event, FirstByte, Left, LetGo, Parting, Request, Returned
 
 if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
     from watchbill.errors import TheirsError
 
-__all__ = ["Desk", "Start", "Ticket", "Wish"]
+__all__ = ["Asked", "Desk", "Outcome", "Start", "Ticket", "Wish"]
+
+
+class Outcome(StrEnum):
+    """How a request ended, as metrics and traces name it. One that never started has its refusal's code."""
+
+    OK = "ok"
+    ENGINE_FAILED = "engine_failed"  # it died, broke off, or said that it cannot
+    ENGINE_TIMEOUT = "engine_timeout"  # it was silent for longer than any engine needs
+    RUN_TIMEOUT = "run_timeout"  # the lane's time limit was over
+    PREEMPTED = "preempted"  # an emergency, or the operator
+    SHUTTING_DOWN = "shutting_down"
+    CANCELLED = "cancelled"  # its caller left
+
+
+#: The cuts that end a request for good.
+_CUTS = {
+    "run_timeout": Outcome.RUN_TIMEOUT,
+    "engine_failed": Outcome.ENGINE_FAILED,
+    "preempted": Outcome.PREEMPTED,
+    "shutting_down": Outcome.SHUTTING_DOWN,
+}
+
+
+class Asked(Protocol):
+    """A question to an engine, as far as its end says something; a `Call` of the engine layer."""
+
+    has_ended: bool
+
+    @property
+    def has_spoken(self) -> bool: ...
+
+    @property
+    def silent_ms(self) -> int: ...
+
+    def abort(self) -> None: ...
+
+    def on_let_go(self, tell: Callable[[bool], None]) -> bool: ...
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +101,7 @@ class Desk(Protocol):
         """Tells the core something."""
         ...
 
-    def ended(self, ticket: "Ticket", event: Event, outcome: str, /, *, served: bool) -> None:
+    def ended(self, ticket: "Ticket", event: Event, outcome: Outcome, /, *, served: bool) -> None:
         """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
         ...
 
@@ -86,6 +124,8 @@ class Ticket:
     #: Called once when `cut` is set: aborts the upstream connection.
     on_cut: Callable[[], None] | None = None
     _waiter: "asyncio.Future[Start] | None" = None  # made for who has to wait; most do not
+    _turns: int = 0  # how many it had
+    _parting: Parting | None = None  # of a turn that ends before its answer
     _ended: bool = False
     _sent: bool = False
 
@@ -134,26 +174,51 @@ class Ticket:
             self._sent = False
             self.on_cut = None
             self.turn = self._waiter = None
-            self.desk.feed(Returned(self.id))
+            parting, self._parting = self._parting, None
+            self.desk.feed(Returned(self.id, parting))
 
-    def finish(self, *, ok: bool | None) -> None:
+    def leave(self, asked: Asked) -> None:
+        """Cuts the question to the engine of this turn, if it is not answered yet: to be called before the turn ends.
+
+        The slot is free when the engine has let go, which may be later than the end of the turn."""
+        asked.abort()
+        if self._ended or asked.has_ended or self._parting is not None:
+            return
+        model, run = self.model, f"{self.id}/{self._turns}"
+        lingers = asked.on_let_go(lambda is_known: self.desk.feed(LetGo(model, run, is_known)))
+        self._parting = Parting(asked.silent_ms, asked.has_spoken, run if lingers else "")
+
+    def finish(self, *, ok: bool | None, timed_out: bool = False) -> None:
         """Ends a turn: well, not, or (None) without having asked for an answer. Later calls do nothing."""
         if not self._ended:
             self._ended = True
-            outcome = "engine_failed" if ok is False else "ok"
-            self.desk.ended(self, Ended(self.id, ok), outcome, served=ok is True)
+            failed = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.ENGINE_FAILED
+            outcome = failed if ok is False else Outcome.OK
+            event = Ended(self.id, ok, self._parting, self._first_ms())
+            self.desk.ended(self, event, outcome, served=ok is True)
+
+    def _first_ms(self) -> int | None:
+        """How long the engine of the last turn took to its first token; None where that came in an earlier one."""
+        first, started = self.first_at, self.started_at
+        return None if first is None or started is None or first < started else first - started
 
     def close(self) -> None:
-        """Leaves, wherever the request is. Does nothing when it has already ended."""
-        if not self._ended:
-            self._ended = True
-            self.desk.ended(self, Left(self.id), "cancelled", served=False)
+        """Leaves, wherever the request is: its caller did, or the driver has cut it. Does nothing after its end."""
+        if self._ended:
+            return
+        self._ended = True
+        outcome = _CUTS.get(self.cut or "") if self.turn is not None else None
+        if outcome is None:
+            self.desk.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
+        else:
+            self.desk.ended(self, Ended(self.id, False, self._parting), outcome, served=False)
 
     # ------------------------------------------------------------------ the driver's side
 
     def start(self, start: Start, now: int) -> None:
         """The driver grants the turn."""
         self.model, self.turn, self.started_at = start.model, start, now
+        self._turns += 1
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(start)
 

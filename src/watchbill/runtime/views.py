@@ -129,6 +129,7 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "evictions": station.evictions,
         "pid": warm.pid if warm else None,
         "reason": _reason(station),
+        "trouble": station.trouble,
         "permanent": station.model.permanent,
         "load_ms": round(station.load.ms),
         "load_is_guess": station.load.is_guess,

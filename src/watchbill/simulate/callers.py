@@ -15,8 +15,10 @@ class Faults:
     load_fails: float = 0.0
     load_hangs: float = 0.0
     dies: float = 0.0  # some time after it became warm
+    freezes: float = 0.0  # some time after it became warm: it takes questions and says nothing more
     answer_fails: float = 0.0
     caller_leaves: float = 0.0
+    lingers: float = 0.0  # an engine works on for a while on what was cut
     memory_late: float = 0.0  # the process is gone, its memory is not
     answer_lost: float = 0.0  # of a stop: only the deadline helps
     answer_twice: float = 0.0
@@ -41,6 +43,8 @@ class Caller:
     due: float = 0.0
     started_at: float | None = None  # the first start
     granted_at: float = 0.0
+    ran_ms: float = 0.0  # in the turns before this one
+    turns: int = 0
     ended_at: float | None = None
     begun: bool = False
     was_cut: bool = False  # before its first byte

@@ -10,6 +10,9 @@ from watchbill.simulate.engine import Power, SimEngine
 
 __all__ = ["check"]
 
+#: What the engine layer waits for an answer; the core waits a little longer.
+PATIENCE_MS = 60_000
+
 
 class _World(Protocol):
     """What a check needs of its world."""
@@ -26,6 +29,11 @@ class _World(Protocol):
 
 def check(world: _World, action: m.Check) -> None:
     """Asks the engine; one that is gone, and some others, say nothing."""
+    if world.engines[action.model].frozen_at is not None:
+        world.at(
+            world.now + PATIENCE_MS, lambda: world.feed(m.Checked(action.model, action.attempt, "no answer"))
+        )
+        return
     lost = world.happens(world.faults.answer_lost)
     failure = "simulated failure" if world.happens(world.faults.answer_fails) else None
 

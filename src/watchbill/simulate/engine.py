@@ -47,6 +47,8 @@ class SimEngine:
     at: float = 0.0  # when `done` was true
     generation: int = 0  # of the schedule of the next end
     used_at: float = 0.0  # when it last had work
+    frozen_at: float | None = None  # since when it says nothing
+    lingering: set[str] = field(default_factory=set[str])  # what was cut and it still works on
 
     def speed(self) -> float:
         """Work per millisecond that each of the running answers gets."""
@@ -72,7 +74,7 @@ class SimEngine:
 
     def next_end(self, now: float) -> tuple[float, str] | None:
         """When the next answer ends, and whose it is."""
-        if not self.jobs:
+        if not self.jobs or self.frozen_at is not None:
             return None
         request = min(self.jobs, key=lambda r: (self.jobs[r], r))
         return now + max(0.0, (self.jobs[request] - self.done) / self.speed()), request
@@ -81,7 +83,18 @@ class SimEngine:
         """Gives its weights back."""
         self.power, self.held = Power.ASLEEP, dict(self.model.asleep)
 
+    def freeze(self, now: float) -> None:
+        """Stops without ending."""
+        self.advance(now)
+        self.frozen_at = now
+        self.generation += 1
+
+    def silent_since(self, granted_at: float, *, begun: bool) -> float | None:
+        """Since when an answer has brought nothing; None for one that comes word by word."""
+        return self.frozen_at if begun else granted_at
+
     def power_off(self) -> None:
         """The process is gone and its memory is back."""
         self.power, self.held, self.jobs = Power.OFF, {}, {}
+        self.frozen_at, self.lingering = None, set()
         self.generation += 1

@@ -26,7 +26,8 @@ GB = 10**9
 Companions = Callable[[Model], tuple[str, ...]]
 
 FAULTS = Faults(
-    load_fails=0.08, load_hangs=0.02, dies=0.08, answer_fails=0.03, caller_leaves=0.1, memory_late=0.1,
+    load_fails=0.08, load_hangs=0.02, dies=0.08, freezes=0.08, answer_fails=0.03, caller_leaves=0.1, lingers=0.3,
+    memory_late=0.1,
     answer_lost=0.03, answer_twice=0.1, probe_stuck=0.05, foreign_use=0.02, jitter=(0.5, 1.8),
     until_ms=TROUBLE_MS,
 )  # fmt: skip
@@ -36,13 +37,14 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
     """A world that nobody designed."""
     draw = random.Random(seed)
     devices = _devices(draw)
+    time_limits = random.Random(f"time limits {seed}")
     models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
     lanes = {
         work_class.name.lower(): Lane(
             work_class.name.lower(),
             work_class,
             max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000))),
-            timeout_ms=Millis(120_000),
+            timeout_ms=Millis(time_limits.choice((3_000, 20_000, 120_000))),
             queue_max=draw.choice((4, 64, 10_000)),
         )
         for work_class in WorkClass

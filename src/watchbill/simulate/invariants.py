@@ -14,7 +14,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
-from watchbill.core.station import AWAY, STAYING, Stage
+from watchbill.core.station import AWAY, LINGER_LIMIT_MS, STAYING, Stage
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -28,6 +28,8 @@ VOLUNTARY = ("rate of", "turn of", "rotation of", "turns of", "permanent of")
 WHOLE_EVERY_STEPS = 50
 #: Learned load times wander: a quantum is judged broken only below this part of the true one.
 QUANTUM_TOLERANCE = 0.5
+#: A cut takes its time.
+TIME_LIMIT_SLACK_MS = 1_000
 
 
 class Judged(Protocol):
@@ -61,6 +63,9 @@ class Judge:
         self.places = Places(world.catalog, world.capacity)
         self._last_load_ms: dict[str, float] = {}
         self._asked_at: dict[str, float] = {}  # model -> when the watchdog last asked it something
+        self._hung: dict[
+            tuple[str, int], list[float]
+        ] = {}  # model and attempt -> silent timeouts since it froze
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -73,6 +78,28 @@ class Judge:
         self.places.loaded(name, took_ms)
         told = self._world.told_load_ms.get(name, took_ms)
         self.load_took[name] = min(took_ms, told, self.load_took.get(name, took_ms))
+
+    def ran(self, caller: Caller) -> None:
+        """A running request ends: its lane's time limit holds for all its turns together."""
+        ran_ms = caller.ran_ms + self._world.now - caller.granted_at
+        if ran_ms > self._world.catalog.find_lane(caller.request.lane).timeout_ms + TIME_LIMIT_SLACK_MS:
+            self.say("a request ran longer than its time limit", f"{caller.request.id} {ran_ms:.0f} ms")
+
+    def timed_out(self, caller: Caller) -> None:
+        """A request had all its time; three on a frozen engine prove enough to ask it."""
+        engine = self._world.engines[caller.served_by]
+        if engine.frozen_at is not None and not self._world.catalog.models[caller.served_by].shared:
+            self._hung.setdefault((caller.served_by, engine.attempt), []).append(self._world.now)
+
+    def _judge_hung(self) -> None:
+        """A frozen engine whose requests time out is asked and reset, however short their time was."""
+        longest = max((lane.timeout_ms for lane in self._world.catalog.lanes.values()), default=0)
+        for (name, attempt), times in list(self._hung.items()):
+            engine = self._world.engines[name]
+            if engine.attempt != attempt or engine.frozen_at is None:
+                del self._hung[name, attempt]
+            elif len(times) >= 3 and self._world.now > times[2] + longest + LINGER_LIMIT_MS + 2 * CHECK_MS:
+                self.say("a hung engine is not found", name)
 
     # ------------------------------------------------------------------ before the actions are carried out
 
@@ -143,7 +170,8 @@ class Judge:
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
-        if voluntary and waits and not engine.jobs and name not in self._served and not self._is_asked(name):
+        is_free = not engine.jobs and not engine.lingering
+        if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if reason.startswith("rate of"):
             self._judge_rate(name, reason)
@@ -215,6 +243,7 @@ class Judge:
         if self._steps % WHOLE_EVERY_STEPS == 0:
             self._judge_groups()
             self._judge_room()
+            self._judge_hung()
             for what in self._world.core.state.stale():
                 self.say("a sum of the core is out of date", what)
 
@@ -223,7 +252,7 @@ class Judge:
         self._served.add(action.model)
         if engine.power is not Power.WARM:
             self.say("a grant on a model that is not ready", f"{action.model} is {engine.power.value}")
-        if len(engine.jobs) > world.catalog.models[action.model].concurrency:
+        if len(engine.jobs) + len(engine.lingering) > world.catalog.models[action.model].concurrency:
             self.say("more in flight than slots", action.model)
 
     def granting(self, action: m.Grant) -> None:
@@ -299,7 +328,8 @@ class Judge:
         # In strict arrival order a ready model does wait for an older request of another one: that is its whole point.
         for caller in () if world.core.policy.in_order else waiting:
             name = caller.served_by
-            if name in running or name in self.closed or world.engines[name].power is not Power.WARM:
+            engine = world.engines[name]
+            if name in running or name in self.closed or engine.lingering or engine.power is not Power.WARM:
                 continue
             is_asked = world.core.state.stations[name].is_suspect and self._is_asked(name)
             if self._could_start(caller) and not is_asked:

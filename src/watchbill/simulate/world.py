@@ -27,6 +27,9 @@ __all__ = ["World"]
 LOOK_EVERY_MS = 2_000
 #: More steps than this without any time passing, and somebody does and undoes the same for ever.
 STEPS_AT_ONCE_MAX = 20_000
+#: How long an engine may work on what was cut; one that is frozen is given up at the last of them.
+LINGER_MS = (10.0, 9_000.0)
+LET_GO_MS = 10_000.0
 #: How late an answer that comes twice may be.
 LATE_ANSWER_MS = 8_000.0
 #: The first token comes after this part of an answer's work, at the latest after this time.
@@ -161,14 +164,16 @@ class World:
         """A caller hangs up."""
         if caller.state == "ended":
             return
-        self._drop_job(caller)
+        parting = self._part(caller)
         self._end(caller, "left")
-        self.feed(m.Left(caller.request.id))
+        self.feed(m.Left(caller.request.id, parting))
 
     def _end(self, caller: Caller, outcome: str) -> None:
         if caller.state == "ended":
             self.judge.say("a request ended twice", caller.request.id)
             return
+        if caller.state == "running":
+            self.judge.ran(caller)
         caller.state, caller.outcome, caller.ended_at = "ended", outcome, self.now
         del self.open[caller.request.id]
         if caller.then is not None:
@@ -182,6 +187,26 @@ class World:
         left = engine.drop(caller.request.id, self.now)
         self._schedule_end(engine)
         return left
+
+    def _part(self, caller: Caller) -> m.Parting | None:
+        """Takes a running request from its engine, which may be at it for a while."""
+        engine, request = self.engines.get(caller.served_by), caller.request.id
+        if engine is None or request not in engine.jobs:
+            return None
+        since = engine.silent_since(caller.granted_at, begun=caller.begun)
+        frozen = engine.frozen_at is not None
+        self._drop_job(caller)
+        run = f"{request}/{caller.turns}" if frozen or self.happens(self.faults.lingers) else ""
+        if run:
+            engine.lingering.add(run)
+            taken = LET_GO_MS if frozen else self.random.uniform(*LINGER_MS)
+            self.at(self.now + taken, lambda: self._let_go(engine, run, is_known=not frozen))
+        return m.Parting(0 if since is None else round(self.now - since), caller.begun, run)
+
+    def _let_go(self, engine: SimEngine, run: str, *, is_known: bool) -> None:
+        if run in engine.lingering:
+            engine.lingering.discard(run)
+            self.feed(m.LetGo(engine.model.name, run, is_known))
 
     # ------------------------------------------------------------------ actions about requests
 
@@ -202,6 +227,7 @@ class World:
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
+        caller.turns += 1
         caller.served_by, caller.beside = action.model, action.companions
         if caller.started_at is None:
             caller.started_at = self.now
@@ -215,6 +241,8 @@ class World:
             self.at(self.now + first, lambda: self._first_byte(caller, granted))
 
     def _first_byte(self, caller: Caller, granted: float) -> None:
+        if self.engines[caller.served_by].frozen_at is not None:
+            return
         if caller.state == "running" and caller.granted_at == granted and not caller.begun:
             caller.begun = True
             self.feed(m.FirstByte(caller.request.id))
@@ -244,14 +272,16 @@ class World:
             granted = caller.granted_at
             self.at(self.now + self.random.uniform(100, 1_000), lambda: self._yield(caller, granted))
             return
-        self._drop_job(caller)
+        if action.how == "run_timeout":
+            self.judge.timed_out(caller)
+        parting = self._part(caller)
         if action.how == "requeue":
             if caller.was_cut:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
-            self.at(self.now, lambda: self._return(caller))
+            self.at(self.now, lambda: self._return(caller, parting))
         else:
-            self.at(self.now, lambda: self._fail(caller, action.how))
+            self.at(self.now, lambda: self._fail(caller, action.how, parting))
 
     def _yield(self, caller: Caller, granted: float) -> None:
         """Background work reaches a boundary and keeps what it has."""
@@ -259,16 +289,17 @@ class World:
             caller.work_ms = max(50.0, self._drop_job(caller))
             self._return(caller)
 
-    def _return(self, caller: Caller) -> None:
+    def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
         if caller.state != "running":
             return
+        caller.ran_ms += self.now - caller.granted_at
         caller.state, caller.due = "waiting", max(caller.due, self.now + caller.request.max_wait_ms)
-        self.feed(m.Returned(caller.request.id))
+        self.feed(m.Returned(caller.request.id, parting))
 
-    def _fail(self, caller: Caller, outcome: str) -> None:
+    def _fail(self, caller: Caller, outcome: str, parting: m.Parting | None) -> None:
         if caller.state == "running":
             self._end(caller, outcome)
-            self.feed(m.Ended(caller.request.id, False))
+            self.feed(m.Ended(caller.request.id, False, parting))
 
     # ------------------------------------------------------------------ actions about engines
 
@@ -304,6 +335,12 @@ class World:
         self._maybe_again(m.Loaded(name, attempt, dict(engine.held)))
         if self.happens(self.faults.dies):
             self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._die(engine, attempt))
+        if self.happens(self.faults.freezes):
+            self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._freeze(engine, attempt))
+
+    def _freeze(self, engine: SimEngine, attempt: int) -> None:
+        if engine.power is Power.WARM and engine.attempt == attempt:
+            engine.freeze(self.now)
 
     def _die(self, engine: SimEngine, attempt: int) -> None:
         if engine.power in (Power.WARM, Power.ASLEEP) and engine.attempt == attempt:

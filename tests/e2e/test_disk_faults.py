@@ -1,0 +1,27 @@
+"""A full disk under the root: it is not the models' fault, and it ends by itself."""
+
+import resource
+
+from e2e.place import Place, eventually, scripted
+
+
+def test_a_full_disk_is_told_as_one_and_it_goes_on_when_there_is_room(place: Place) -> None:
+    """RES-20: callers get 507 with the reason, nothing is quarantined however often they come, and the first one after
+    there is room again is served. A file size of 0 is what a full disk is to whoever writes."""
+    place.config.write_text(scripted("a") + scripted("b"))
+    daemon = place.up()
+    assert daemon.chat("b")[0] == 200
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
+    for _ in range(5):
+        status, headers, answer = daemon.chat("a")
+        assert (status, answer["error"]["code"]) == (507, "disk_failed")
+        assert "make room" in answer["error"]["message"] and int(headers["retry-after"]) >= 1
+    model = daemon.model("a")
+    assert (model["state"], model["trouble"], model["loads"]) == ("absent", "disk_failed", 0)
+    assert daemon.chat("b")[0] == 200  # what is warm is served
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    assert daemon.chat("a")[0] == 200
+    assert daemon.model("a")["trouble"] is None
+    assert eventually(lambda: place.events("disk_failed"))
+    assert not place.events("quarantine") and daemon.stop() == 0

@@ -1,0 +1,223 @@
+"""RES-20: an engine that hangs is found by how its runs end, whoever ends them, in every lane and dialect."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.house import raw
+from support.running import running
+from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, ProcessType, WorkClass
+from watchbill.core.station import Station
+from watchbill.gateway.server import Serving
+from watchbill.runtime.driver import Driver
+from watchbill.units import Bytes, Millis
+
+BRIEF_MS = 300
+#: What a check of a warm model may take here; a minute in reality.
+CHECK_MS = 500
+MESSAGES = [{"role": "user", "content": "Hi"}]
+LANES = {
+    "default": Lane("default", timeout_ms=Millis(BRIEF_MS)),
+    "kind": Lane("kind", timeout_ms=Millis(BRIEF_MS), fallback="I am not well."),
+    "batch": Lane("batch", WorkClass.BACKGROUND, timeout_ms=Millis(BRIEF_MS)),
+    "patient": Lane("patient"),
+}
+MODEL = Model("a", "scripted", memory={"ram": Bytes(2**20)}, concurrency=2, script={"tokens": 2})
+PROCESS = {"thought": ProcessType("thought", "a", "kind", "{summary}")}
+CATALOG = Catalog(
+    {"ram": Device("ram")},
+    {"scripted": EngineRules("scripted", "scripted")},
+    {"a": MODEL},
+    LANES,
+    process=PROCESS,
+)
+
+CALLS: dict[str, tuple[str, dict[str, object], str]] = {
+    "openai": ("/v1/chat/completions", {"messages": MESSAGES}, "default"),
+    "openai streamed": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "default"),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, "default"),
+    "embeddings": ("/v1/embeddings", {"input": "Hi"}, "default"),
+    "fallback": ("/v1/chat/completions", {"messages": MESSAGES}, "kind"),
+    "background": ("/v1/chat/completions", {"messages": MESSAGES}, "batch"),
+    "ollama": ("/api/chat", {"messages": MESSAGES}, "default"),
+    "ollama whole": ("/api/generate", {"prompt": "Hi", "stream": False}, "default"),
+    "anthropic": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2}, "default"),
+    "anthropic streamed": (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 2, "stream": True},
+        "default",
+    ),
+    "process": ("/process", {"type": "thought", "payload": {"summary": "a cat"}}, ""),
+}
+
+
+class Place:
+    """A gateway with a real engine that can be stopped as a debugger stops it."""
+
+    def __init__(self, serving: Serving, driver: Driver) -> None:
+        self.serving, self.driver = serving, driver
+
+    @property
+    def station(self) -> Station:
+        return self.driver._core.state.stations["a"]
+
+    async def open(
+        self, path: str, body: dict[str, object], lane: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        content = json.dumps(body if "type" in body else {"model": "a", **body}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port, limit=2**20)
+        wish = f"X-Watchbill-Lane: {lane}\r\n" if lane else ""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.serving.port}\r\n{wish}"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        writer.write(head.encode() + content)
+        return reader, writer
+
+    async def ask(self, path: str, body: dict[str, object], lane: str) -> tuple[int, bytes]:
+        reader, writer = await self.open(path, body, lane)
+        try:
+            answer = await raw(reader)
+            return answer.status, answer.body
+        finally:
+            writer.close()
+
+    async def freeze(self) -> int:
+        """Brings the model up and stops its process."""
+        assert (await self.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+        pid = self.driver._room.warm["a"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    def outcomes(self) -> set[str]:
+        lines = self.driver.metrics.render().decode().splitlines()
+        found = [line for line in lines if line.startswith("watchbill_requests_total{")]
+        return {line.split('outcome="')[1].split('"')[0] for line in found}
+
+    async def until_reset(self) -> None:
+        await until(lambda: self.station.resets == 1 or self.station.loads == 2)
+
+
+async def until(happened: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not happened():  # noqa: ASYNC110  the condition is somebody else's
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def place_of(
+    root: Path, monkeypatch: pytest.MonkeyPatch, catalog: Catalog = CATALOG
+) -> AsyncIterator[Place]:
+    monkeypatch.setattr("watchbill.limits.PROBE_MS_MAX", CHECK_MS)
+    monkeypatch.setattr("watchbill.engines.connection.UPSTREAM_LET_GO_MS", 200)
+    async with running(root, catalog) as (serving, driver):
+        yield Place(serving, driver)
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_three_runs_that_time_out_lead_to_the_question_and_the_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """RES-20, LANE-04: whichever door and lane: the run that timed out counts, under its own name, and the model is
+    reset without anybody's hand. Seen: 64 of 64 requests failed over ten minutes, counted as cancelled."""
+    async with place_of(tmp_path, monkeypatch) as place:
+        await place.freeze()
+        late = 0
+        for _ in range(3):  # one that never lets go of what was cut is asked after two
+            _, body = await place.ask(*CALLS[call])
+            late += b"timeout" in body or b"not well" in body
+        await place.until_reset()
+        assert late >= 2 and place.outcomes() == {"ok", "run_timeout"}
+        assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+
+
+async def test_callers_who_leave_because_nothing_comes_raise_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20: a client's own time limit ends a run as a caller who left; a long silence without a byte is a sign."""
+    async with place_of(tmp_path, monkeypatch) as place:
+        await place.freeze()
+        for _ in range(12):
+            if place.station.loads != 1 or place.station.is_suspect:
+                break
+            _, writer = await place.open(*CALLS["openai streamed"][:2], "patient")
+            await until(lambda: place.station.running or place.station.is_suspect)
+            await asyncio.sleep(place.station.silence_ms / 2000)  # the client's patience
+            writer.transport.abort()
+            await until(lambda: not place.station.running)
+        await place.until_reset()
+        assert place.outcomes() == {"ok", "cancelled"}
+
+
+async def test_callers_who_leave_a_model_that_is_well_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20: who has heard something and leaves says nothing against its engine."""
+    slow = dataclasses.replace(MODEL, script={"tokens": 200, "service": "20s"})
+    async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": slow})) as place:
+        for _ in range(5):
+            reader, writer = await place.open(*CALLS["openai streamed"][:2], "patient")
+            async with asyncio.timeout(20):
+                await reader.readuntil(b"data: ")
+            writer.transport.abort()
+            await until(lambda: not place.station.running)
+        assert (place.station.bad_answers, place.station.loads) == (0, 1)
+
+
+async def test_an_engine_whose_words_still_come_is_slow_and_not_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20: a lane's time may be too short for a model; its timeouts cost nobody else the model."""
+    slow = dataclasses.replace(MODEL, script={"tokens": 400, "service": "20s"})
+    async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": slow})) as place:
+        for _ in range(4):
+            assert b"run_timeout" in (await place.ask(*CALLS["openai"]))[1]
+        assert (place.station.bad_answers, place.station.loads) == (0, 1)
+
+
+@pytest.mark.parametrize("probe", ["http", "none"])
+async def test_an_engine_that_can_only_be_asked_for_its_health_is_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: str
+) -> None:
+    """RES-20: a stopped process does not answer its health address; where nothing can be asked, time must tell."""
+    monkeypatch.setattr("watchbill.core.watchdog.UNASKED_MS", 1_000)
+    monkeypatch.setattr("watchbill.core.watchdog.WELL_MS", 300)
+    plain = dataclasses.replace(MODEL, probe=probe)
+    async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": plain})) as place:
+        if probe == "none":
+            await until_up(place)
+        await place.freeze()
+        for _ in range(12):
+            if place.station.loads != 1 or place.station.resets:
+                break
+            await place.ask(*CALLS["openai"])
+        await place.until_reset()
+
+
+async def until_up(place: Place) -> None:
+    """A model without a probe counts as warm before its port is open."""
+    async with asyncio.timeout(20):
+        while (await place.ask(*CALLS["openai"][:2], "patient"))[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_a_model_that_is_healthy_and_slow_is_not_reset_for_three_quick_timeouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20: its health is good, nothing else can be asked, and three timeouts took no minute: that proves nothing."""
+    slow = dataclasses.replace(MODEL, probe="http", script={"tokens": 1, "service": "3s"})
+    async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": slow})) as place:
+        assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+        for _ in range(4):
+            await place.ask(*CALLS["openai"])
+        assert place.station.bad_answers >= 3
+        assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+        assert (place.station.loads, place.station.bad_answers) == (1, 0)
