@@ -214,6 +214,7 @@ class ApiKey:
     waiting_max: int | None = None  # waiting at once
     tokens_per_minute: int | None = None
     capture: str | None = None  # the spool that finished requests go into
+    bodies_max: Bytes | None = None  # bytes of all its bodies that are inside
 
     @property
     def is_bounded(self) -> bool:
@@ -231,6 +232,13 @@ class Server:
     hosts: tuple[str, ...] = ()  # further names accepted in the Host header
     origins: tuple[str, ...] = ()  # web pages that may call us
     body_max: Bytes = Bytes(64 * 2**20)
+    bodies_max: Bytes = Bytes(256 * 2**20)  # of all requests together
+    connections_max: int = 4096
+
+    @property
+    def key_bodies_max(self) -> Bytes:
+        """What a key that says nothing about it may take of `bodies_max`: half, and always one body."""
+        return Bytes(max(self.body_max, self.bodies_max // 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from watchbill.errors import ConfigError, WatchbillError
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
-from watchbill.limits import CONFIG_LOOK_MS, DRAIN_MS
+from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS
 from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
@@ -40,6 +41,7 @@ from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.deliver import Deliverer
 from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
+from watchbill.runtime.heap import map_large_blocks
 from watchbill.runtime.knowledge import Memories
 from watchbill.runtime.lookout import Lookout
 from watchbill.runtime.recorder import Recorder
@@ -125,7 +127,21 @@ def _with_address(catalog: Catalog, options: Options) -> Catalog:
                 f"{asked} is not a port; ports are 1 to {PORT_MAX}, and 0 picks one that is free"
             )
     config.refuse_open_bind(host, bool(server.keys))
-    return replace(catalog, server=replace(server, host=host, port=port))
+    room = _allow_descriptors(server.connections_max)
+    return replace(catalog, server=replace(server, host=host, port=port, connections_max=room))
+
+
+def _allow_descriptors(connections: int) -> int:
+    """Asks the system for as many open files as so many connections need, each perhaps with one to an engine. Says
+    how many connections there is room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections + DESCRIPTORS_KEPT
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    return max(1, min(connections, (soft - DESCRIPTORS_KEPT) // 2))
 
 
 def _fetch_embedded(root: Root, screen: Screen) -> None:
@@ -172,6 +188,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await driver.start()
         _tell_of_failures(driver, setting)
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
+        map_large_blocks()
         _relieve_collector()
         setting.lock.publish(serving.url)
         root.write_daemon(serving.url)

@@ -26,6 +26,7 @@
         ├── InMaintenance            503  maintenance
         ├── Preempted                503  preempted
         ├── ShuttingDown             503  shutting_down
+        ├── Overloaded               503  overloaded
         ├── TooLarge                 413  too_large
         ├── NotOffered               501  not_offered
         ├── Stale                    200  stale: a fallback answers in its place
@@ -42,9 +43,9 @@ from typing import ClassVar, NamedTuple
 __all__ = [
     "AuthenticationFailed", "ConfigError", "DiskFailed", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Preempted", "Problem", "PullFailed",
-    "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "TooLarge",
-    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted", "Problem",
+    "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
+    "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -232,6 +233,13 @@ class ShuttingDown(TheirsError):
     """Watchbill is shutting down; try again when it is back."""
 
     code = "shutting_down"
+    status = 503
+
+
+class Overloaded(TheirsError):
+    """More connections or larger bodies than Watchbill takes at once; try again later."""
+
+    code = "overloaded"
     status = 503
 
 

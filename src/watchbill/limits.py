@@ -234,6 +234,16 @@ REQUEST_BUFFER_BYTES_MAX = 256 * 2**10
 PIPELINED_MAX = 64
 #: A kept connection without a request.
 KEEP_ALIVE_MS = 75_000
+#: Who is refused because the bodies that are inside are too large together may come again after this.
+BODIES_RETRY_MS = 1_000
+#: Memory is given back to the system when bodies of this size were released, a moment after the first.
+HEAP_RETURN_BYTES = 8 * 2**20
+HEAP_RETURN_MS = 200
+#: Blocks of memory from this size on have a mapping of their own, which goes back to the system with them.
+HEAP_MAPPED_BYTES_MIN = 128 * 2**10
+#: Connections of clients, and the descriptors that are kept for engines, files and logs.
+CONNECTIONS_MAX = 65_536
+DESCRIPTORS_KEPT = 256
 #: How long the rest of a body that nobody reads is awaited, so that the client sees the answer before a reset.
 LINGER_MS = 1_000
 #: Brackets within brackets in a request.
@@ -241,6 +251,8 @@ JSON_DEPTH_MAX = 128
 #: Above this size the number of values is bounded, too: 64 MiB of `[],[],` would become 2 GiB of lists.
 JSON_UNCOUNTED_BYTES_MAX = 2**20
 JSON_VALUES_MAX = 1_000_000
+#: What a prompt counts at most against a key's tokens where neither its engine nor the config knows a bound.
+PROMPT_TOKENS_FORETOLD_MAX = 32_768
 #: Answers to one request (`n`).
 CHOICES_MAX = 32
 #: Unknown model, bad input, a full lane are known at once; then headers are held back this long.

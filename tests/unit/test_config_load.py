@@ -75,6 +75,8 @@ port = 0
 hosts = ["box.lan"]
 origins = ["https://chat.lan:3000"]
 body_max = "1MiB"
+bodies_max = "8MiB"
+connections_max = 64
 [server.keys.alice]
 key = "env:ALICE_KEY"
 lane = "chat"
@@ -84,6 +86,7 @@ requests_max = 8
 waiting_max = 4
 tokens_per_minute = 9000
 capture = "corpus"
+bodies_max = "2MiB"
 [spool.corpus]
 [devices.ram]
 capacity = "64GB"
@@ -186,8 +189,9 @@ webhook = "http://127.0.0.1:9999/"
     )
     gigabyte, gibibyte = 10**9, 2**30
     assert found.server == catalog.Server(
-        "0.0.0.0", 0, (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus"),),
-        ("box.lan",), ("https://chat.lan:3000",), catalog.Bytes(2**20),
+        "0.0.0.0", 0,
+        (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus", catalog.Bytes(2**21)),),
+        ("box.lan",), ("https://chat.lan:3000",), catalog.Bytes(2**20), catalog.Bytes(2**23), 64,
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(
         "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)

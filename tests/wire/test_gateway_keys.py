@@ -1,11 +1,12 @@
 """What a key may ask for: ceilings of class and priority, and bounds on how much of the house it takes."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from support import house as full
-from watchbill.catalog import ApiKey, Catalog, Lane, Model, WorkClass
+from watchbill.catalog import ApiKey, Catalog, Lane, Model, Server, WorkClass
 from watchbill.errors import LaneFull
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.wishes import Wishes
@@ -57,27 +58,39 @@ def test_a_key_cannot_claim_a_higher_class_or_priority_than_it_has() -> None:
 
 
 def test_a_key_has_bounds_of_its_own() -> None:
-    """LANE-08: open and waiting requests and tokens per minute; over a bound 429, others unharmed."""
+    """LANE-08: open requests and tokens per minute; over a bound 429, others unharmed."""
     now = [0.0]
     meters = Meters(lambda: now[0])
-    key = ApiKey("bot", "k", requests_max=2, waiting_max=1, tokens_per_minute=3)
-    waits = [True]
-    leave = meters.enter(key, lambda: waits[0])
-    with pytest.raises(LaneFull, match="waiting_max"):
-        meters.check(key)
-    waits[0] = False
-    meters.check(key)
-    meters.check(ApiKey("other", "k", requests_max=1))
-    meters.enter(key, lambda: False)
+    key = ApiKey("bot", "k", requests_max=2, tokens_per_minute=3)
+    first = meters.enter(key)
+    second = meters.enter(key)
+    meters.enter(ApiKey("other", "k", requests_max=1))
     with pytest.raises(LaneFull, match="requests_max"):
-        meters.check(key)
-    leave()
-    meters.spend(key, b'data: {"a"}\n\ndata: {"b"}\n\ndata: [DONE]\n\n')
+        meters.enter(key)
+    first.leave()
+    second.spend(3)
     with pytest.raises(LaneFull, match="tokens_per_minute") as refused:
-        meters.check(key)
+        meters.enter(key)
     assert refused.value.retry_after_ms == 60_000
+    second.spend(-1)
+    meters.enter(key).leave()
+    second.spend(1)
     now[0] = 60.1
-    meters.check(key)
+    meters.enter(key)
+
+
+async def test_a_key_may_have_so_many_requests_waiting() -> None:
+    """LANE-08: one more gets 429, however its predecessors came to wait."""
+    server = Server(keys=(ApiKey("bot", "k", waiting_max=1),))
+    said, headers = {"model": "a", "messages": []}, {"Authorization": "Bearer k"}
+    async with full.house(server=server) as opened:
+        opened.engine.gate.clear()
+        first = asyncio.create_task(opened.ask("/v1/chat/completions", said, headers=headers))
+        await opened.until_waiting()
+        refused = await opened.ask("/v1/chat/completions", said, headers=headers)
+        assert refused.status == 429 and "waiting_max" in refused.body.decode()
+        opened.engine.gate.set()
+        assert (await first).status == 200
 
 
 async def test_a_callers_priority_counts_in_a_lane_of_priorities_alone() -> None:

@@ -300,7 +300,7 @@ class Nobody(Line):
 @asynccontextmanager
 async def listening(handle: Handle) -> AsyncIterator[int]:
     """A server with one handler; its port."""
-    listener = Listener(handle, as_response)
+    listener = Listener(handle, as_response, lambda: 100)
     _, port = await listener.listen("127.0.0.1", 0)
     try:
         yield port
@@ -573,7 +573,7 @@ async def test_an_answer_that_is_ready_is_sent_to_its_end_at_a_shutdown() -> Non
     async def answer(_request: Request) -> Answer:
         return Response(b"x" * whole, {})
 
-    listener = Listener(answer, as_response)
+    listener = Listener(answer, as_response, lambda: 100)
     _, port = await listener.listen("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request())

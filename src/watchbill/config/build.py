@@ -58,10 +58,20 @@ def _server(document: Document, environment: Mapping[str, str]) -> catalog.Serve
             table.waiting_max,
             table.tokens_per_minute,
             table.capture,
+            table.bodies_max,
         )
         for name, table in server.keys.items()
     )
-    return catalog.Server(server.host, server.port, keys, server.hosts, server.origins, server.body_max)
+    return catalog.Server(
+        server.host,
+        server.port,
+        keys,
+        server.hosts,
+        server.origins,
+        server.body_max,
+        server.bodies_max,
+        server.connections_max,
+    )
 
 
 def _secret(key: str, environment: Mapping[str, str]) -> str:

@@ -28,7 +28,12 @@ class KeyTable(Table):
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of answers within a minute; over it the next request gets 429.",
+        description="Tokens of prompts and answers within a minute; over it the next request gets 429.",
+    )
+    bodies_max: Size | None = Field(
+        default=None,
+        ge=1024,
+        description="Bytes of its requests' bodies at once; more get 429. Default: half of the server's.",
     )
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
@@ -57,4 +62,13 @@ class ServerTable(Table):
     )
     body_max: Size = Field(
         default=Bytes(64 * 2**20), ge=1024, le=limits.BODY_BYTES_MAX, description="The largest request body."
+    )
+    bodies_max: Size = Field(
+        default=Bytes(256 * 2**20),
+        ge=1024,
+        le=limits.SIZE_BYTES_MAX,
+        description="Bytes of all requests' bodies at once; more get 503. It takes up to three times the memory.",
+    )
+    connections_max: int = Field(
+        default=4096, ge=1, le=limits.CONNECTIONS_MAX, description="Open connections; further ones get 503."
     )

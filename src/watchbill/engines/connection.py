@@ -351,6 +351,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(self._reset_ms / 1000, self._let_go)
         else:
             self._let_go()
+        del self._parser  # they know each other: only the garbage collector would find them
 
     @property
     def _ends_by_close(self) -> bool:

@@ -19,6 +19,7 @@ __all__ = [
     "engine_error",
     "error_body",
     "json_response",
+    "let_go",
     "refuse",
     "status_of",
     "verdict",
@@ -87,6 +88,17 @@ def verdict(error: TheirsError) -> bool | None:
     By what it means, wherever it was said: three failures in a row may reset a model, and one caller must not do that
     to all others."""
     return status_of(error) < 500 if isinstance(error, EngineFailed) else None
+
+
+def let_go(error: BaseException) -> None:
+    """Drops the frames that an error passed on its way, once it was told or logged.
+
+    They hold what was at hand there, such as a body of many megabytes. An error that is itself among that (in a local
+    variable, a future, a ticket) is part of a circle, which only the garbage collector would find, much later."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__context__
 
 
 def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -> bytes:

@@ -14,7 +14,7 @@ from watchbill.gateway import anthropic_ask, anthropic_tell
 from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.body import parse_object
 from watchbill.gateway.dialects import anthropic_error
 from watchbill.gateway.events import event
 from watchbill.gateway.exchange import Exchange, Fields, sender
@@ -67,6 +67,8 @@ class AnthropicDoor:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
         body, wish = await self._read(visit)
         anthropic_ask.check(body, counting=True)
+        if visit.stay is not None:
+            visit.stay.is_counted = False  # what is only counted was not spent
         try:
             whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/messages/count_tokens"))
             told = whole.fields()
@@ -80,7 +82,7 @@ class AnthropicDoor:
         return json_response(told, visit.lines())
 
     async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
-        body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
+        body = parse_object(await self._gateway.read(visit))
         check_ranges(body)
         return body, self._gateway.wish(visit, body)
 

@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from watchbill.errors import ReceiptTimeout, RequestError, TooLarge, UnsupportedMedia
+from watchbill.gateway.bodies import Holding
 from watchbill.gateway.http.request import Request
 from watchbill.limits import (
     BODY_RECEIPT_MS,
@@ -31,22 +32,24 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError."""
+async def read_body(request: Request, limit_bytes: int, holding: Holding) -> bytes | bytearray:
+    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
     headers = request.headers
     if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
         raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
     if not request.is_whole:
-        return await _receive(request, limit_bytes)
+        return await _receive(request, limit_bytes, holding)
     body = request.take()  # nearly always: it came with the head
     if len(body) > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+    holding.add(len(body))
     return body
 
 
-async def _receive(request: Request, limit_bytes: int) -> bytes:
+async def _receive(request: Request, limit_bytes: int, holding: Holding) -> bytearray:
     if request.content_length > limit_bytes:
         raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+    holding.expect(request.content_length)
     loop = asyncio.get_running_loop()
     end = loop.time() + BODY_RECEIPT_MS / 1000
     body = bytearray()
@@ -56,13 +59,14 @@ async def _receive(request: Request, limit_bytes: int) -> bytes:
                 body += piece
                 if len(body) > limit_bytes:
                     raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+                holding.add(len(piece))
                 patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
     except TimeoutError:
         raise ReceiptTimeout("the body did not arrive in time") from None
-    return bytes(body)
+    return body
 
 
-def parse_object(body: bytes) -> dict[str, object]:
+def parse_object(body: bytes | bytearray) -> dict[str, object]:
     """The JSON object in a body. Raises RequestError for everything else."""
     if len(body) > JSON_UNCOUNTED_BYTES_MAX:
         values = body.count(b",") + body.count(b"[") + body.count(b"{")
@@ -92,7 +96,7 @@ def encode(value: dict[str, object]) -> bytes:
         raise RequestError(f"the body cannot be passed on: {error}") from None
 
 
-def _may_have_twins(body: bytes, found: dict[str, object]) -> bool:
+def _may_have_twins(body: bytes | bytearray, found: dict[str, object]) -> bool:
     """Whether a key that we act on seems to be there twice: a quick look that spares most bodies the slow one."""
     for name in found:  # noqa: SIM110  any() would take twice the time
         if name in _INTERPRETED and body.count(_INTERPRETED[name]) > 1:
@@ -115,7 +119,7 @@ def _children(node: object) -> "list[object]":
     return cast("list[object]", node)
 
 
-def _check_duplicates(body: bytes) -> None:
+def _check_duplicates(body: bytes | bytearray) -> None:
     def refuse_twins(pairs: list[tuple[str, object]]) -> None:
         if len({name for name, _ in pairs}) != len(pairs):
             raise RequestError("the body has the same key twice")

@@ -16,13 +16,14 @@ import msgspec
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
-from watchbill.gateway.answers import engine_error, verdict
+from watchbill.gateway.answers import engine_error, let_go, verdict
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.http.response import Answer
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
 from watchbill.gateway.visit import Visit
+from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Exchange:
             raise error
         visit.lane = visit.lane or lane.name
         visit.fallback = fallback.error
+        let_go(error)
         return fallback
 
     async def _fall_back_in(self, visit: Visit, wish: Wish, out: Out, error: TheirsError) -> None:
@@ -167,6 +169,7 @@ class Exchange:
     async def _tell(self, visit: Visit, out: Out, error: TheirsError) -> None:
         await out.fail(error)
         self._gateway.note_broken(visit, error)
+        let_go(error)
 
 
 def sender(body: Fields, path: str) -> Sender:
@@ -191,9 +194,13 @@ async def _stream(relay: Relay, out: Out, first: bytes) -> None:
 
 async def _rest(relay: Relay, first: bytes) -> Whole:
     relay.ticket.first_byte()
-    pieces = [first]
-    while piece := await relay.more():
+    pieces, size, piece = list[bytes](), 0, first
+    while piece:
+        size += len(piece)
+        if size > UPSTREAM_ANSWER_BYTES_MAX:
+            raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
         pieces.append(piece)
+        piece = await relay.more()
     return _pass_on(relay, b"".join(pieces))
 
 

@@ -11,7 +11,7 @@ from watchbill.engines.base import Endpoint
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered
-from watchbill.gateway.body import encode, parse_object, read_body
+from watchbill.gateway.body import encode, parse_object
 from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.ndjson import line
 from watchbill.gateway.visit import Visit
@@ -38,7 +38,7 @@ class Forwarding:
 
     async def _forward(self, visit: Visit, path: str) -> Answer:
         endpoint = self._endpoint(path)
-        body = encode(parse_object(await read_body(visit.request, self._gateway.server.body_max)))
+        body = encode(parse_object(await self._gateway.read(visit)))
         call = self._gateway.upstream.call(
             Outgoing(endpoint, visit.request.method, path, body), streamed=True
         )

@@ -19,7 +19,10 @@ from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
+from watchbill.gateway.answers import let_go
 from watchbill.gateway.auth import Access, Guard
+from watchbill.gateway.bodies import Bodies, Holding
+from watchbill.gateway.body import read_body
 from watchbill.gateway.capturing import Capturing
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.http.connection import Handle
@@ -30,8 +33,10 @@ from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.surface import DriverSurface
+from watchbill.gateway.tokens import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import Wishes
+from watchbill.limits import PROMPT_TOKENS_FORETOLD_MAX
 from watchbill.runtime.ticket import Start, Wish
 
 __all__ = ["Door", "House"]
@@ -70,6 +75,7 @@ class House:
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
+        self.bodies = Bodies(server)
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
@@ -81,8 +87,17 @@ class House:
         """Takes new keys, hosts, origins and limits; the address needs a restart."""
         self.server = server
         self.guard = Guard(server)
+        self.bodies.reconfigure(server)
 
     # ------------------------------------------------------------------ for the doors
+
+    async def read(self, visit: Visit) -> bytes | bytearray:
+        """The request's body. A key's own bounds, and the house's, are looked at before it is received."""
+        key = visit.key
+        if key is not None and key.is_bounded and visit.stay is None:
+            visit.stay = self.meters.enter(key)
+        holding = visit.holding = Holding(self.bodies, key)
+        return await read_body(visit.request, self.server.body_max, holding)
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""
@@ -103,9 +118,8 @@ class House:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
-        key = visit.key if visit.key is not None and visit.key.is_bounded else None
-        if key is not None:
-            self.meters.check(key)
+        if visit.stay is not None:
+            visit.stay.check_waiting()
         try:
             ticket = self.driver.submit(wish)
         except TheirsError:
@@ -115,13 +129,22 @@ class House:
         visit.took(ticket)
         relay = Relay(self.upstream, ticket, visit, send, self._relays.discard, streamed, unknown)
         self._relays.add(relay)
-        if key is not None:
-            relay.meter(self.meters, key)
+        if visit.stay is not None:
+            visit.stay.waits_for(ticket)
+            if visit.stay.is_counted:
+                relay.tokens = TokenCount(visit.stay.spend, self._foretold_tokens(visit, ticket.model))
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, self._not_continued)
         if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
+
+    def _foretold_tokens(self, visit: Visit, name: str) -> int:
+        """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
+        model = self.driver.catalog.models.get(name)
+        most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
+        size = visit.holding.size if visit.holding is not None and visit.asked is not None else 0
+        return min(size // BYTES_PER_TOKEN, most)
 
     @coroutine
     def step_aside(self) -> Generator[None]:
@@ -179,12 +202,15 @@ class House:
             except TheirsError as error:
                 response = self.refuse(visit, error)
                 status = response.status
+                let_go(error)
             except ConnectionResetError:  # the client left in the middle of its answer
                 raise
             except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
                 response = self._broken(visit, error)
                 status = 500
+                let_go(error)
             finally:
+                visit.leave()
                 self._visitors -= 1
                 if not self._visitors:
                     self._emptied.set()

@@ -26,7 +26,7 @@ class MaintenanceDoor:
 
     async def start(self, visit: Visit) -> Response:
         """POST /wb/v1/maintenance with {"device", "for", "pid"?, "hours"?}: returns when the device is empty."""
-        asked = await read_object(visit, self._gateway.server.body_max)
+        asked = await read_object(visit, self._gateway)
         device, why = self._device(asked.get("device")), _reason(asked.get("for"))
         pid, lasts_ms = _pid(asked.get("pid")), _lasts(asked.get("hours"))
         if pid is not None and lasts_ms is not None:
@@ -36,7 +36,7 @@ class MaintenanceDoor:
 
     async def renew(self, visit: Visit) -> Response:
         """POST /wb/v1/maintenance/renew with {"device"}: the holder still lives."""
-        asked = await read_object(visit, self._gateway.server.body_max)
+        asked = await read_object(visit, self._gateway)
         device = self._device(asked.get("device"))
         self._gateway.driver.claims.renew(device)
         return json_response({"message": f"{device} stays yours", "device": device}, visit.lines())

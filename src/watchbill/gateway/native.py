@@ -11,7 +11,7 @@ import msgspec
 
 from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.body import parse_object
 from watchbill.gateway.companions import read_companions
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.stream import StreamOut
@@ -153,12 +153,12 @@ class NativeDoor:
         return self._gateway.driver.catalog.model_called(name).name
 
     async def _read(self, visit: Visit) -> dict[str, object]:
-        return await read_object(visit, self._gateway.server.body_max)
+        return await read_object(visit, self._gateway)
 
 
-async def read_object(visit: Visit, bytes_max: int) -> dict[str, object]:
+async def read_object(visit: Visit, gateway: "House") -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
-    body = await read_body(visit.request, bytes_max)
+    body = await gateway.read(visit)
     if not body and "content-type" not in visit.request.headers:
         return {}
     if visit.request.content_type != _JSON:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
-from watchbill.gateway.body import parse_object, read_body
+from watchbill.gateway.body import parse_object
 from watchbill.gateway.exchange import Exchange, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
@@ -38,7 +38,7 @@ class PassingDoor:
         """The door of one address whose body is JSON."""
 
         async def pass_on(visit: Visit) -> Answer:
-            body = parse_object(await read_body(visit.request, self._gateway.server.body_max))
+            body = parse_object(await self._gateway.read(visit))
             check_ranges(body)
             stream = body.get("stream", False)
             if not isinstance(stream, bool) and stream is not None:
@@ -69,8 +69,8 @@ class PassingDoor:
 
     async def _form(self, visit: Visit) -> Form:
         request = visit.request
-        body = await read_body(request, self._gateway.server.body_max)
-        return parse_form(body, request.headers.get("content-type", ""))
+        body = await self._gateway.read(visit)
+        return parse_form(bytes(body), request.headers.get("content-type", ""))
 
     async def _pass(
         self, visit: Visit, wish: Wish, send: Sender, lacks: Callable[[], bool] | None, *, events: bool

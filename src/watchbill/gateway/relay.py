@@ -15,14 +15,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from watchbill.catalog import ApiKey
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
-from watchbill.gateway.answers import verdict
+from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capturing import Tap
-from watchbill.gateway.meters import Meters
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
+from watchbill.gateway.tokens import TokenCount
 from watchbill.gateway.visit import Visit
 from watchbill.limits import (
     HEADERS_HELD_MS,
@@ -73,14 +72,13 @@ class Relay:
     #: Asked when the engine does not have the address: True when `send` now asks otherwise, in the same turn.
     unknown: Callable[[], bool] | None = None
     tap: Tap | None = None  # set for a request that is captured
+    tokens: TokenCount | None = None  # set for one of a key whose tokens are counted
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
     status: int = 0  # until the answer's is there
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
     _failed_attempt: int | None = None
-    _spend: Callable[[bytes], None] | None = None  # set for a key whose tokens are counted
-    _leave_meter: Callable[[], None] | None = None
     _outcome: str = "cancelled"
 
     # ------------------------------------------------------------------ what a door does with it
@@ -111,14 +109,9 @@ class Relay:
         self._start = await self.ticket.granted()
         self.visit.started(self._start)
 
-    def meter(self, meters: Meters, key: ApiKey) -> None:
-        """Counts this request, and every piece of its answer, for a key that has bounds."""
-        self._spend = lambda piece: meters.spend(key, piece)
-        self._leave_meter = meters.enter(key, lambda: self.ticket.is_waiting)
-
     def _listen(self, piece: bytes) -> None:
-        if self._spend is not None:
-            self._spend(piece)
+        if self.tokens is not None:
+            self.tokens.feed(piece)
         if self.tap is not None:
             self.tap.feed(piece)
 
@@ -138,7 +131,7 @@ class Relay:
 
         An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
         collector: Collector | None = None
-        resume, is_overheard = self.resume, self.tap is not None or self._spend is not None
+        resume, is_overheard = self.resume, self.tap is not None or self.tokens is not None
         while True:
             while (piece := self._poll()) is None:
                 await self._news()
@@ -172,6 +165,7 @@ class Relay:
                     return b"".join(plain) if collector is None else collector
             except UpstreamFailed as error:
                 self._give_back(error)
+                let_go(error)
                 if resume is None or not resume.go_on():
                     collector = None
                     self._forget_heard()
@@ -250,8 +244,8 @@ class Relay:
             self._call = None
         ticket.on_cut = None
         ticket.close()
-        if self._leave_meter is not None:
-            self._leave_meter()
+        if self.tokens is not None and self._start is not None:
+            self.tokens.end()
         if self.tap is not None:
             self.tap.end(self._outcome)
             self.tap = None
@@ -295,6 +289,7 @@ class Relay:
             return self._take(call) if status else None
         except UpstreamFailed as error:
             self._give_back(error)
+            let_go(error)
         return self._poll()  # the next turn may have come at once
 
     def _news(self) -> Awaitable[object]:

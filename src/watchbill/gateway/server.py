@@ -54,5 +54,5 @@ class Serving:
 
 async def serve(gateway: Gateway, host: str, port: int) -> Serving:
     """Listens; port 0 picks one. Raises OSError when the address is taken or not ours."""
-    listener = Listener(gateway.handle, as_response)
+    listener = Listener(gateway.handle, as_response, lambda: gateway.server.connections_max)
     return Serving(gateway, listener, *await listener.listen(host, port))

@@ -9,8 +9,10 @@ from types import MappingProxyType
 
 from watchbill.catalog import ApiKey
 from watchbill.gateway.auth import Pass
+from watchbill.gateway.bodies import Holding
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import header
+from watchbill.gateway.meters import Stay
 from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Visit"]
@@ -24,7 +26,8 @@ class Visit:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "key", "lane", "model", "request", "start",
+        "_id", "asked", "began", "capture", "cors", "fallback", "holding", "key", "lane", "model", "request",
+        "start", "stay",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -39,6 +42,8 @@ class Visit:
         self.fallback: str | None = None  # why no model gave the answer
         self.asked: dict[str, object] | None = None  # the request's body, for capture
         self.capture: str | None = None  # the spool that its type of work names
+        self.holding: Holding | None = None  # its body, in the books of all bodies
+        self.stay: Stay | None = None  # in the books of a key that has bounds
 
     @property
     def id(self) -> str:
@@ -62,6 +67,13 @@ class Visit:
         """The request has its turn."""
         self.start = start
         self.model = start.model
+
+    def leave(self) -> None:
+        """The request is over: nothing more is counted for it."""
+        if self.holding is not None:
+            self.holding.close()
+        if self.stay is not None:
+            self.stay.leave()
 
     def age_s(self) -> float:
         """How long the request has been in the house."""

@@ -38,8 +38,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answering", "_blocked_since", "_connections", "_drained", "_gone", "_handle", "_inbox", "_is_leaving",
-        "_is_paused", "_is_ready", "_loop", "_refuse", "_remote", "_seen", "_since", "_task", "_unread", "_waiter",
-        "transport",
+        "_is_paused", "_is_ready", "_loop", "_refusal", "_refuse", "_remote", "_seen", "_since", "_task", "_unread",
+        "_waiter", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -48,12 +48,15 @@ class ClientConnection(asyncio.Protocol):
         handle: Handle,
         refuse: Refuse,
         connections: "set[ClientConnection]",
+        *,
+        refusal: TheirsError | None = None,
     ) -> None:
         self._loop = loop
         self._handle = handle
         self._refuse = refuse
         self._connections = connections
         self._inbox = Inbox(self)
+        self._refusal = refusal  # why there is no room for it
         self._answering: Request | None = None
         self._is_ready = False  # the answer is whole, and its reader slow
         self._is_leaving = False  # the last answer was sent
@@ -84,12 +87,23 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        if self._refusal is not None:
+            self._turn_away(self.transport, self._refusal)
+            return
         self._connections.add(self)
         self._task = self._loop.create_task(self._serve())
+
+    def _turn_away(self, transport: asyncio.Transport, refusal: TheirsError) -> None:
+        """Answers without having read anything, and ends at once: this one must not take the room of others."""
+        self._is_leaving = True
+        for piece in self._refuse(refusal).pieces(Request(self, "", "", "1.1", {}, False)):
+            transport.write(piece)
+        transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._connections.discard(self)
+        self._inbox.close()
         self.resume_writing()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
@@ -129,6 +143,8 @@ class ClientConnection(asyncio.Protocol):
                 if inbox.failure is not None:
                     self._send_away(inbox.failure)
                     return
+                inbox.held = 0
+                self._resume()
                 waiter = self._waiter = self._loop.create_future()
                 await waiter
                 continue
@@ -148,13 +164,16 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
                 return
             except asyncio.CancelledError:  # of this task, or of what it waited for
-                self.abort()  # nobody would answer any more
-                raise
+                # Nobody would answer any more. It ends here: a task that ended cancelled would keep the error, with
+                # all that its frames hold, and is kept by this connection, which is among that.
+                self.abort()
+                return
             except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
                 _log.exception("an answer could not be sent")
                 self.abort()
                 return
-            self._answering = None
+            finally:
+                self._answering = None
 
     def _write(self, request: Request, answer: Answer) -> None:
         """Sends an answer, unless it was streamed. Raises ConnectionError when the client has left, or has seen

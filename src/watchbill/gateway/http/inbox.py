@@ -47,7 +47,7 @@ class Inbox:
         self.requests: deque[Request] = deque()  # whose turn has not come
         self.receiving: Request | None = None  # whose body has still to come
         self.heads = 0  # how many were whole
-        self.held = 0  # bytes of the body that came since it was last waited for
+        self.held = 0  # bytes that came since nothing, or more of a body, was waited for
         self.failure: TheirsError | None = None
 
     @property
@@ -60,6 +60,7 @@ class Inbox:
         if self.failure is not None:
             return
         self._head_bytes += len(data)
+        self.held += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -76,6 +77,13 @@ class Inbox:
             self.failure = error
             if self.receiving is not None:
                 self.receiving.failure = error
+
+    def close(self) -> None:
+        """The connection has ended: lets go of everything. The parser and this inbox know each other."""
+        self.fail(_no_request("the connection has ended"))
+        self.requests.clear()
+        self.receiving = None
+        del self._parser
 
     def _stay(self, rest: bytes) -> None:
         """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
@@ -122,7 +130,7 @@ class Inbox:
             raise _no_request("its version is unknown")
         if len(headers) > REQUEST_HEADERS_MAX:
             raise _no_request("it has too many headers")
-        self._head_bytes = self.held = 0
+        self._head_bytes = 0
         self.heads += 1
         self.receiving = request = Request(
             self._line,
@@ -139,7 +147,6 @@ class Inbox:
         """A piece of a body."""
         assert self.receiving is not None
         self.receiving.pieces.append(body)
-        self.held += len(body)
         self._head_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -148,7 +155,9 @@ class Inbox:
         if request is not None:  # else it was a proposal
             request.is_whole = True
             self._headers.clear()  # of trailers
-            self._head_bytes = self.held = 0
+            self._head_bytes = 0
+            if len(self.requests) < 2:
+                self.held = 0  # reading goes on while it is answered, or nobody would see its client leave
 
 
 def _no_request(why: str) -> RequestError:

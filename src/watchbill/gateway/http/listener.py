@@ -1,7 +1,9 @@
 """Listens on sockets, knows every connection, and looks at each of them now and then."""
 
 import asyncio
+from collections.abc import Callable
 
+from watchbill.errors import Overloaded
 from watchbill.gateway.http.connection import ClientConnection, Handle, Refuse
 from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_MS, READER_STALL_MS
 
@@ -19,7 +21,8 @@ class Listener:
     stall_s = READER_STALL_MS / 1000
     idle_s = KEEP_ALIVE_MS / 1000
 
-    def __init__(self, handle: Handle, refuse: Refuse) -> None:
+    def __init__(self, handle: Handle, refuse: Refuse, connections_max: Callable[[], int]) -> None:
+        self._connections_max = connections_max
         self._handle = handle
         self._refuse = refuse
         self.connections: set[ClientConnection] = set()
@@ -37,7 +40,10 @@ class Listener:
         return str(bound[0]), int(bound[1])
 
     def _connect(self) -> ClientConnection:
-        return ClientConnection(self._loop, self._handle, self._refuse, self.connections)
+        bound, refusal = self._connections_max(), None
+        if len(self.connections) >= bound:
+            refusal = Overloaded(f"{bound} connections are open, as many as server.connections_max allows")
+        return ClientConnection(self._loop, self._handle, self._refuse, self.connections, refusal=refusal)
 
     def _look(self) -> None:
         now = self._loop.time()
