@@ -183,6 +183,8 @@ UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
 ASSEMBLY_HELD_BYTES = 16 * 2**10
 #: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
 SSE_EVENT_BYTES_MAX = 16 * 2**20
+#: What of a large body is encrypted and sent at once to an engine that is not on this machine.
+FAR_PIECE_BYTES_MAX = 256 * 2**10
 #: Idle keep-alive connections to one engine. llama.cpp holds one thread for each of them.
 UPSTREAM_IDLE_CONNECTIONS_MAX = 64
 #: llama.cpp closes an idle connection after 5 s; ours leaves before.
@@ -248,9 +250,20 @@ DESCRIPTORS_KEPT = 256
 LINGER_MS = 1_000
 #: Brackets within brackets in a request.
 JSON_DEPTH_MAX = 128
-#: Above this size the number of values is bounded, too: 64 MiB of `[],[],` would become 2 GiB of lists.
-JSON_UNCOUNTED_BYTES_MAX = 2**20
-JSON_VALUES_MAX = 1_000_000
+#: A body up to this size is decoded at once, which takes some milliseconds at the worst; a larger one in windows.
+JSON_AT_ONCE_BYTES_MAX = 256 * 2**10
+JSON_WINDOW_BYTES = 32 * 2**10
+#: Texts from this size on are lifted out of a large body. What is left is decoded at once: its bytes, values, fields
+#: and the digits of a number are bounded so that this takes less than 50 ms.
+JSON_LIFTED_BYTES_MIN = 2**10
+JSON_FRAME_BYTES_MAX = 8 * 2**20
+JSON_VALUES_MAX = 200_000
+JSON_FIELDS_MAX = 100_000
+JSON_DIGITS_MAX = 40
+#: How long a large body waits until those before it are read; one is read at a time.
+JSON_TURN_MS = 30_000
+#: The body of typed work, and of an operator's call.
+PLAIN_BODY_BYTES_MAX = 2**20
 #: What a prompt counts at most against a key's tokens where neither its engine nor the config knows a bound.
 PROMPT_TOKENS_FORETOLD_MAX = 32_768
 #: Answers to one request (`n`).

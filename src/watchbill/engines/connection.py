@@ -78,6 +78,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     path: str
     body: bytes = b""
     headers: Mapping[str, str] = MappingProxyType({})
+    rest: tuple[bytes, ...] = ()  # further pieces of a large body, which is not copied
 
 
 class Connection(asyncio.Protocol):
@@ -131,7 +132,7 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent."""
         return self.failure is None and self._transport is not None and not self._transport.is_closing()
 
-    def begin(self, request: bytes, deadlines: Deadlines, *, streamed: bool) -> None:
+    def begin(self, request: bytes | tuple[bytes, ...], deadlines: Deadlines, *, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
         assert self.is_done and not self.pieces and self._transport is not None
         self._forget()
@@ -143,7 +144,10 @@ class Connection(asyncio.Protocol):
         if self._timer is None or self._deadlines is not deadlines:
             self._deadlines = deadlines
             self._arm()
-        self._transport.write(request)
+        if isinstance(request, bytes):
+            self._transport.write(request)
+        else:
+            self._transport.writelines(request)
 
     def changed(self) -> "asyncio.Future[None]":
         """News, to be awaited: a head, a piece, the end or a failure. One waits at a time.

@@ -7,14 +7,14 @@ at once: over TLS there is no half-close, and engines on other machines are othe
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TypeVar, cast
 
 import aiohttp
 
 from watchbill.engines.call import Call
 from watchbill.engines.connection import Deadlines, Outgoing, UpstreamFailed
-from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX
+from watchbill.limits import FAR_PIECE_BYTES_MAX, UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX
 
 __all__ = ["FarCall", "FarSession"]
 
@@ -54,10 +54,12 @@ class FarCall(Call):
         self._session = session
         self._url = f"{outgoing.endpoint.url}{outgoing.path}"
         self._method = outgoing.method
-        self._body = outgoing.body
+        self._body = (outgoing.body, *outgoing.rest)
         self._headers = {"Accept-Encoding": "identity", **outgoing.headers}
         if outgoing.body:
             self._headers.setdefault("Content-Type", "application/json")
+        if outgoing.rest:
+            self._headers["Content-Length"] = str(sum(map(len, self._body)))
         self._deadlines = deadlines
         self.content_type = ""
         self._answer: aiohttp.ClientResponse | None = None
@@ -105,7 +107,7 @@ class FarCall(Call):
         return await self._session.get().request(
             self._method,
             self._url,
-            data=self._body or None,
+            data=_pieces(self._body) if len(self._body) > 1 else self._body[0] or None,
             headers=self._headers,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_ms / 1000),
@@ -133,7 +135,7 @@ class FarCall(Call):
         return False
 
     def abort(self) -> None:
-        self._aborted, self._piece = True, None
+        self._aborted, self._piece, self._body = True, None, (b"",)
         self._failure = self._failure or UpstreamFailed("aborted", "the request to the engine was cut")
         if self._step is not None:
             self._step.cancel()
@@ -179,6 +181,14 @@ class FarCall(Call):
             raise UpstreamFailed(
                 "garbled", f"the engine's answer is not HTTP: {error}", received=received
             ) from None
+
+
+async def _pieces(body: tuple[bytes, ...]) -> AsyncIterator[bytes]:
+    """A large body, a little at a time: encrypted at once it would hold up everybody."""
+    for piece in body:
+        view = memoryview(piece)
+        for at in range(0, len(view), FAR_PIECE_BYTES_MAX):
+            yield bytes(view[at : at + FAR_PIECE_BYTES_MAX])
 
 
 def _drop(step: asyncio.Task[object]) -> None:

@@ -105,7 +105,9 @@ class NearCall(Call):
         "has_ended",
     )  # fmt: skip
 
-    def __init__(self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes) -> None:
+    def __init__(
+        self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes | tuple[bytes, ...]
+    ) -> None:
         self._way = way
         self._deadlines = deadlines
         self._streamed = streamed
@@ -218,7 +220,7 @@ class NearCall(Call):
         return not self.has_ended and self._connection is not None and self._connection.on_let_go(tell)
 
 
-def _request(outgoing: Outgoing, *, close: bool) -> bytes:
+def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
     """The bytes to send. What does not change between two requests to an engine is made once."""
     endpoint, body = outgoing.endpoint, outgoing.body
     head = _head(endpoint.host, endpoint.port, outgoing.method, endpoint.path_prefix + outgoing.path, close)
@@ -227,7 +229,10 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes:
         more = b"" if "Content-Type" in outgoing.headers else more
         for name, value in outgoing.headers.items():
             more += _checked(f"{name}: {value}\r\n", 1)
-    return b"".join((head, f"Content-Length: {len(body)}\r\n".encode(), more, b"\r\n", body))
+    rest = outgoing.rest
+    size = len(body) + sum(map(len, rest)) if rest else len(body)
+    first = b"".join((head, f"Content-Length: {size}\r\n".encode(), more, b"\r\n", body))
+    return (first, *rest) if rest else first
 
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)

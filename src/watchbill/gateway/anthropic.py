@@ -14,7 +14,6 @@ from watchbill.gateway import anthropic_ask, anthropic_tell
 from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import parse_object
 from watchbill.gateway.dialects import anthropic_error
 from watchbill.gateway.events import event
 from watchbill.gateway.exchange import Exchange, Fields, sender
@@ -76,13 +75,13 @@ class AnthropicDoor:
             if error.answered not in (404, 405, 501):
                 raise
             told: Fields = {
-                "input_tokens": anthropic_ask.estimate_tokens(body),
+                "input_tokens": anthropic_ask.estimate_tokens(body, visit.lifted.size if visit.lifted else 0),
                 "watchbill": {"estimated": True},
             }
         return json_response(told, visit.lines())
 
     async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
-        body = parse_object(await self._gateway.read(visit))
+        body = await self._gateway.read_object(visit)
         check_ranges(body)
         return body, self._gateway.wish(visit, body)
 

@@ -54,10 +54,10 @@ def as_chat(body: Fields) -> Fields:
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def estimate_tokens(body: Fields) -> int:
-    """About how many tokens a request has, for engines that cannot count them."""
+def estimate_tokens(body: Fields, lifted: int = 0) -> int:
+    """About how many tokens a request has, for engines that cannot count them; `lifted`: bytes that are not in it."""
     counted = {name: body[name] for name in ("system", "messages", "tools") if name in body}
-    return max(1, len(encode(counted)) // _CHARS_PER_TOKEN)
+    return max(1, (len(encode(counted)) + lifted) // _CHARS_PER_TOKEN)
 
 
 # ------------------------------------------------------------------ messages

@@ -73,6 +73,8 @@ class Tap:
         visit = self._visit
         asked = visit.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
+        if visit.lifted is not None:
+            prompt = visit.lifted.restore(prompt, CAPTURE_ANSWER_BYTES_MAX)
         answer = _text_of(b"".join(self._pieces))
         model = visit.model or str(asked.get("model") or "")
         event = Captured(visit.id, time.time(), visit.lane, model, "local", prompt, answer, outcome)

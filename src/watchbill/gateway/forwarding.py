@@ -11,7 +11,7 @@ from watchbill.engines.base import Endpoint
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered
-from watchbill.gateway.body import encode, parse_object
+from watchbill.gateway.body import encode
 from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.ndjson import line
 from watchbill.gateway.visit import Visit
@@ -38,7 +38,7 @@ class Forwarding:
 
     async def _forward(self, visit: Visit, path: str) -> Answer:
         endpoint = self._endpoint(path)
-        body = encode(parse_object(await self._gateway.read(visit)))
+        body = encode(await self._gateway.read_plain(visit))
         call = self._gateway.upstream.call(
             Outgoing(endpoint, visit.request.method, path, body), streamed=True
         )

@@ -16,18 +16,19 @@ from typing import cast
 
 from watchbill.catalog import Server, WorkClass
 from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.errors import ShuttingDown, TheirsError, WaitExceeded
+from watchbill.errors import Overloaded, ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.answers import let_go
 from watchbill.gateway.auth import Access, Guard
 from watchbill.gateway.bodies import Bodies, Holding
-from watchbill.gateway.body import read_body
+from watchbill.gateway.body import check_plain, parse_object, read_body
 from watchbill.gateway.capturing import Capturing
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.lifting import lift
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.relay import Relay
@@ -36,7 +37,11 @@ from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.tokens import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import Wishes
-from watchbill.limits import PROMPT_TOKENS_FORETOLD_MAX
+from watchbill.limits import (
+    JSON_AT_ONCE_BYTES_MAX,
+    JSON_TURN_MS,
+    PROMPT_TOKENS_FORETOLD_MAX,
+)
 from watchbill.runtime.ticket import Start, Wish
 
 __all__ = ["Door", "House"]
@@ -76,6 +81,9 @@ class House:
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
         self.bodies = Bodies(server)
+        self._lifting = (
+            asyncio.Lock()
+        )  # one large body is read at a time: others wait a window, not one of each
         self.closing = asyncio.Event()
         self._relays: set[Relay] = set()
         self._not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
@@ -98,6 +106,24 @@ class House:
             visit.stay = self.meters.enter(key)
         holding = visit.holding = Holding(self.bodies, key)
         return await read_body(visit.request, self.server.body_max, holding)
+
+    async def read_object(self, visit: Visit) -> dict[str, object]:
+        """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
+        body = await self.read(visit)
+        if len(body) <= JSON_AT_ONCE_BYTES_MAX:
+            return parse_object(body)
+        try:
+            async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
+                found, visit.lifted = await lift(body)
+        except TimeoutError:
+            raise Overloaded("too many large bodies came at once; try again later") from None
+        return found
+
+    async def read_plain(self, visit: Visit) -> dict[str, object]:
+        """The JSON object in a body that is never large. Raises TooLarge for one that is."""
+        body = await self.read(visit)
+        check_plain(body)
+        return parse_object(body)
 
     def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
         """What the caller asks of the scheduler."""

@@ -11,7 +11,7 @@ import msgspec
 
 from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.body import parse_object
+from watchbill.gateway.body import check_plain, parse_object
 from watchbill.gateway.companions import read_companions
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.stream import StreamOut
@@ -163,6 +163,7 @@ async def read_object(visit: Visit, gateway: "House") -> dict[str, object]:
         return {}
     if visit.request.content_type != _JSON:
         raise UnsupportedMedia
+    check_plain(body)
     return parse_object(body) if body else {}
 
 

@@ -14,7 +14,7 @@ from watchbill.errors import ModelNotFound, RequestError, TheirsError
 from watchbill.gateway import ollama_ask, ollama_tell
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import encode, parse_object
+from watchbill.gateway.body import encode
 from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
@@ -191,7 +191,7 @@ class OllamaDoor:
     # ------------------------------------------------------------------ reading
 
     async def _body(self, visit: Visit) -> Fields:
-        return parse_object(await self._gateway.read(visit))
+        return await self._gateway.read_object(visit)
 
     def _find(self, body: Fields) -> Model:
         name = body.get("model")

@@ -16,7 +16,6 @@ from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import parse_object
 from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
 from watchbill.gateway.http.response import Answer, Response
@@ -67,13 +66,13 @@ class OpenAiDoor:
 
     async def embeddings(self, visit: Visit) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
-        body, wish = self._take(visit, await self._gateway.read(visit))
+        body, wish = self._take(visit, await self._gateway.read_object(visit))
         wish = await self._gateway.abilities.check(wish, "embedding")
         whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
         return self._pass_on(visit, whole)
 
     async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        body, wish = self._take(visit, await self._gateway.read(visit))
+        body, wish = self._take(visit, await self._gateway.read_object(visit))
         wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
         if body.get("stream") is True:
             out = CompletionOut(visit, chat=chat)
@@ -93,8 +92,7 @@ class OpenAiDoor:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
         return Response(body, {"Content-Type": whole.content_type}, lines=visit.lines())
 
-    def _take(self, visit: Visit, content: bytes | bytearray) -> tuple[Fields, Wish]:
-        body = parse_object(content)
+    def _take(self, visit: Visit, body: Fields) -> tuple[Fields, Wish]:
         check_ranges(body)
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):

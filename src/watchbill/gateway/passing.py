@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
-from watchbill.gateway.body import parse_object
 from watchbill.gateway.exchange import Exchange, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
@@ -38,7 +37,7 @@ class PassingDoor:
         """The door of one address whose body is JSON."""
 
         async def pass_on(visit: Visit) -> Answer:
-            body = parse_object(await self._gateway.read(visit))
+            body = await self._gateway.read_object(visit)
             check_ranges(body)
             stream = body.get("stream", False)
             if not isinstance(stream, bool) and stream is not None:

@@ -14,7 +14,6 @@ from watchbill.catalog import ProcessType
 from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import parse_object
 from watchbill.gateway.events import read_chunk
 from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback, error_name
@@ -73,7 +72,7 @@ class ProcessDoor:
     async def _read(self, visit: Visit) -> "_Work":
         if visit.request.content_type != _JSON:
             raise UnsupportedMedia
-        body = parse_object(await self._gateway.read(visit))
+        body = await self._gateway.read_plain(visit)
         types = self._gateway.driver.catalog.process
         kind = types.get(str(body.get("type")))
         if kind is None:

@@ -311,6 +311,8 @@ class Relay:
         outgoing = self.send(start)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
+        if self.visit.lifted is not None:
+            outgoing = self.visit.lifted.fill(outgoing)
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
         ticket.on_cut = self._on_cut
         return call

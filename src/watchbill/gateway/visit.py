@@ -12,6 +12,7 @@ from watchbill.gateway.auth import Pass
 from watchbill.gateway.bodies import Holding
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import header
+from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.meters import Stay
 from watchbill.runtime.ticket import Start, Ticket
 
@@ -26,7 +27,7 @@ class Visit:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "holding", "key", "lane", "model", "request",
+        "_id", "asked", "began", "capture", "cors", "fallback", "holding", "key", "lane", "lifted", "model", "request",
         "start", "stay",
     )  # fmt: skip
 
@@ -42,6 +43,7 @@ class Visit:
         self.fallback: str | None = None  # why no model gave the answer
         self.asked: dict[str, object] | None = None  # the request's body, for capture
         self.capture: str | None = None  # the spool that its type of work names
+        self.lifted: Lifted | None = None  # the long texts of a large body
         self.holding: Holding | None = None  # its body, in the books of all bodies
         self.stay: Stay | None = None  # in the books of a key that has bounds
 

@@ -1,0 +1,208 @@
+"""Large bodies, read a little at a time: their long texts are lifted out and put back, byte for byte, on the way on.
+
+A decoder works on a whole body at once, and nobody else is served meanwhile: an image of 50 MB takes it a tenth of a
+second, as many digits take seconds. So a large body is walked through in windows, with the event loop in between. Texts
+that are long are checked and replaced by a short mark; what is left, the frame, is small, bounded (values, fields,
+digits, bytes) and decoded like any other body. Doors see the marks as texts, which begin as the text they stand for
+does, and may put them anywhere, also into JSON within a text. `Lifted.fill` puts the texts in place of the marks that
+are left in an engine's request, as pieces of the very body that came: they are neither decoded nor copied.
+
+A mark holds a random word, so no client can write one. Does no I/O.
+"""
+
+import asyncio
+import codecs
+import re
+import secrets
+from typing import cast
+
+import msgspec
+
+from watchbill.engines.connection import Outgoing
+from watchbill.errors import RequestError, TooLarge
+from watchbill.gateway.body import parse_object
+from watchbill.limits import (
+    JSON_DIGITS_MAX,
+    JSON_FIELDS_MAX,
+    JSON_FRAME_BYTES_MAX,
+    JSON_LIFTED_BYTES_MIN,
+    JSON_VALUES_MAX,
+    JSON_WINDOW_BYTES,
+)
+
+__all__ = ["Lifted", "lift"]
+
+Piece = bytes | memoryview
+
+#: A text with its quotes, and as many of them as a window holds with what is between them.
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+[^"]*+', re.DOTALL)
+#: The inside of a text as JSON allows it: no control characters, no unknown escapes, no half of a surrogate pair.
+_INSIDE = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
+    rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
+)
+_DIGITS = re.compile(rb"[0-9]{%d}" % (JSON_DIGITS_MAX + 1))
+#: How a text begins, as far as nothing in it is written differently in JSON: doors look at the first bytes of images.
+_BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
+_CONTROLS = bytes(range(32))
+_MARK = "\x01"
+#: The mark's last character as JSON has it, behind as many backslashes as texts within texts make of one.
+_END = rb"(\\+)u0001"
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class Lifted:
+    """The long texts of one body."""
+
+    def __init__(self) -> None:
+        self._word = secrets.token_hex(8)
+        self._marks = re.compile(self._word.encode() + rb"\.([0-9]+)" + _END)
+        self._texts: list[Piece] = []  # the inside of each, as it came
+        self.size = 0
+
+    def add(self, text: Piece) -> bytes:
+        """Takes the inside of a text; gives what stands in its place, with quotes."""
+        beginning = _BEGINNING.match(text)
+        start = beginning.end() if beginning is not None else 0
+        mark = f'"{bytes(text[:start]).decode()}\\u0001{self._word}.{len(self._texts)}\\u0001"'
+        self._texts.append(text[start:])
+        self.size += len(text) - start
+        return mark.encode()
+
+    def fill(self, outgoing: Outgoing) -> Outgoing:
+        """An engine's request with the texts in place of the marks."""
+        pieces = self._filled(outgoing.body)
+        return msgspec.structs.replace(outgoing, body=pieces[0], rest=tuple(pieces[1:]))
+
+    def restore(self, value: object, bytes_max: int) -> object:
+        """A value with its texts; one that they would make too large is left without them."""
+        pieces = self._filled(msgspec.json.encode(value))
+        if sum(map(len, pieces)) > bytes_max:
+            return value
+        return cast("object", msgspec.json.decode(b"".join(pieces)))
+
+    def _filled(self, frame: bytes) -> list[bytes]:
+        pieces: list[Piece] = []
+        done = 0
+        for found in self._marks.finditer(frame):
+            slashes = len(found[2])
+            pieces.append(frame[done : found.start() - slashes - len("u0001")])
+            pieces.append(_nested(self._texts[int(found[1])], slashes))
+            done = found.end()
+        pieces.append(frame[done:])
+        return cast("list[bytes]", pieces)  # whoever writes them to a socket takes views as well
+
+
+def _nested(text: Piece, slashes: int) -> Piece:
+    """The inside of a text, as it is written within a text (two backslashes for one), within one of those (four) ..."""
+    while slashes > 1:
+        text = bytes(text).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+        slashes //= 2
+    return text
+
+
+async def lift(body: bytes | bytearray) -> tuple[dict[str, object], Lifted]:
+    """The JSON object in a large body, with marks for its long texts. Raises RequestError, TooLarge."""
+    walk, view = _Walk(), memoryview(body)
+    at = 0
+    while at < len(body):
+        at += walk.take(bytes(view[at : at + JSON_WINDOW_BYTES]))
+        if at < len(body) and body[at] == ord('"'):
+            end = await _end_of_text(body, at + 1)
+            walk.put(view[at : end + 1])
+            at = end + 1
+        await asyncio.sleep(0)
+    return parse_object(b"".join(walk.frame)), walk.lifted
+
+
+class _Walk:
+    """The frame of a body, as far as it has been seen."""
+
+    def __init__(self) -> None:
+        self.lifted = Lifted()
+        self.frame: list[bytes] = []
+        self._bytes = self._values = self._fields = 0
+        self._tail = b""  # digits at the end of the last window may go on in this one
+
+    def take(self, window: bytes) -> int:
+        """Takes what is whole in a window that begins between texts; says how much that is."""
+        found = _WHOLE.match(window)
+        assert found is not None  # it matches nothing, too
+        whole, done = window[: found.end()], 0
+        for text in _TEXT.finditer(whole):
+            if text.end() - text.start() >= JSON_LIFTED_BYTES_MIN:
+                self._keep(whole[done : text.start()])
+                self._keep(self.lifted.add(_checked(text[0])))
+                done = text.end()
+        self._keep(whole[done:])
+        self._count(_TEXT.sub(b'""', whole))
+        return len(whole)
+
+    def put(self, text: memoryview) -> None:
+        """Takes a text that is longer than a window, or goes across two: a field's name may, too."""
+        is_long = len(text) >= JSON_LIFTED_BYTES_MIN
+        self._keep(self.lifted.add(text[1:-1]) if is_long else bytes(text))
+        self._tail = b""
+
+    def _keep(self, piece: bytes) -> None:
+        self._bytes += len(piece)
+        if self._bytes > JSON_FRAME_BYTES_MAX:
+            raise TooLarge(f"the body has more than {JSON_FRAME_BYTES_MAX} bytes beside its long texts")
+        self.frame.append(piece)
+
+    def _count(self, outside: bytes) -> None:
+        """Bounds what makes decoding slow: numbers of many digits, many values, many fields."""
+        if _DIGITS.search(self._tail + outside):
+            raise RequestError(f"the body has a number of more than {JSON_DIGITS_MAX} digits")
+        self._tail = outside[-JSON_DIGITS_MAX:]
+        self._values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        self._fields += outside.count(b":")
+        if self._values > JSON_VALUES_MAX:
+            raise TooLarge(f"the body has more than {JSON_VALUES_MAX} values")
+        if self._fields > JSON_FIELDS_MAX:
+            raise TooLarge(f"the body has more than {JSON_FIELDS_MAX} fields")
+
+
+def _checked(text: bytes) -> bytes:
+    """The inside of a text that fits a window. Raises RequestError when it is no JSON."""
+    try:
+        _decode_text(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    return text[1:-1]
+
+
+async def _end_of_text(body: bytes | bytearray, at: int) -> int:
+    """Where a long text ends, whose inside begins here. Raises RequestError when it is no JSON, or has no end."""
+    characters = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    while at < len(body):
+        end = _end_of_run(body, at, min(at + JSON_WINDOW_BYTES, len(body)))
+        if end == at:
+            # An escape across the windows' border is looked at whole; what does not go on then is none.
+            end = _end_of_run(body, at, min(at + 2 * JSON_WINDOW_BYTES, len(body)))
+        is_over = end < len(body) and body[end] == ord('"')
+        try:
+            characters.decode(view[at:end], final=is_over)
+        except UnicodeDecodeError as error:
+            raise RequestError(f"the body is not JSON: {error.reason}") from None
+        if is_over:
+            return end
+        if end == at:
+            break
+        at = end
+        await asyncio.sleep(0)
+    raise RequestError("the body is not JSON: a text has no end, or what JSON does not allow in one")
+
+
+def _end_of_run(body: bytes | bytearray, at: int, stop: int) -> int:
+    """How far the inside of a text goes on, in a window. Most have no escape: those are not looked at one by one."""
+    quote = body.find(b'"', at, stop)
+    until = stop if quote < 0 else quote
+    if body.find(b"\\", at, until) < 0:
+        run = bytes(memoryview(body)[at:until])
+        if len(run.translate(None, _CONTROLS)) == len(run):
+            return until
+    found = _INSIDE.match(body, at, stop)
+    return at if found is None else found.end()

@@ -1,0 +1,177 @@
+"""Large bodies: read in windows, bounded in what makes decoding slow, and passed on byte for byte."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from support.house import HELLO, house
+from watchbill.engines.base import Endpoint
+from watchbill.engines.connection import Outgoing
+from watchbill.errors import RequestError, TheirsError, TooLarge
+from watchbill.gateway import lifting
+from watchbill.gateway.lifting import Lifted, lift
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_WINDOW_BYTES
+
+#: Nobody else waits longer for a hostile body on a machine with nothing else to do; a busy one is slower by far.
+LAG_S_MAX = 0.5
+
+
+def passed_on(lifted: Lifted, value: object) -> bytes:
+    """What an engine gets."""
+    outgoing = lifted.fill(Outgoing(Endpoint("h", 1), "POST", "/", msgspec.json.encode(value)))
+    return b"".join((outgoing.body, *outgoing.rest))
+
+
+TEXTS = st.one_of(
+    st.text(max_size=50),
+    st.builds(lambda text, times: text * times, st.text(min_size=1, max_size=20), st.integers(1, 400)),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(value=st.dictionaries(TEXTS, VALUES, max_size=4), is_ascii=st.booleans(), window=st.integers(40, 3000))
+@example({"a": '\\"\u0001é😀' * 500}, True, 41)
+@example({"messages": ["x" * 5000], "b" * 3000: 1}, False, 64)
+def test_what_an_engine_gets_is_what_the_client_sent(
+    value: dict[str, object], is_ascii: bool, window: int
+) -> None:
+    """LANE-09: wherever the windows' borders are, and also as JSON within a text of JSON, twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifting, "JSON_WINDOW_BYTES", window)
+        found, lifted = asyncio.run(
+            lift(json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass"))
+        )
+    assert json.loads(passed_on(lifted, found)) == value
+    once = passed_on(lifted, {"arguments": msgspec.json.encode(found).decode()})
+    assert json.loads(json.loads(once)["arguments"]) == value
+    inner = msgspec.json.encode({"b": msgspec.json.encode(found).decode()}).decode()
+    twice = passed_on(lifted, {"a": inner})
+    assert json.loads(json.loads(json.loads(twice)["a"])["b"]) == value
+    assert lifted.restore(found, 2**30) == value
+
+
+LONG = JSON_WINDOW_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"x" * LONG + b"\n" + b"x" * LONG,
+        b"x" * 2 * LONG + b"\xff",
+        b"x" * 2 * LONG + b"\\x",
+        b"\\ud83d" + b"x" * 2 * LONG,
+        b"x" * (LONG - 20) + b"\\ude00" + b"x" * LONG,
+        b"x" * 2000 + b"\\u12",
+        "é".encode() * LONG + b"\xc3",
+    ],
+    ids=[
+        "a newline",
+        "no UTF-8",
+        "an unknown escape",
+        "half a pair",
+        "the other half",
+        "a short escape",
+        "cut",
+    ],
+)
+def test_a_long_text_is_checked_as_a_short_one_is(text: bytes) -> None:
+    """P4: what the decoder would refuse is refused here, too."""
+    with pytest.raises(RequestError, match="not JSON"):
+        asyncio.run(lift(b'{"a": "' + text + b'"}'))
+
+
+HOSTILE = {
+    "long integers": (b'{"a": [' + b",".join([b"7" * 4000] * 2000) + b"]}", RequestError),
+    "one long integer": (b'{"a": ' + b"7" * 2_000_000 + b"}", RequestError),
+    "many values": (b'{"a": [' + b",".join([b"[]"] * 1_000_000) + b"]}", TooLarge),
+    "many fields": (b'{"a": {' + b",".join(b'"%d":1' % n for n in range(500_000)) + b"}}", TooLarge),
+    "many messages": (b'{"a": [' + b",".join([b'{"role":"user","content":"x"}'] * 150_000) + b"]}", TooLarge),
+    "deep": (b'{"a": ' + b"[" * 150_000 + b"]" * 150_000 + b"}", RequestError),
+    "short texts": (b'{"a": [' + b",".join([b'"%b"' % (b"x" * 900)] * 12_000) + b"]}", TooLarge),
+    "no end": (b'{"a": "' + b"x" * 4_000_000, RequestError),
+    "quotes alone": (b'{"a": ' + b'"' * 1_000_000, RequestError),
+    "white space": (b'{"a":' + b" " * 20_000_000 + b"1}", TooLarge),
+}
+
+
+async def longest_pause(work: Awaitable[object]) -> float:
+    """How long the event loop did not turn while something was done."""
+    doing, worst = asyncio.ensure_future(work), 0.0
+    while not doing.done():
+        began = time.perf_counter()
+        await asyncio.sleep(0)
+        worst = max(worst, time.perf_counter() - began)
+    doing.exception()
+    return worst
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
+    """P4, R40: digits, values, fields, depth and size are bounded, and looked at a little at a time."""
+    body, kind = HOSTILE[name]
+
+    async def read() -> TheirsError | None:
+        try:
+            await lift(body)
+        except TheirsError as error:
+            return error
+        return None
+
+    reading = asyncio.ensure_future(read())
+    assert await longest_pause(reading) < LAG_S_MAX
+    assert isinstance(await reading, kind)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"x", b"\\n", b"\\u00e9", "é".encode(), b"\\ud83d\\ude00", b'\\"'],
+    ids=["plain", "escapes", "unicode escapes", "UTF-8", "pairs", "quotes"],
+)
+async def test_a_body_of_one_huge_text_holds_up_nobody(text: bytes) -> None:
+    """P4, R40: neither is decoded nor encoded anew."""
+    body = b'{"a": "' + text * (24_000_000 // len(text)) + b'"}'
+    reading = asyncio.ensure_future(lift(body))
+    assert await longest_pause(reading) < LAG_S_MAX
+    found, lifted = await reading
+    assert passed_on(lifted, found) == b'{"a":' + body[6:]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "LONG"}]}),
+        ("/v1/completions", {"prompt": "LONG"}),
+        ("/v1/embeddings", {"input": ["LONG", "short"]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "LONG"}]}),
+        ("/api/chat", {"stream": False, "messages": [{"role": "user", "content": "LONG"}]}),
+        ("/api/generate", {"stream": False, "prompt": "LONG"}),
+        ("/api/embed", {"input": "LONG"}),
+    ],
+)
+async def test_every_door_passes_a_large_body_on(path: str, asked: dict[str, object]) -> None:
+    """LANE-09: the engine reads the text as it was written, whichever dialect it came in."""
+    text = 'One "quote", one \\ and é. ' * (JSON_AT_ONCE_BYTES_MAX // 10)
+    async with house(HELLO) as opened:
+        await opened.ask(
+            path, json.loads(json.dumps({"model": "a", **asked}).replace("LONG", json.dumps(text)[1:-1]))
+        )
+        [engine] = opened.peer.asked
+        assert text in _texts(engine.json)
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for each in inner for text in _texts(each)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  any JSON
