@@ -19,7 +19,7 @@
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
         ├── WaitExceeded             503  wait_exceeded
-        ├── RunTimeout               504  run_timeout
+        ├── RunTimeout               503  run_timeout
         ├── EngineFailed             502  engine_failed
         ├── ModelFailed              503  model_failed
         ├── DiskFailed               507  disk_failed
@@ -191,7 +191,7 @@ class RunTimeout(TheirsError):
     """The answer did not end within its lane's timeout."""
 
     code = "run_timeout"
-    status = 504
+    status = 503
 
 
 class EngineFailed(TheirsError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from watchbill.catalog import RAM, Model
 from watchbill.units import Bytes
 
-__all__ = ["Header", "Prediction", "predict", "predict_model"]
+__all__ = ["Header", "Prediction", "predict", "predict_model", "usable_context"]
 
 MIB = 2**20
 #: Tokens that llama.cpp processes in one go (its n_ubatch).
@@ -37,6 +37,8 @@ LIVE_EMBEDDINGS = 10
 SNAPSHOT_TOKENS = 8192
 #: Architectures whose attention cannot be fused: all scores of a batch exist at once.
 UNFUSED = frozenset({"t5", "t5encoder", "grok"})
+#: Arguments of llama.cpp by which a model takes more context than it was trained on.
+_STRETCHING = ("--rope", "--yarn", "--override-kv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,20 @@ def predict(
     )
 
 
+def usable_context(model: Model, header: Header) -> int:
+    """Tokens of context for each request: never more than the model was trained on. llama.cpp's server caps every slot
+    there, so more would be promised and paid for, and then refused. Arguments that stretch a model are the operator's
+    own responsibility."""
+    if not header.context_length or any(word.startswith(_STRETCHING) for word in model.arguments):
+        return model.context
+    return min(model.context, header.context_length)
+
+
 def predict_model(model: Model, header: Header) -> Prediction:
     """What a model of the config will need, on all its devices together."""
     return predict(
         header,
-        context=model.context,
+        context=usable_context(model, header),
         slots=model.concurrency,
         prompt_cache=model.prompt_cache,
         mmap=model.mmap,

@@ -409,6 +409,10 @@ MODEL_FILES_REMEMBERED_MAX = 512
 TRANSLATED_MODELS_MAX = 512
 #: Unloads that clients asked for and that are still under way.
 UNLOADS_MAX = 32
+#: A model that another caller used within this time stays although somebody wishes it away; a shorter keep_alive than
+#: this is such a wish. So many wishes of one caller are honoured in a minute.
+UNLOAD_RECENT_MS = 60_000
+UNLOADS_PER_MINUTE_MAX = 6
 #: Tool calls in one answer.
 TOOL_CALLS_MAX = 128
 #: What of a payload goes into one line: entities and events, and the characters of each.

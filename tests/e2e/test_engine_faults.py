@@ -74,7 +74,7 @@ def test_an_engine_that_hangs_is_given_up_and_others_are_served(place: Place) ->
             assert daemon.chat("well")[0] == 200  # all the time
             assert time.monotonic() - begun < 60
         status, _, answer = mute.result()
-        assert (status, answer["error"]["code"]) == (504, "run_timeout")
+        assert (status, answer["error"]["code"]) == (503, "run_timeout")
         events = stutter.result()
         assert json.loads(events[-1])["error"]["code"] == "run_timeout" and "[DONE]" not in events
         status, _, answer = liar.result()

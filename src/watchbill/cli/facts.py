@@ -12,7 +12,7 @@ from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
-from watchbill.footprint import predict_model
+from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
@@ -89,7 +89,8 @@ def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
     except GgufError as error:
         return ModelFacts(complaint=str(error))
     complaint = _missing_server(engine)
-    return ModelFacts(complaint=complaint, key="engine", predicted=predict_model(model, header).total)
+    predicted = predict_model(model, header).total
+    return ModelFacts(complaint, "engine", predicted, usable_context(model, header))
 
 
 def _missing_server(engine: EngineRules) -> str | None:

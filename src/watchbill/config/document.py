@@ -17,6 +17,7 @@ from watchbill.config.fields import (
     EnvName,
     Failures,
     HttpPath,
+    LaneText,
     Line,
     Memory,
     ModelName,
@@ -300,7 +301,11 @@ class LaneTable(Table):
     concurrency: int | None = Field(
         default=None, ge=1, description="How many of its requests may run at once, on all models together."
     )
-    fallback: Line | None = Field(default=None, description="The text to answer with when a model cannot.")
+    fallback: LaneText | None = Field(
+        default=None,
+        description="The text to answer with when a model cannot; {summary} is what the caller asked, in one line.",
+        examples=["I notice {summary}."],
+    )
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
     )

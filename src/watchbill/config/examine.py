@@ -32,6 +32,7 @@ class ModelFacts:
     complaint: str | None = None  # why it cannot be loaded
     key: str = "source"  # what the complaint is about
     predicted: Bytes | None = None  # from its file
+    context: int | None = None  # that a request can have, where the file says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,13 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
             text = f"is more than the {format_bytes(real)} there are, which is what counts"
             yield loaded.problem(("devices", name, "capacity"), text)
     for name, model in catalog.models.items():
-        yield from _declared_too_low(loaded, name, model, facts.models.get(name, ModelFacts()).predicted)
+        seen = facts.models.get(name, ModelFacts())
+        yield from _declared_too_low(loaded, name, model, seen.predicted)
+        if seen.context is not None and seen.context < model.context:
+            text = (
+                f"is more than the {seen.context} tokens that it was trained on, which is what requests get"
+            )
+            yield loaded.problem(("models", name, "context"), text, f"write context = {seen.context}")
     for name, complaint in facts.silent.items():
         yield loaded.problem(("engines", name, "url"), complaint, "start it, or correct the address")
     yield from _lonely_groups(loaded, catalog)

@@ -15,13 +15,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from watchbill import limits, names, units
-from watchbill.errors import NameRefused, UnitError
+from watchbill.errors import ConfigError, NameRefused, UnitError
+from watchbill.templates import Template
 from watchbill.units import Bytes, Millis
 
 __all__ = [
     "FAILURES", "REFUSED", "Count", "DeviceNames", "Duration", "EnvName", "Failures", "Hostname", "HttpPath", "KeyText",
-    "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size",
-    "UnitName", "Url", "Written", "is_device_name", "is_loopback", "refused",
+    "LaneText", "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size",
+    "TemplateText", "UnitName", "Url", "Written", "is_device_name", "is_loopback", "refused",
 ]  # fmt: skip
 
 #: The type of our own errors inside pydantic's.
@@ -188,6 +189,24 @@ def _check_line(text: str) -> str:
     return text
 
 
+def _check_template(text: str) -> str:
+    try:
+        Template(text)
+    except ConfigError as error:
+        what, _, hint = str(error).partition("; ")
+        raise refused(what, hint) from error
+    return text
+
+
+def _check_lane_text(text: str) -> str:
+    """A lane answers at every door, and only what was asked is known at each of them."""
+    if strange := [place for place in Template(text).places if place != "summary"]:
+        raise refused(
+            f"there is no {{{strange[0]}}} in a lane's text", "use {summary}, or a fallback of [process.NAME]"
+        )
+    return text
+
+
 _TEXT_OR_NUMBER = {"type": ["string", "integer"]}
 
 Size = Annotated[
@@ -232,6 +251,8 @@ Url = Annotated[str, AfterValidator(_check_url)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]
 KeyText = Annotated[str, AfterValidator(_check_key_text)]
 Line = Annotated[str, AfterValidator(_check_line)]
+TemplateText = Annotated[Line, AfterValidator(_check_template)]
+LaneText = Annotated[TemplateText, AfterValidator(_check_lane_text)]
 Priority = Annotated[int, Field(ge=1, le=5)]
 Count = Annotated[int, Field(ge=1, le=limits.CONCURRENCY_MAX)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]

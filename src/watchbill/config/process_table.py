@@ -1,28 +1,12 @@
 """The table of a type of work for POST /process."""
 
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from watchbill import catalog, limits
-from watchbill.config.fields import Line, ModelName, PlainName, refused
+from watchbill.config.fields import ModelName, PlainName, TemplateText
 from watchbill.config.table import Table
-from watchbill.errors import ConfigError
-from watchbill.templates import Template
 
 __all__ = ["ProcessTable"]
-
-
-def _check_template(text: str) -> str:
-    try:
-        Template(text)
-    except ConfigError as error:
-        what, _, hint = str(error).partition("; ")
-        raise refused(what, hint) from error
-    return text
-
-
-TemplateText = Annotated[Line, AfterValidator(_check_template)]
 
 
 class ProcessTable(Table):

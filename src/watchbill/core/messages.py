@@ -58,6 +58,22 @@ class Knowledge(Struct, frozen=True):
     asleep: Mapping[str, int] = {}  # what it occupies asleep
 
 
+class Cause(StrEnum):
+    """Why a model leaves memory: one word for metrics and scripts; the sentence beside it is for people."""
+
+    SWAP = "swap"  # another model needs its memory
+    IDLE = "idle"  # nobody used it for its time to live, or the time that its last caller wished
+    SLEEP = "sleep"  # the same, where its engine can sleep
+    PRESSURE = "pressure"  # the machine runs out of memory
+    BUDGET = "budget"  # its device holds more than it may
+    MAINTENANCE = "maintenance"  # its device is lent to somebody
+    HOST = "host"  # the program that hosts it unloads it
+    OPERATOR = "operator"  # by hand
+    CALLER = "caller"  # a caller's keep_alive of 0
+    CONFIG = "config"  # its definition changed
+    SHUTDOWN = "shutdown"
+
+
 # ------------------------------------------------------------------ what waits
 
 
@@ -266,6 +282,7 @@ class EvictAsked(Event, frozen=True):
     model: str
     force: bool = False
     loads: tuple[str, ...] = ()  # requests that want no answer, only the model in memory
+    cause: Cause = Cause.OPERATOR
 
 
 class RetryAsked(Event, frozen=True):
@@ -309,22 +326,6 @@ class Closing(Event, frozen=True):
 
 
 # ------------------------------------------------------------------ actions
-
-
-class Cause(StrEnum):
-    """Why a model leaves memory: one word for metrics and scripts; the sentence beside it is for people."""
-
-    SWAP = "swap"  # another model needs its memory
-    IDLE = "idle"  # nobody used it for its time to live, or the time that its last caller wished
-    SLEEP = "sleep"  # the same, where its engine can sleep
-    PRESSURE = "pressure"  # the machine runs out of memory
-    BUDGET = "budget"  # its device holds more than it may
-    MAINTENANCE = "maintenance"  # its device is lent to somebody
-    HOST = "host"  # the program that hosts it unloads it
-    OPERATOR = "operator"  # by hand
-    CALLER = "caller"  # a caller's keep_alive of 0
-    CONFIG = "config"  # its definition changed
-    SHUTDOWN = "shutdown"
 
 
 class Action(Struct, frozen=True, gc=False):

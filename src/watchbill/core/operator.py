@@ -42,7 +42,8 @@ class Operator:
             reply(Reply(event.command, True, self._said(station, "was about to load; that was dropped")))
         else:
             self._commands.setdefault(station.name, []).append(event.command)
-            self._do.close(station, "", _WHY, now, cause=Cause.OPERATOR)
+            why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
+            self._do.close(station, "", why, now, cause=event.cause)
             if event.force and station.stage is Stage.DRAINING:
                 for running in (*station.running.values(), *station.users.values()):
                     self._state.cut(running, "preempted" if running.begun else "requeue", now)

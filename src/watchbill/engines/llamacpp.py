@@ -19,6 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from watchbill.catalog import Model
@@ -27,6 +28,7 @@ from watchbill.engines.base import Capabilities, LoadError
 from watchbill.engines.nap import LLAMA
 from watchbill.engines.owned import Diagnosis, Launch
 from watchbill.errors import ConfigError
+from watchbill.footprint import usable_context
 from watchbill.gguf import GgufError, read_header
 from watchbill.limits import LLAMA_HTTP_THREADS
 from watchbill.processes import LOOPBACK, Keeper
@@ -76,7 +78,7 @@ class LlamaRecipe:
 
     async def launch(self, model: Model, port: int, keeper: Keeper) -> Launch:
         """The command line. Raises LoadError when the file can be seen to be no model."""
-        source = await asyncio.to_thread(check_source, model)
+        source, context = await asyncio.to_thread(check_source, model)
         binary = self._find_binary()
         if binary is None:
             program, known = (
@@ -85,7 +87,7 @@ class LlamaRecipe:
             )
         else:
             program, known = (binary,), await self._flags_of(binary, keeper)
-        words = flags_for(model, source, port, known)
+        words = flags_for(replace(model, context=context), source, port, known)
         return Launch((*program, *words, *model.arguments), env=model.env)
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
@@ -116,17 +118,17 @@ class LlamaRecipe:
         return self._known_flags[key]
 
 
-def check_source(model: Model) -> Path:
-    """The model's file. Raises LoadError when there is none, or one that cannot be a model. Reads the header:
-    call it in a thread."""
+def check_source(model: Model) -> tuple[Path, int]:
+    """The model's file, and the context it can have. Raises LoadError when there is none, or one that cannot be a
+    model. Reads the header: call it in a thread."""
     if not model.source:
         raise LoadError(f"{model.name} has no source; name its GGUF file", hopeless=True)
     path = Path(model.source)
     try:
-        read_header(path)
+        header = read_header(path)
     except GgufError as error:
         raise LoadError(f"{model.name}: {error}", hopeless=True) from error
-    return path
+    return path, usable_context(model, header)
 
 
 def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> list[str]:

@@ -72,7 +72,7 @@ class Gateway(House):
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """As the house does; unloads that clients asked for are ended first."""
         self.closing.set()
-        await self._ollama.unloading.close()
+        await self.unloading.close()
         await super().drain(grace_ms, last_ms)
 
     async def close(self) -> None:
@@ -102,7 +102,7 @@ class Gateway(House):
             ("GET", "/wb/v1/explain", Access.KEY, own.explain),
             ("GET", "/wb/v1/requests", Access.KEY, own.requests),
             ("GET", "/wb/v1/requests/{id}", Access.KEY, own.request),
-            ("DELETE", "/wb/v1/requests/{id}", Access.ADMIN, own.cancel),
+            ("DELETE", "/wb/v1/requests/{id}", Access.KEY, own.cancel),
             ("POST", "/wb/v1/models/{name:.+}/load", Access.ADMIN, own.load),
             ("POST", "/wb/v1/models/{name:.+}/evict", Access.ADMIN, own.evict),
             ("POST", "/wb/v1/config/reload", Access.ADMIN, own.reload),

@@ -10,6 +10,7 @@ that it is told in the stream. Owns neither shapes nor prompts.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.http.response import Answer
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
+from watchbill.gateway.summary import summarize_request
 from watchbill.gateway.visit import Visit
 from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.runtime.ticket import Start, Wish
@@ -148,7 +150,8 @@ class Exchange:
         catalog = self._gateway.driver.catalog
         model = catalog.find_model(wish.model)
         lane = catalog.lane_for(wish.lane)
-        fallback = fallback_for(error, lane, model.name if model else wish.model)
+        summary = partial(summarize_request, visit.asked or {})
+        fallback = fallback_for(error, lane, model.name if model else wish.model, summary)
         if fallback is None:
             raise error
         visit.lane = visit.lane or lane.name

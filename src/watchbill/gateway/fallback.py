@@ -6,6 +6,7 @@ caller itself did wrong stays an error. The shapes belong to the doors; OpenAI's
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from watchbill.catalog import Lane
 from watchbill.errors import RunTimeout, Stale, TheirsError, WaitExceeded
 from watchbill.gateway.answers import status_of
+from watchbill.templates import Template
 
 __all__ = ["Fallback", "completion", "completion_events", "error_name", "fallback_for"]
 
@@ -38,16 +40,24 @@ def error_name(error: TheirsError) -> str:
     return "timeout" if isinstance(error, WaitExceeded | RunTimeout) else error.code
 
 
-def fallback_for(error: TheirsError, lane: Lane, model: str) -> Fallback | None:
+def fallback_for(error: TheirsError, lane: Lane, model: str, summary: Callable[[], str]) -> Fallback | None:
     """The lane's answer to a failure; None when the failure is to be told as one.
 
     A superseded request always has one: it did nothing wrong, and its caller waits for a 200."""
     if isinstance(error, Stale):
-        return Fallback(str(error) if lane.fallback is None else lane.fallback, error.code, model)
+        return Fallback(
+            str(error) if lane.fallback is None else _filled(lane.fallback, summary), error.code, model
+        )
     status = status_of(error)
     if lane.fallback is None or (status < 500 and status != 429):
         return None
-    return Fallback(lane.fallback, error_name(error), model)
+    return Fallback(_filled(lane.fallback, summary), error_name(error), model)
+
+
+def _filled(text: str, summary: Callable[[], str]) -> str:
+    """A lane's text with its only place, `{summary}`, filled in."""
+    template = Template(text)
+    return template.fill({"summary": summary() if template.places else ""}, {})
 
 
 # ------------------------------------------------------------------ in OpenAI's shapes

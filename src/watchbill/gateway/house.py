@@ -14,9 +14,12 @@ from datetime import UTC, datetime
 from types import coroutine
 from typing import cast
 
+import msgspec
+
+from watchbill import names
 from watchbill.catalog import Server, WorkClass
 from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.errors import Overloaded, ShuttingDown, TheirsError, WaitExceeded
+from watchbill.errors import NameRefused, Overloaded, ShuttingDown, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.answers import let_go
@@ -35,12 +38,14 @@ from watchbill.gateway.relay import Relay
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.tokens import BYTES_PER_TOKEN, TokenCount
+from watchbill.gateway.unloading import Unloading
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import Wishes
 from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_TURN_MS,
     PROMPT_TOKENS_FORETOLD_MAX,
+    UNLOAD_RECENT_MS,
 )
 from watchbill.runtime.ticket import Start, Wish
 
@@ -80,6 +85,8 @@ class House:
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
+        self.unloading = Unloading(driver, time.monotonic)
+        self._named: dict[tuple[str, str], Visit] = {}  # by key and the id that the caller gave
         self.bodies = Bodies(server)
         self._lifting = (
             asyncio.Lock()
@@ -146,6 +153,7 @@ class House:
             raise ShuttingDown
         if visit.stay is not None:
             visit.stay.check_waiting()
+        wish = self._without_harm(visit, wish)
         try:
             ticket = self.driver.submit(wish)
         except TheirsError:
@@ -153,6 +161,8 @@ class House:
             visit.model = asked.name if asked else ""  # the answer says what this model is doing
             raise
         visit.took(ticket)
+        if visit.key is not None:
+            self.unloading.note_use(ticket.model, visit.key)
         relay = Relay(self.upstream, ticket, visit, send, self._relays.discard, streamed, unknown)
         self._relays.add(relay)
         if visit.stay is not None:
@@ -164,6 +174,16 @@ class House:
         if self.driver.catalog.spools:
             relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
         return relay
+
+    def _without_harm(self, visit: Visit, wish: Wish) -> Wish:
+        """The wish without a keep_alive that would take the model from others, or too often."""
+        wished = wish.keep_alive_ms
+        if wished is None or wished >= UNLOAD_RECENT_MS:
+            return wish
+        model = self.driver.catalog.find_model(wish.model)
+        if model is None or self.unloading.grants(model, visit.key):
+            return wish
+        return msgspec.structs.replace(wish, keep_alive_ms=None)
 
     def _foretold_tokens(self, visit: Visit, name: str) -> int:
         """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
@@ -181,6 +201,32 @@ class House:
         """
         if self._visitors >= _CROWD:
             yield
+
+    # ------------------------------------------------------------------ names of requests
+
+    def _name(self, visit: Visit, asked: str) -> None:
+        """Takes a caller's own name for its request, unless it is none or one of its open requests has it."""
+        try:
+            names.check_request_id(asked)
+        except NameRefused:
+            self.wishes.degraded += 1
+            return
+        if (visit.owner, asked) in self._named:
+            self.wishes.degraded += 1
+            return
+        self._named[visit.owner, asked] = visit
+        visit.given = asked
+
+    def known_as(self, visit: Visit, id: str) -> str:
+        """The scheduler's name of a request: of the caller's own, under the name it gave, or of any as it is."""
+        named = self._named.get((visit.owner, id))
+        return id if named is None else named.id
+
+    def may_cancel(self, visit: Visit, id: str) -> bool:
+        """Whether a caller may cancel this request: its own, or any with admin rights or where there are no keys."""
+        if visit.key is None or visit.key.admin:
+            return True
+        return any(relay.ticket.id == id and relay.visit.owner == visit.owner for relay in self._relays)
 
     def note_broken(self, visit: Visit, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""
@@ -223,6 +269,8 @@ class House:
             status = 499
             try:
                 visit.let_in(self.guard.admit(request, access))
+                if "x-request-id" in request.headers:
+                    self._name(visit, request.headers["x-request-id"])
                 response = await door(visit)
                 status = response.status
             except TheirsError as error:
@@ -237,6 +285,8 @@ class House:
                 let_go(error)
             finally:
                 visit.leave()
+                if visit.given:
+                    del self._named[visit.owner, visit.given]
                 self._visitors -= 1
                 if not self._visitors:
                     self._emptied.set()

@@ -85,6 +85,10 @@ class Meters:
         self._clock = clock
         self._meters: dict[str, _Meter] = {}
 
+    def tokens(self, key: ApiKey) -> int:
+        """What a key has used within the last minute."""
+        return self._meters.setdefault(key.name, _Meter()).tokens(self._clock())
+
     def enter(self, key: ApiKey) -> Stay:
         """Counts a request as open. Raises LaneFull when the key is over one of its bounds."""
         meter, now = self._meters.setdefault(key.name, _Meter()), self._clock()

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from watchbill.catalog import Model
+from watchbill.footprint import usable_context
 from watchbill.gguf import GgufError, Header, read_header
 from watchbill.limits import MODEL_FILES_REMEMBERED_MAX
 
@@ -26,6 +27,10 @@ class Facts:
     modified_at: datetime
     digest: str
     header: Header | None
+
+    def context(self, model: Model) -> int:
+        """Tokens of context that a request has: what was asked for, and no more than the file allows."""
+        return model.context if self.header is None else usable_context(model, self.header)
 
 
 class ModelFiles:

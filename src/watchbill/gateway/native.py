@@ -63,14 +63,17 @@ class NativeDoor:
 
     async def request(self, visit: Visit) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
-        found = self._gateway.driver.request(visit.request.match["id"])
+        id = self._gateway.known_as(visit, visit.request.match["id"])
+        found = self._gateway.driver.request(id)
         if found is None:
             raise NotFound("no open request has this id")
         return json_response(found, visit.lines())
 
     async def cancel(self, visit: Visit) -> Response:
-        """DELETE /wb/v1/requests/{id}."""
-        id = visit.request.match["id"]
+        """DELETE /wb/v1/requests/{id}: a caller's own request; any for a key with admin rights."""
+        id = self._gateway.known_as(visit, visit.request.match["id"])
+        if not self._gateway.may_cancel(visit, id):
+            raise NotFound("none of your open requests has this id")
         if not self._gateway.driver.cancel(id):
             raise NotFound("no open request has this id")
         return json_response({"message": f"{id} is cancelled", "id": id}, visit.lines())

@@ -22,8 +22,8 @@ from watchbill.gateway.ollama_models import list_item, loaded_item, shown, statu
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.stream import Out
-from watchbill.gateway.unloading import Unloading
 from watchbill.gateway.visit import Visit
+from watchbill.gateway.wishes import split_alias
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class OllamaDoor:
     def __init__(self, gateway: "House") -> None:
         self._gateway = gateway
         self._exchange = Exchange(gateway)
-        self.unloading = Unloading(gateway.driver)
 
     # ------------------------------------------------------------------ what there is
 
@@ -130,7 +129,7 @@ class OllamaDoor:
     ) -> Response:
         """An empty prompt loads the model, or with `keep_alive: 0` unloads it."""
         if leaves:
-            self.unloading.begin(model)
+            self._gateway.unloading.begin(model, visit.key)
         else:
             await self._exchange.load(visit, wish)
         told = telling.object("", done=True) | {"done_reason": "unload" if leaves else "load"}
@@ -181,7 +180,7 @@ class OllamaDoor:
             vectors = [each.get("embedding") for each in data]
             usage = cast("Fields", whole.get("usage") or {})
         elif wish.keep_alive_ms == 0:
-            self.unloading.begin(model)
+            self._gateway.unloading.begin(model, visit.key)
         else:
             await self._exchange.load(visit, wish)
         if visit.start is not None:
@@ -197,7 +196,8 @@ class OllamaDoor:
         name = body.get("model")
         if not isinstance(name, str) or not name:
             raise RequestError("model is required")
-        model = self._gateway.driver.catalog.find_model(name)
+        catalog = self._gateway.driver.catalog
+        model = catalog.find_model(split_alias(name, catalog)[0])
         if model is None:
             raise ModelNotFound(f'model "{name[:200]}" not found, try pulling it first')
         return model

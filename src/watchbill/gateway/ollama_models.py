@@ -36,7 +36,7 @@ def tagged(name: str) -> str:
 def list_item(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
     """An item of /api/tags."""
     details = _details(facts.header)
-    details["context_length"] = model.context
+    details["context_length"] = facts.context(model)
     details["embedding_length"] = facts.header.n_embd if facts.header else 0
     return {
         "name": tagged(model.name),
@@ -65,7 +65,7 @@ def loaded_item(model: Model, facts: Facts, status: Mapping[str, object]) -> Fie
         "details": _details(facts.header),
         "expires_at": expires,
         "size_vram": sum(size for device, size in devices.items() if device.startswith("gpu:")),
-        "context_length": model.context,
+        "context_length": facts.context(model),
     }
 
 
@@ -73,7 +73,7 @@ def shown(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
     """The answer of /api/show. Templates and tensors belong to the engine and are left empty."""
     return {
         "modelfile": f"# served by Watchbill\nFROM {model.name}\n",
-        "parameters": f"num_ctx                        {model.context}",
+        "parameters": f"num_ctx                        {facts.context(model)}",
         "template": "",
         "details": _details(facts.header),
         "model_info": _info(facts.header),

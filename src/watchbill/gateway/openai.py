@@ -128,7 +128,7 @@ class OpenAiDoor:
             "display_name": model.name,
             "created_at": self._created_at,
             "status": {"value": _STATES.get(str(stage), "unloaded")},
-            "meta": {"n_ctx": model.context},
+            "meta": {"n_ctx": (await self._gateway.files.facts(model)).context(model)},
             "aliases": list(model.aliases),
             "capabilities": (await self._gateway.abilities.of(model)).listed(),
         }

@@ -102,7 +102,7 @@ class _Work:
         """The thought that no model had: the type's text, the lane's, or what was noticed."""
         if self._own_text is not None:
             return self._own_text
-        return self._fill(_FALLBACK) if lane_text is None else lane_text
+        return self._fill(_FALLBACK if lane_text is None else lane_text)
 
     def answer(self, visit: Visit, thought: str, error: str | None) -> Fields:
         """The answer; its keys are always the same."""

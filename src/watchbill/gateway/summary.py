@@ -5,7 +5,7 @@ from typing import cast
 from watchbill.gateway.body import encode
 from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
 
-__all__ = ["summarize"]
+__all__ = ["summarize", "summarize_request"]
 
 Fields = dict[str, object]
 
@@ -22,6 +22,24 @@ def summarize(payload: Fields) -> str:
         return _line(own, SUMMARY_CHARS_MAX)
     parts = [*_listed(payload.get("entities"), _ENTITY_NAMES), *_listed(payload.get("events"), _EVENT_NAMES)]
     return _line(", ".join(parts), SUMMARY_CHARS_MAX) or NOTHING
+
+
+def summarize_request(asked: Fields) -> str:
+    """One line about what a request asks: the text of its last message, its prompt or its input."""
+    said: object = asked.get("prompt") or asked.get("input")
+    messages = asked.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        said = cast("Fields", messages[-1]).get("content")
+    return _line(" ".join(_texts(said)), SUMMARY_CHARS_MAX) or NOTHING
+
+
+def _texts(said: object) -> list[str]:
+    """The texts of a message's content, of a prompt, or of an input."""
+    if isinstance(said, str):
+        return [said.partition("\x01")[0]]  # of a long text its beginning: the rest was lifted out
+    parts = cast("list[object]", said) if isinstance(said, list) else []
+    found = [cast("Fields", part).get("text") if isinstance(part, dict) else part for part in parts]
+    return [text.partition("\x01")[0] for text in found if isinstance(text, str)]
 
 
 def _listed(values: object, names: tuple[str, ...]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from watchbill.catalog import Catalog
+from watchbill.core.messages import Cause
 from watchbill.runtime.claims import Claims
 from watchbill.runtime.ticket import Ticket, Wish
 
@@ -35,7 +36,7 @@ class DriverSurface(Protocol):
 
     async def load(self, model: str, /) -> str: ...
 
-    async def evict(self, model: str, /, *, force: bool = False) -> str: ...
+    async def evict(self, model: str, /, *, force: bool = False, cause: Cause = Cause.OPERATOR) -> str: ...
 
     def is_ready(self) -> bool: ...
 

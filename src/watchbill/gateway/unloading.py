@@ -1,35 +1,62 @@
-"""Unloads that clients asked for: `keep_alive: 0` on Ollama's door.
+"""Unloads that callers ask for: a `keep_alive` of 0, or nearly, on any door.
 
-They go on in the background, as in Ollama. It is a hint: a permanent model stays, and so does one that somebody
-else uses or waits for. Owns its tasks; `close` ends them.
+It is a wish. A permanent model stays, and so does one that somebody else uses, waits for or used a short while ago:
+another caller would only load it again. How often a caller may is bounded, too; keys with admin rights may always. A
+wish that is not honoured changes nothing else about its request. Unloads without a request of their own go on in the
+background, as in Ollama; `close` ends them.
 """
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
 from typing import cast
 
-from watchbill.catalog import Model
+from watchbill.catalog import ApiKey, Model
+from watchbill.core.messages import Cause
 from watchbill.errors import TheirsError
 from watchbill.gateway.surface import DriverSurface
-from watchbill.limits import UNLOADS_MAX
+from watchbill.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
 
 __all__ = ["Unloading"]
 
 _log = logging.getLogger("watchbill.gateway")
+MINUTE_S = 60.0
 
 
 class Unloading:
-    """Unloads under way, one per model."""
+    """Who used which model last, who asked for unloads, and those under way: one per model."""
 
-    def __init__(self, driver: DriverSurface) -> None:
+    def __init__(self, driver: DriverSurface, clock: Callable[[], float]) -> None:
         self._driver = driver
+        self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._used: dict[str, dict[str, float]] = {}  # model -> key -> when; both are names of the config
+        self._granted: dict[str, deque[float]] = {}  # key -> when its last wishes were honoured
 
-    def begin(self, model: Model) -> bool:
+    def note_use(self, model: str, key: ApiKey) -> None:
+        """A caller's request was accepted for a model."""
+        self._used.setdefault(model, {})[key.name] = self._clock()
+
+    def grants(self, model: Model, key: ApiKey | None) -> bool:
+        """Whether a caller's wish that a model leaves is honoured; it counts then."""
+        if key is not None and key.admin:
+            return True
+        caller, now = "" if key is None else key.name, self._clock()
+        recently = now - UNLOAD_RECENT_MS / 1000
+        others = (at for name, at in self._used.get(model.name, {}).items() if name != caller)
+        granted = self._granted.setdefault(caller, deque(maxlen=UNLOADS_PER_MINUTE_MAX))
+        is_spent = len(granted) == UNLOADS_PER_MINUTE_MAX and granted[0] > now - MINUTE_S
+        if is_spent or any(at > recently for at in others):
+            return False
+        granted.append(now)
+        return True
+
+    def begin(self, model: Model, key: ApiKey | None) -> bool:
         """Starts to unload a model; False when it stays."""
         if model.permanent or model.shared or model.name in self._tasks or len(self._tasks) >= UNLOADS_MAX:
             return False
-        if self._is_used(model.name):
+        if self._is_used(model.name) or not self.grants(model, key):
             return False
         task = asyncio.create_task(self._unload(model.name), name=f"unload {model.name}")
         self._tasks[model.name] = task
@@ -51,6 +78,6 @@ class Unloading:
 
     async def _unload(self, name: str) -> None:
         try:
-            await self._driver.evict(name)
+            await self._driver.evict(name, cause=Cause.CALLER)
         except TheirsError as error:
             _log.info("model=%s was not unloaded: %s", name, error)

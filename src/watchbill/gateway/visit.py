@@ -27,14 +27,15 @@ class Visit:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "holding", "key", "lane", "lifted", "model", "request",
-        "start", "stay",
+        "_id", "asked", "began", "capture", "cors", "fallback", "given", "holding", "key", "lane", "lifted", "model",
+        "request", "start", "stay",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
         self.request = request
         self.began = began
         self._id = ""
+        self.given = ""  # its caller's own name for it
         self.key: ApiKey | None = None
         self.cors = _NOTHING
         self.lane = ""
@@ -53,6 +54,11 @@ class Visit:
         if not self._id:
             self._id = f"{_PREFIX}{next(_numbers)}"
         return self._id
+
+    @property
+    def owner(self) -> str:
+        """Whose it is: a key's name, nothing where there are no keys."""
+        return "" if self.key is None else self.key.name
 
     def let_in(self, admitted: Pass) -> None:
         """The guard let the request pass."""
@@ -86,10 +92,10 @@ class Visit:
         start = self.start
         if start is None:
             place = header("X-Watchbill-Lane", self.lane) if self.lane else ""
-            lines = f"X-Watchbill-Request-Id: {self.id}\r\nX-Request-Id: {self.id}\r\n{place}"
+            lines = f"X-Watchbill-Request-Id: {self.id}\r\nX-Request-Id: {self.given or self.id}\r\n{place}"
         else:
             lines = (
-                f"X-Watchbill-Request-Id: {self._id}\r\nX-Request-Id: {self._id}\r\n"
+                f"X-Watchbill-Request-Id: {self._id}\r\nX-Request-Id: {self.given or self._id}\r\n"
                 f"{_place(self.lane, start.model, start.companions)}"
                 f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )

@@ -16,7 +16,7 @@ from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, R
 from watchbill.runtime.ticket import Wish
 from watchbill.units import parse_millis
 
-__all__ = ["RANGES", "Range", "Wishes", "check_ranges"]
+__all__ = ["RANGES", "Range", "Wishes", "check_ranges", "split_alias"]
 
 _HEADERS = tuple(
     f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
@@ -86,6 +86,14 @@ def _asks_nothing(model: str, headers: Mapping[str, str], body: Mapping[str, obj
     return _FIELDS.isdisjoint(body) and _HEADER_SET.isdisjoint(headers) and ":" not in model
 
 
+def split_alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
+    """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
+    base, _, lane = model.rpartition(":")
+    if lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
+        return base, lane
+    return model, None
+
+
 class Wishes:
     """Reads wishes, and counts those it could not understand."""
 
@@ -106,7 +114,10 @@ class Wishes:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
         if key is None and lane_of_path is None and _asks_nothing(model, headers, body):
             return Wish(model)
-        model, lane_of_alias = self._alias(model, catalog) if ":" in model else (model, None)
+        lane_of_alias = None
+        if ":" in model:
+            model, lane_of_alias = split_alias(model, catalog)
+            body["model"] = model  # an engine does not know our lanes
         lane, priority, deadline, tier, supersede, beside = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         priority = of_body if priority is None else priority
@@ -122,14 +133,6 @@ class Wishes:
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
         )
-
-    @staticmethod
-    def _alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
-        """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
-        base, _, lane = model.rpartition(":")
-        if lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
-            return base, lane
-        return model, None
 
     def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:
         """The first lane that is named, known, and not of a higher class than the caller's own."""

@@ -252,7 +252,7 @@ class Driver:
         if ticket.is_waiting:
             self._tickets.pop(id, None)
             self.feed(m.Left(id))
-            ticket.refuse(errors.Preempted("the operator cancelled this request"))
+            ticket.refuse(errors.Preempted("this request was cancelled, by its caller or by the operator"))
         else:
             ticket.cut_off("preempted")
         return True
@@ -289,11 +289,11 @@ class Driver:
             ticket.close()
         return f"{name} is in memory after {start.wait_ms / 1000:.1f} s"
 
-    async def evict(self, model: str, /, *, force: bool = False) -> str:
+    async def evict(self, model: str, /, *, force: bool = False, cause: m.Cause = m.Cause.OPERATOR) -> str:
         """Takes a model out of memory; returns when its memory is back."""
         name = self.catalog.model_called(model).name
         loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
-        return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads))
+        return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads, cause))
 
     async def _ask_maintenance(self, device: str, claimed: bool, why: str) -> str:
         return await self._commands.ask(lambda command: m.MaintenanceAsked(command, device, claimed, why))
