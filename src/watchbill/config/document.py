@@ -130,6 +130,7 @@ class ScriptTable(Table):
     load: Duration = Field(default=Millis(0), description="Until it is healthy.")
     wake: Duration = Field(default=Millis(0), description="Until it is back from sleep.")
     service: Duration = Field(default=Millis(0), description="A whole answer.")
+    linger: Duration = Field(default=Millis(0), description="It works on so long for a client that left.")
     tokens: int = Field(default=8, ge=1, le=1_000_000, description="Words of an answer.")
     text: str = Field(default="", description="The words; the model's name otherwise.")
     memory: Size = Field(default=Bytes(0), description="Really occupied, unless touch = false.")
