@@ -12,35 +12,31 @@ import argparse
 import http.client
 import json
 import os
-import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from playing import Asked, Callers, daemon
 from watchbill.simulate.report import Report
-from watchbill.simulate.scenario import Scenario, Traffic
+from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-#: The models' files, and the length of their answers.
+#: The models' files.
 FILE_SIZE = "24MB"
-TOKENS = 64
 #: An answer of a caller that was refused comes at once; a late one is late when it is later than this.
 LATE_MS = 1_000
 SAMPLE_S = 0.1
-READY_S = 60.0
 #: The simulator is believed within this part of the measured mean wait.
 TOLERANCE = 0.2
 SIMULATED_SEEDS = 10
@@ -77,11 +73,11 @@ def play(name: str, seconds: int, *, mmap: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="watchbill-loops-") as folder:
         place = Path(folder)
         _write_config(place, scenario, mmap=mmap)
-        with _daemon(place) as (pid, port):
+        with daemon(place) as (pid, port):
             watcher = subprocess.Popen(
                 [sys.executable, __file__, "--watch", str(pid)], stdout=subprocess.PIPE, text=True
             )
-            asked = _Callers(scenario, port).play()
+            asked = Callers(scenario, port).play()
             watcher.send_signal(signal.SIGTERM)
             peak = int(watcher.communicate(timeout=10)[0] or 0)
         seen = _Seen(Trace.read(place / "trace.jsonl"), _stops(place / "root" / "events.jsonl"), asked, peak)
@@ -125,36 +121,6 @@ def _write_config(place: Path, scenario: Scenario, *, mmap: bool) -> None:
     (place / "watchbill.toml").write_text("\n".join(lines) + "\n")
 
 
-@contextmanager
-def _daemon(place: Path) -> Iterator[tuple[int, int]]:
-    command = [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml"]
-    said = (place / "said").open("w+")
-    process = subprocess.Popen(
-        [*command, "--root", str(place / "root"), "--record", "trace.jsonl"],
-        cwd=place, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        yield process.pid, _port(place / "said", process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        said.close()
-
-
-def _port(said: Path, process: "subprocess.Popen[str]") -> int:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in said.read_text().splitlines():
-            if line.startswith("ready http"):
-                return int(line.rpartition(":")[2])
-        time.sleep(0.05)
-    raise SystemExit(f"the daemon did not start:\n{said.read_text()}")
-
-
 def _watch(daemon: int) -> int:
     """Adds up the PSS of everything below the daemon until told to stop; prints the most that was seen."""
     stopping: list[bool] = []
@@ -178,85 +144,6 @@ def _pss(pid: int) -> int:
     except OSError:  # gone between the list and the look
         return 0
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, as its caller saw it."""
-
-    lane: str
-    status: int
-    took_ms: float
-
-
-class _Callers:
-    """Plays a scenario's traffic against a real daemon."""
-
-    def __init__(self, scenario: Scenario, port: int) -> None:
-        self._scenario, self._port = scenario, port
-        self._ends = time.monotonic() + scenario.duration_ms / 1000
-        self._asked: list[Asked] = []
-        self._draw = random.Random(1)
-
-    def play(self) -> list[Asked]:
-        """Everybody asks until the time is over and has an answer."""
-        threads: list[threading.Thread] = []
-        for source in self._scenario.traffic:
-            assert isinstance(source, Traffic)
-            threads += [self._thread(self._each(source), source) for _ in range(source.clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return self._asked
-
-    def _each(self, source: Traffic) -> Callable[[Traffic], None]:
-        return self._loop if source.kind == "loop" else self._stream
-
-    @staticmethod
-    def _thread(act: Callable[[Traffic], None], source: Traffic) -> threading.Thread:
-        return threading.Thread(target=act, args=(source,))
-
-    def _loop(self, source: Traffic) -> None:
-        while time.monotonic() < self._ends:
-            time.sleep(self._draw.uniform(*source.think_ms) / 1000)
-            if self._ask(self._draw.choices(source.models, source.weights)[0], source.lane) != http.client.OK:
-                time.sleep(1)
-
-    def _stream(self, source: Traffic) -> None:
-        time.sleep(source.start_ms / 1000)
-        asking: list[threading.Thread] = []
-        number, due = 0, time.monotonic()
-        while due < self._ends:
-            time.sleep(max(0.0, due - time.monotonic()))
-            steady = source.kind == "times"
-            model = (
-                source.models[number % len(source.models)]
-                if steady
-                else self._draw.choices(source.models, source.weights)[0]
-            )
-            asking.append(threading.Thread(target=self._ask, args=(model, source.lane)))
-            asking[-1].start()
-            number += 1
-            every = source.every_ms / 1000
-            due += every if steady else self._draw.expovariate(1 / every)
-        for thread in asking:
-            thread.join()
-
-    def _ask(self, model: str, lane: str) -> int:
-        messages = [{"role": "user", "content": "Tell me."}]
-        body = {"model": model, "max_tokens": TOKENS, "messages": messages, "stream": True}
-        began = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        try:
-            headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            reply = connection.getresponse()
-            reply.read()
-        finally:
-            connection.close()
-        self._asked.append(Asked(lane, reply.status, (time.monotonic() - began) * 1000))
-        return reply.status
 
 
 # ------------------------------------------------------------------ what came of it

@@ -101,7 +101,12 @@ SHAPES: dict[str, Shape] = {
         model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, companions=table(TEXT), served_by=maybe(TEXT),
         leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
-        policy=TEXT, inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
+        terms=ref("Terms"), policy=TEXT,
+        inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,
+    ),
+    "Terms": record(
+        waiting=NUMBER, coming=NUMBER, round_trip_ms=WHOLE, residual_ms=WHOLE, load_ms=WHOLE, reload_ms=WHOLE,
+        quantum_ms=WHOLE, linger_ms=WHOLE, asked_per_s=table(NUMBER),
     ),
     "ModelDone": record(message=TEXT, model=TEXT),
     "DeviceDone": record(message=TEXT, device=TEXT),

@@ -69,10 +69,12 @@ def test_a_harder_hour_still_serves_both():
 
 @pytest.mark.parametrize("name", ["burst", "steady"])
 def test_waits_like_exhaustive_batching_where_that_is_best(name):
-    """RES-11: within 5 % of its mean wait; it is the shortest where everybody is equal and patient."""
+    """RES-11: within 2 % of its mean wait and p95; it is the shortest where everybody is equal and patient."""
     rate, exhaustive = report(name, "rate", 10), report(name, "exhaustive", 10)
     assert rate.answered == exhaustive.answered == 60
-    assert people(rate).wait_mean_ms <= 1.05 * people(exhaustive).wait_mean_ms
+    assert rate.loads <= 10
+    assert people(rate).wait_mean_ms <= 1.02 * people(exhaustive).wait_mean_ms
+    assert people(rate).wait_p95_ms <= 1.02 * people(exhaustive).wait_p95_ms
 
 
 def test_burst_loads_every_model_once():
@@ -83,12 +85,44 @@ def test_burst_loads_every_model_once():
 
 
 def test_a_flood_does_not_drown_a_person():
-    """RES-11: 28 of 30 within 12 s, and the flood itself goes on."""
+    """RES-11: 29 of 30 within 12 s, nearly all within 9, and the flood itself goes on."""
     flood = report("flood", "rate")
-    assert people(flood).answered >= 28
-    assert people(flood).in_time >= 28
-    assert people(flood).wait_p95_ms <= 12_000
-    assert background(flood).answered >= 100
+    assert people(flood).in_time >= 29
+    assert people(flood).wait_p95_ms <= 9_000
+    assert background(flood).answered >= 110
+
+
+def test_short_background_answers_do_not_keep_a_person_waiting():
+    """LANE-02, RES-11: class before rate. Four loops with answers of 0.2 to 0.5 s kept a person waiting for 117 s."""
+    short = report("short-answers", "rate")
+    assert people(short).wait_max_ms <= 5_000
+    assert background(short).answered >= 2_000
+
+
+def waits_of(scenario: str, model: str, seed: int) -> tuple[list[float], int]:
+    """What callers of one model waited, and how many answers the others got, in one run of the default policy."""
+    read = Scenario.read(SCENARIOS / f"{scenario}.toml")
+    world = read.world(seed).run(read.duration_ms)
+    others = [c for c in world.callers.values() if c.request.model != model and c.outcome == "answered"]
+    world.run(10 * read.duration_ms)
+    mine = [c for c in world.callers.values() if c.request.model == model]
+    return sorted((c.started_at or world.now) - c.request.arrived_at for c in mine), len(others)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_equal_that_is_kept_busy_is_waited_for_a_few_load_times(seed):
+    """RES-11: four loops on one model, a person every 2 s on another, all in one lane of 120 s. The person's wait is
+    bounded by what a swap costs, and the loops go on."""
+    waits, others = waits_of("equals", "A", seed)
+    assert waits[int(0.95 * len(waits))] <= 20_000
+    assert others >= 180
+
+
+def test_one_loop_and_a_person_get_twice_the_answers_of_exhaustive_batching():
+    """RES-11: a loop comes back in milliseconds: its model stays for a turn instead of leaving after every answer."""
+    rate, exhaustive = report("one-loop", "rate", 10), report("one-loop", "exhaustive", 10)
+    assert rate.answered >= 2 * exhaustive.answered
+    assert people(rate).wait_p95_ms <= 12_000
 
 
 def test_agents_get_more_done_than_with_exhaustive_batching():
@@ -97,10 +131,10 @@ def test_agents_get_more_done_than_with_exhaustive_batching():
 
 
 def test_a_bound_that_cannot_be_met_costs_little():
-    """RES-11: within 15 % of the answers that exhaustive batching starts in time; those it cannot are told at once."""
+    """RES-11: as many start in time as with exhaustive batching; most of those that cannot are told at once."""
     rate, exhaustive = people(report("late", "rate")), people(report("late", "exhaustive"))
-    assert rate.in_time >= 0.85 * exhaustive.in_time
-    assert rate.refused >= 10 * rate.expired
+    assert rate.in_time >= 0.95 * exhaustive.in_time
+    assert rate.refused >= 3 * rate.expired
 
 
 def test_a_bound_that_can_be_met_is_met():
@@ -148,14 +182,15 @@ def test_more_memory_swaps_less():
     assert people(larger).in_time == 30
 
 
-def test_a_heavier_person_waits_less_on_a_loaded_hour():
+def test_a_heavier_person_keeps_her_model_longer():
     """RES-11: the weight of interactive work is the knob between people and background."""
-    hour = Scenario.read(SCENARIOS / "hour.toml")
+    flood = Scenario.read(SCENARIOS / "flood.toml")
     light, heavy = (
-        people(run_seeds(with_interactive_weight(hour, weight), CONTENDERS["rate"], (0, 1)))
-        for weight in (2.0, 20.0)
+        run_seeds(with_interactive_weight(flood, weight), CONTENDERS["rate"], range(SEEDS))
+        for weight in (1.0, 20.0)
     )
-    assert heavy.wait_mean_ms < light.wait_mean_ms
+    assert people(heavy).wait_mean_ms < people(light).wait_mean_ms
+    assert background(heavy).answered < background(light).answered
 
 
 @pytest.mark.parametrize(

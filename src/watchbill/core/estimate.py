@@ -23,6 +23,8 @@ OFF_FACTOR = 3.0
 LONG_IN_A_ROW = 3
 #: Time constant of the learned arrival rate.
 RATE_WINDOW_MS = 60_000
+#: A rate over less time than this would be noise.
+RATE_SPAN_MIN_MS = 1_000
 
 
 class MedianEstimate:
@@ -87,21 +89,61 @@ def _is_off(ratio: float) -> bool:
 
 
 class ArrivalRate:
-    """Weighted arrivals per millisecond, fading over a minute."""
+    """Weighted arrivals per millisecond in which the model was there, fading over a minute of that time.
 
-    __slots__ = ("_at", "_rate")
+    Time without the model does not count: callers that wait for an answer before they ask again come ten times a
+    second while the model is there, and not at all while it is away. The first caller after it left counts as well if
+    it comes soon: otherwise a model that always leaves a moment too early would never be seen to be asked again.
+    """
+
+    __slots__ = ("_at", "_ends", "_last", "_span", "_weight")
 
     def __init__(self) -> None:
-        self._rate = 0.0
-        self._at: int = 0
+        self._weight = 0.0  # of the arrivals, faded
+        self._span = 0.0  # milliseconds in which they were counted, faded
+        self._at: int | None = None  # until when; None: the clock stands
+        self._ends: float = math.inf  # when the clock stops, after the model left
+        self._last = 0.0  # the weight of the newest arrival, whether it was counted or not
 
-    def at(self, now: int) -> float:
+    def seen(self, now: int) -> float:
         """The rate as it has faded until now."""
-        return self._rate * math.exp(-(now - self._at) / RATE_WINDOW_MS) if self._rate else 0.0
+        weight, span = self._faded(now)
+        return weight / max(span, RATE_SPAN_MIN_MS)
+
+    def expected(self, now: int, prior_ms: float) -> float:
+        """The same, with one more arrival like the last in `prior_ms`: what to expect before much was seen."""
+        weight, span = self._faded(now)
+        return (weight + self._last) / (span + prior_ms)
+
+    def came(self, now: int) -> None:
+        """The model is there: the clock runs."""
+        self._settle(now)
+        self._at, self._ends = now, math.inf
+
+    def left(self, now: int, soon_ms: float) -> None:
+        """The model is gone: the clock runs on until the first caller, or for so long."""
+        self._ends = now + soon_ms
 
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
+        self._last = weight
+        if self._at is None:
+            return
         if now != self._at:  # where it counts, several come in a millisecond
-            self._rate = self.at(now)
+            self._settle(now)
+        if now <= self._ends:
+            self._weight += weight
+        if self._ends < math.inf:
+            self._at = None
+
+    def _settle(self, now: int) -> None:
+        self._weight, self._span = self._faded(now)
+        if self._at is not None:
             self._at = now
-        self._rate += weight / RATE_WINDOW_MS
+
+    def _faded(self, now: int) -> tuple[float, float]:
+        if self._at is None:
+            return self._weight, self._span
+        passed = (now if now < self._ends else self._ends) - self._at
+        kept = math.exp(-passed / RATE_WINDOW_MS)
+        return self._weight * kept, self._span * kept + RATE_WINDOW_MS * (1 - kept)

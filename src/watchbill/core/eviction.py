@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from watchbill.core.station import Station
 
-__all__ = ["Cover", "cover"]
+__all__ = ["Cover", "can_cover", "cover"]
 
 Cover = tuple[Station, ...]
 Cost = Callable[[Station], float]
@@ -29,6 +29,11 @@ def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | No
         return (able[0],)
     pool = sorted(able, key=lambda s: (cost(s), s.load.ms, s.name))
     return _exact(pool, short, cost) if len(pool) <= EXACT_POOL_MAX else _greedy(pool, short, cost)
+
+
+def can_cover(short: Needs, candidates: Sequence[Station]) -> bool:
+    """Whether these victims together would cover a shortage."""
+    return _enough(candidates, short)
 
 
 def _enough(victims: Sequence[Station], short: Needs) -> bool:

@@ -1,100 +1,127 @@
 """The forecast: when would a request start, if it joined now?
 
 Optimistic on purpose: means and no margins. It decides whether a request is let in at all, and it is printed, so
-that a caller can choose; the error between forecast and start is recorded for every request.
+that a caller can choose; the error between forecast and start is recorded for every request. A forecast that rests on
+a guess says so: a guess refuses no request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from watchbill.catalog import WorkClass
 from watchbill.core.eviction import cover
 from watchbill.core.messages import Request
 from watchbill.core.state import State
 from watchbill.core.station import STAYING, Stage, Station
 
-__all__ = ["expected_start_ms"]
+__all__ = ["Forecast", "forecast_start"]
 
 
-def expected_start_ms(
-    state: State, station: Station, request: Request, now: int, turns: Sequence[Station]
-) -> float:
-    """Milliseconds until the request starts: until the model is warm, then what stands before it."""
+class Forecast(NamedTuple):
+    """When a request would start."""
+
+    ms: float
+    is_guess: bool  # a time that it rests on was never measured
+
+    def plus(self, ms: float, *, guessed_by: Iterable[Station] = ()) -> "Forecast":
+        """So much later, by the load times of these models."""
+        return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
+
+
+#: What nothing stands in the way of, or nothing can be said about.
+NOW = Forecast(0.0, False)
+
+
+def forecast_start(
+    state: State,
+    station: Station,
+    request: Request,
+    now: int,
+    *,
+    ahead: Sequence[Station] = (),
+    turn_in_ms: float = 0.0,
+) -> Forecast:
+    """When the request starts: once the model is warm and what stands before it is served.
+
+    For a model that is not in memory: `ahead` are the models whose turn comes first, and its own turn does not begin
+    before `turn_in_ms` where another one has to leave for it.
+    """
     if station.silence is not None or not state.ledger.can_forecast(station.needs):
         return (
-            0.0  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
+            NOW  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
         )
-    warm = _until_warm(state, station, request, now, turns)
+    warm = _Way(state, request.work_class, now, turn_in_ms).until_warm(station, ahead)
     serving = station.serving
     running = serving.in_use if station.stage is Stage.READY else 0
-    ahead = station.line.ahead_of(request)
+    before = station.line.ahead_of(request)
     if serving is not station and station.stage is Stage.READY:
-        ahead += serving.line.ahead_of(request)
-    return warm + _until_slot(serving, ahead, running, request, now)
+        before += serving.line.ahead_of(request)
+    slot_ms = _until_slot(serving, before, running, request, now)
+    return Forecast(warm.ms + slot_ms, warm.is_guess or (slot_ms > 0 and serving.service.is_guess))
 
 
 def _until_slot(station: Station, ahead: int, running: int, request: Request, now: int) -> float:
-    """Full rounds of the model's slots until everybody before this request has been served."""
+    """Full rounds of the model's slots until every request before this one has been served."""
     slots = station.slots_for(request.work_class, now) or station.model.concurrency
     rounds = (ahead + running) // slots
     return rounds * station.service.ms * station.batch_factor(slots)
 
 
-def _until_warm(
-    state: State, station: Station, request: Request, now: int, turns: Sequence[Station]
-) -> float:
-    match station.stage:
-        case Stage.READY:
-            return 0.0
-        case Stage.LOADING:
-            return max(0.0, station.since + station.load.ms - now)
-        case Stage.PLANNED:
-            return _leaving(state, station, now) + station.load.ms
-        case Stage.DRAINING | Stage.STOPPING:
-            return station.drain_ms(now) + station.load.ms
-        case Stage.ABSENT | Stage.ASLEEP:
-            pause = max(0, station.retry_at - now)
-            queue = sum(s.load.ms + s.quantum_ms for s in _turns_before(station, request, turns))
-            return pause + queue + _until_room(state, station, now) + station.load.ms
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A model's way into memory, for work of one class."""
 
+    state: State
+    work_class: WorkClass
+    now: int
+    turn_in_ms: float
 
-def _leaving(state: State, target: Station, now: int) -> float:
-    """Until the last of a plan's victims is gone."""
-    return max((s.drain_ms(now) for s in state.managed if s.leaving_for == target.plan_for), default=0.0)
+    def until_warm(self, station: Station, ahead: Sequence[Station]) -> Forecast:
+        match station.stage:
+            case Stage.READY:
+                return NOW
+            case Stage.LOADING:
+                return NOW.plus(max(0.0, station.since + station.load.ms - self.now), guessed_by=[station])
+            case Stage.PLANNED:
+                return NOW.plus(self._until_left(station) + station.load.ms, guessed_by=[station])
+            case Stage.DRAINING | Stage.STOPPING:
+                return NOW.plus(station.drain_ms(self.now) + station.load.ms, guessed_by=[station])
+            case Stage.ABSENT | Stage.ASLEEP:
+                pause = max(0, station.retry_at - self.now)
+                queue = sum(s.load.ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
+                room = self._until_room(station)
+                return room.plus(pause + queue + station.load.ms, guessed_by=[station, *ahead])
 
+    def _until_left(self, target: Station) -> float:
+        """Until the last of a plan's victims is gone."""
+        leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
+        return max(leaving, default=0.0)
 
-def _until_room(state: State, station: Station, now: int) -> float:
-    """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
+    def _until_dry(self, station: Station) -> float:
+        """Until a model has no work of this class or a higher one any more."""
+        return station.service_of(station.work_of(self.work_class))
 
-    def gone_in(victim: Station) -> float:
-        return _gone_in(state, victim, now)
+    def _until_room(self, station: Station) -> Forecast:
+        """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
+        own = station.members or (station,)
+        staying = [s for s in self.state.in_stage(*STAYING) if not s.model.permanent and s not in own]
+        leaving = cover(self.state.shortage_of(station), staying, self._until_gone) or ()
+        loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]
+        return NOW.plus(max(map(self._until_gone, leaving), default=0.0), guessed_by=loading)
 
-    own = station.members or (station,)
-    staying = [s for s in state.in_stage(*STAYING) if not s.model.permanent and s not in own]
-    leaving = cover(state.shortage_of(station), staying, gone_in)
-    return max((gone_in(s) for s in leaving or ()), default=0.0)
+    def _until_gone(self, station: Station) -> float:
+        """Until a model could be gone: its load, then its turn or the end of its work, then its drain.
 
-
-def _gone_in(state: State, station: Station, now: int) -> float:
-    """Until a model could be gone: its load and its quantum come first, then its drain.
-
-    What runs now may well end inside the quantum: the longer of the two counts, not their sum.
-    """
-    if station.stage in (Stage.READY, Stage.ASLEEP):
-        turn = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
-        return max(turn, station.residual(now)) + station.halt.ms
-    load = station.load.ms
-    load = (
-        station.since + load - now if station.stage is Stage.LOADING else _leaving(state, station, now) + load
-    )
-    return max(0.0, load) + station.quantum_ms + station.halt.ms
-
-
-def _turns_before(station: Station, request: Request, turns: Sequence[Station]) -> list[Station]:
-    """The models whose turn comes before this one's, and that need the same room."""
-    own = station.due()
-    due = request.arrived_at + request.max_wait_ms
-    mine = (due if own is None else min(own, due), station.name)
-    return [
-        s
-        for s in turns
-        if s is not station and (s.due() or 0, s.name) < mine and s.needs.keys() & station.needs.keys()
-    ]
+        A turn ends when the quantum is over and the other one's turn has come; a model that ran dry may go before
+        that. What runs now may well end inside the turn: the longer of the two counts, not their sum.
+        """
+        now, dry_ms = self.now, self._until_dry(station)
+        if station.stage in (Stage.READY, Stage.ASLEEP):
+            quantum_ms = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
+            turn_ms = min(max(quantum_ms, self.turn_in_ms), dry_ms)
+            return max(turn_ms, station.residual(now)) + station.halt.ms
+        load_ms = station.load.ms
+        load_ms += station.since - now if station.stage is Stage.LOADING else self._until_left(station)
+        turn_ms = max(station.quantum_ms, self.turn_in_ms - load_ms)
+        return max(0.0, load_ms) + min(turn_ms, dry_ms) + station.halt.ms

@@ -69,12 +69,12 @@ class Lanes:
         forecasts: list[float] = []
         for choice in choices:
             forecast = self.policy.forecast(self._state, choice, request, now)
-            # A guess refuses nobody: a large model that was never loaded here may well come quickly.
-            in_time = forecast <= request.max_wait_ms or choice.load.is_guess
+            # A guess refuses no request: a large model that was never loaded here may well come quickly.
+            in_time = forecast.ms <= request.max_wait_ms or forecast.is_guess
             if in_time or not self.policy.refuses_late:
-                self._admit(request, choice, min(forecast, request.max_wait_ms), now)
+                self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                 return
-            forecasts.append(forecast)
+            forecasts.append(forecast.ms)
         self._refuse_late(request, station, min(forecasts), now)
 
     def _choices(self, request: Request, station: Station, now: int) -> Sequence[Station]:
@@ -178,7 +178,7 @@ class Lanes:
             for member in station.members:
                 member.last_used = now
             station = station.serving
-        station.last_used = now
+        station.last_used, station.last_class = now, work_class
         if work_class is _INTERACTIVE:
             station.top_class_at = now
 

@@ -28,7 +28,7 @@ from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
 from watchbill.core.state import WAKE_MAX_MS, State
-from watchbill.core.station import STAYING, Stage, Station
+from watchbill.core.station import PAUSE_MS, STAYING, Stage, Station
 from watchbill.core.tipping import POLICIES, Policy
 from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
@@ -204,7 +204,11 @@ class Machine:
         if station.ghost is not None:
             wakes.append(station.ghost_ends)
         if stage is Stage.READY:
-            wakes += [station.ready_at + station.quantum_ms, station.last_used + station.linger_ms]
+            wakes += [
+                station.ready_at + station.quantum_ms,
+                station.last_used + station.linger_ms,
+                station.last_used + PAUSE_MS,
+            ]
             self.state.rest(station)
             return
         if first is not None or station.model.permanent:

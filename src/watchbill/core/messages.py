@@ -328,6 +328,19 @@ class Closing(Event, frozen=True):
 # ------------------------------------------------------------------ actions
 
 
+class PlanKind(StrEnum):
+    """Why a model is to be loaded. The sentence beside it is for people."""
+
+    FITS = "fits"  # beside what is resident
+    TURN = "turn"  # it has waited long enough behind what is resident
+    DUE = "due"  # its oldest request would run out of patience otherwise
+    RATE = "rate"  # more waits for it than would be missed of idle models
+    PERMANENT = "permanent"  # it must always be there
+    ROTATION = "rotation"  # its background task, over models that nobody uses
+    FIFO = "fifo"  # the oldest request of all waits for it
+    TURNS = "turns"  # the same, after the others' quanta
+
+
 class Action(Struct, frozen=True, gc=False):
     """Something the driver shall do."""
 
@@ -418,6 +431,8 @@ class Note(Action, frozen=True):
     bytes: int | None = None
     request: str | None = None
     cause: Cause | None = None  # of an `evict`
+    plan: PlanKind | None = None  # of a `plan`, and of an `evict` that makes room for one
+    target: str | None = None  # what the plan is for: a model, or several together
 
 
 class Alert(Action, frozen=True):

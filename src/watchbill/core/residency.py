@@ -32,7 +32,7 @@ LOAD_ANSWER_MS = 15_000
 #: The engine layer's own stop ladder ends well before this.
 STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
-#: A planned load that still does not fit when all its victims are gone is given up after this.
+#: A planned load that still does not fit is given up so long after the last of what stood in its way is gone.
 PLAN_LIMIT_MS = 15_000
 #: What the journal says of a model that is warm: no more than was proved.
 _PROVEN = {
@@ -260,7 +260,7 @@ class Residency:
                 self._do.halt(station, "its load took too long", now, hard=True)
             elif station.stage is Stage.STOPPING:
                 self._stop_again(station, now)
-            elif station.stage is Stage.PLANNED and not self._do.has_leaving(station):
+            elif station.stage is Stage.PLANNED:
                 self._do.unplan(station, now)
                 station.retry_at = now + PLAN_LIMIT_MS
 
@@ -270,8 +270,8 @@ class Residency:
             return station.since + self._do.load_limit(station) + LOAD_ANSWER_MS
         if station.stage is Stage.STOPPING:
             return station.since + STOP_LIMIT_MS
-        if station.stage is Stage.PLANNED:
-            return station.since + PLAN_LIMIT_MS
+        if station.stage is Stage.PLANNED and station.clear_since is not None:
+            return station.clear_since + PLAN_LIMIT_MS
         return None
 
     def _stop_again(self, station: Station, now: int) -> None:

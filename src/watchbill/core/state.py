@@ -22,6 +22,7 @@ from watchbill.core.messages import (
     Knowledge,
     Note,
     Parting,
+    PlanKind,
     Refuse,
     Request,
 )
@@ -363,6 +364,8 @@ class State:
         if stage is Stage.ABSENT:
             station.held, station.leaving_for, station.stop_tries, station.emergency = {}, "", 0, False
             station.keep_alive(None)
+        elif stage is Stage.PLANNED:
+            station.clear_since = None
         elif stage is Stage.READY:
             station.ghost = None  # its owner finds the model here
         self.remeasured()
@@ -429,11 +432,12 @@ class State:
         size: int | None = None,
         request: str | None = None,
         cause: Cause | None = None,
+        plan: PlanKind | None = None,
+        target: str | None = None,
     ) -> None:
         """Adds a line for the journal."""
         name, where = (station.name, next(iter(station.needs), None)) if station else (None, None)
+        took_ms = None if ms is None else round(ms)
         self.out.append(
-            Note(
-                event, reason, name, device or where, None if ms is None else round(ms), size, request, cause
-            )
+            Note(event, reason, name, device or where, took_ms, size, request, cause, plan, target)
         )

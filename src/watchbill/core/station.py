@@ -26,7 +26,18 @@ from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Knowledge, Mishap, Parting, Request
 from watchbill.core.waiting import Line
 
-__all__ = ["AWAY", "CUT_LIMIT_MS", "HOLDING", "MOVING", "STAYING", "Ghost", "Running", "Stage", "Station"]
+__all__ = [
+    "AWAY",
+    "CUT_LIMIT_MS",
+    "HOLDING",
+    "MOVING",
+    "PAUSE_MS",
+    "STAYING",
+    "Ghost",
+    "Running",
+    "Stage",
+    "Station",
+]
 
 #: First guesses, shown as guesses until something was measured.
 LOAD_GUESS_BYTES_PER_MS = 200_000
@@ -53,6 +64,11 @@ LULL_MS = 3_000
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
 _INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an enum is slow
+#: Callers that ask again at once need about this long.
+PAUSE_MS = 20
+#: Priorities are 1 to 5; a request moves up one for each such part of its patience that is over.
+PRIORITY_LOWEST = 5
+AGING_STEPS = 3
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -127,7 +143,7 @@ class Station:
 
     members: "tuple[Station, ...]" = ()  # of a company
 
-    def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:
+    def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:  # noqa: PLR0915  one line a fact
         self.model, self.rules, self.name = model, rules, model.name
         self.stage = Stage.READY if model.shared else Stage.ABSENT
         self.since = NEVER  # start of the present stage
@@ -159,11 +175,12 @@ class Station:
             SLOWDOWN_GUESS,
         )  # `first`: to its first byte
         self.rate = ArrivalRate()
+        self.last_class = self.plan_class = WorkClass.ROTATION  # of its newest arrival; for whom it is loaded
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
         self.idle_ms: int = model.idle_ms  # how long it stays without work: one or the other
         self.last_used = self.ready_at = self.top_class_at = NEVER
         # -- the way in and out
-        self.plan_class = WorkClass.ROTATION  # for whom it is being loaded
+        self.clear_since: int | None = None  # since when nothing stands in the way of its plan
         self.plan_for = self.name  # its own plan, or that of a company
         self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
@@ -211,6 +228,10 @@ class Station:
 
     def enter(self, stage: Stage, now: int) -> None:
         """Takes the next stage. While it naps `load` means its waking, whose first guess is what a load takes."""
+        if stage is Stage.READY:
+            self.rate.came(now)
+        elif self.stage is Stage.READY:
+            self.rate.left(now, self.linger_ms)
         self.stage, self.since = stage, now
         if self.lingering and stage not in (Stage.READY, Stage.DRAINING):
             self.lingering = {}  # what its process was doing ends with it
@@ -311,6 +332,17 @@ class Station:
             beside = (r.request.work_class for r in self.users.values())
             top = min(top, *beside, WorkClass.ROTATION if self.awaited is None else self.awaited)
         return top
+
+    def worth_class(self, now: int) -> WorkClass:
+        """For whom it is kept: the highest class of its work, or of its last caller while it lingers."""
+        if not self.is_idle:
+            return self.top_class()
+        return WorkClass.ROTATION if self.has_lingered(now) else self.last_class
+
+    def work_of(self, work_class: WorkClass) -> int:
+        """How many requests of this class or a higher one it has to serve."""
+        running = sum(1 for r in self.running.values() if r.request.work_class <= work_class)
+        return running + sum(self.line.counts[: work_class + 1])
 
     def turn_class(self) -> WorkClass:
         """For whom its turn would be: the highest class that waits, or that of its ghost."""
@@ -454,6 +486,14 @@ class Station:
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
 
+    def demand(self, now: int) -> float:
+        """The weight per millisecond that is asked of it while it is there."""
+        return self.rate.expected(now, self.load.ms)
+
+    def has_paused(self, now: int) -> bool:
+        """Idle for longer than a caller needs that asks again at once."""
+        return self.is_idle and now - self.last_used >= PAUSE_MS
+
     @property
     def inertia(self) -> float:
         """How much more its work weighs than a stranger's, so that a near tie changes nothing."""
@@ -462,8 +502,8 @@ class Station:
     def price(self, now: int) -> float:
         """The useful work per millisecond that would be lost by closing it now, scaled by its inertia."""
         if self.is_idle:
-            return 0.0 if self.has_lingered(now) else self.inertia * self.rate.at(now)
-        return self.inertia * max(self.rate.at(now), self._best_work_rate())
+            return 0.0 if self.has_lingered(now) else self.inertia * self.demand(now)
+        return self.inertia * max(self.demand(now), self._best_work_rate())
 
     def _best_work_rate(self) -> float:
         weight = sum(self.rules.weights[r.request.work_class] for r in self.running.values())
@@ -476,13 +516,22 @@ class Station:
                 best = max(best, weight / self.service_of(count))
         return best
 
-    def pressure(self, setup_ms: float, *, leased_counts: bool) -> float:
-        """The useful work per millisecond that loading it would give, the best prefix of its line by class."""
-        weight, count, best = 0.0, 0, 0.0
-        for work_class, waiting in enumerate(self.line.counts):
-            if waiting:
-                counted = leased_counts or work_class != WorkClass.LEASED
-                weight += waiting * self.rules.weights[work_class] if counted else 0.0
-                count += waiting
-                best = max(best, weight / (setup_ms + self.service_of(count)))
-        return best
+    def weight_waiting(self, *, leased_counts: bool) -> float:
+        """What its line weighs. Leased work weighs nothing while a person waits."""
+        weights = self.rules.weights
+        return sum(
+            count * weights[work_class]
+            for work_class, count in enumerate(self.line.counts)
+            if count and (leased_counts or work_class != WorkClass.LEASED)
+        )
+
+    def rank(self, now: int) -> tuple[WorkClass, bool, int]:
+        """Its place among models that wait: class, the operator's own calls, then priority with its age.
+
+        A request moves up one priority for each third of its patience that is over.
+        """
+        first = self.line.first()
+        if first is None:
+            return (self.turn_class(), True, PRIORITY_LOWEST)
+        aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
+        return (first.work_class, not first.operator, max(1, first.priority - aged))

@@ -1,46 +1,57 @@
-"""The tipping point: which model comes in next, and who leaves for it (RES-11).
+"""The tipping point: which model comes in next, and which ones leave for it (RES-11).
 
 Three policies behind one protocol. A policy only chooses among legal changes: the ledger, exclusive groups,
 permanents and reservations bind every one of them.
 
-`rate`, the default, in one sentence: every model gets its turn before its oldest request runs out of patience, for at
-least a quantum, idle models linger for one load time, and rates of useful work choose among the rest.
+`rate`, the default, in three parts:
 
-- **momentum** of what would leave: its price, the useful work per time that is lost with it; for an idle model the
-  arrivals it is likely to see while it lingers.
-- **pressure** of what waits: the weight of its line over the time to drain, load and serve it, and to reload what is
-  pushed out and still has a price.
-- **inertia** scales the price, so that a near tie changes nothing.
+- **Turns.** Class first, then priority. A model has its turn when its callers have waited long enough behind what is
+  resident (a soft turn: one load time behind a lower class, three behind equals), and always before their patience
+  ends (a hard turn). A turn takes the place of models whose quantum is over.
+- **The balance**, for models that ran dry: an idle model leaves when more waits (**pressure**) than it is likely to be
+  asked for until it could be back (**momentum**, scaled by its **inertia**). So a model of which agents make a pause
+  stays, and one whose burst is served goes at once.
+- **What fits** loads at once, around what is kept for the head of the turns.
 
-While what it would compare is in doubt (`doubt`), `rate` decides as `turns` does.
+While load times are in doubt (`doubt`) turns go by age, as `turns` does it.
+
+Why class is not a weight: with rates alone, loops with answers of 0.2 s kept a person waiting for two minutes, because
+twenty light requests a second outweigh one heavy request over a load time.
 
 Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
 times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
 """
 
+import math
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
 from watchbill.core.doubt import doubt
-from watchbill.core.eviction import Cover, cover
-from watchbill.core.forecast import expected_start_ms
-from watchbill.core.messages import Request
+from watchbill.core.eviction import Cover, can_cover, cover
+from watchbill.core.forecast import Forecast, forecast_start
+from watchbill.core.messages import PlanKind, Request
 from watchbill.core.state import State
-from watchbill.core.station import AWAY, Stage, Station
+from watchbill.core.station import AWAY, PAUSE_MS, Stage, Station
 
-__all__ = ["POLICIES", "Fifo", "Plan", "Policy", "Rate", "Turns"]
+__all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns"]
 
 #: A turn is due this part of the request's max_wait before it would be too late, and no more than one load time.
 TURN_MARGIN = 0.05
-#: What an idle model's price is multiplied with inside its quantum: the load that brought it is not paid off yet.
-UNPAID = 2.0
+#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times, behind
+#: a lower class, and, where a person waits, behind equals. Two equals that are both kept busy then load a third of the
+#: time. Background work has no soft turn behind equals: swapping batches sooner makes each of them later.
+SOFT_TURN_LOWER = 1.0
+SOFT_TURN = 3.0
+#: Against a lower class an idle model leaves right after an answer once this part of its turn is over.
+LINGER_LOWER = 0.5
+#: How long "right after" is: a caller that asks again at once has done so, and the timer is not exact.
+JUST_MS = 3 * PAUSE_MS
+_Rank = tuple[WorkClass, bool, int]
 #: A load under way is given up for a higher class at most this often per target.
 ABORTS_MAX = 2
-#: Against somebody who waits, pauses between uses count as lingering for this many linger times after the quantum.
-LINGER_ROUNDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class Plan:
 
     target: Station
     victims: Cover
-    why: str  # fits, turn, rate, permanent, rotation, fifo, turns
+    kind: PlanKind
     reason: str  # with figures, for the journal and `explain`
 
 
@@ -59,8 +70,8 @@ class Policy(Protocol):
     refuses_late: bool
     in_order: bool  # nobody starts before who came earlier, whichever model they want
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
-        """Milliseconds until a request would start on this model, by means and without margins."""
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+        """When a request would start on this model, by means and without margins."""
         ...
 
     def choose(self, state: State, now: int) -> Plan | None:
@@ -97,7 +108,7 @@ def returning(state: State, now: int) -> Plan | None:
         idle = [s for s in movable(state) if s.is_idle]
         victims = cover(state.shortage_of(station), idle, lambda s: s.price(now))
         if victims is not None:
-            return Plan(station, victims, "permanent", "a permanent model is not resident")
+            return Plan(station, victims, PlanKind.PERMANENT, "a permanent model is not resident")
     return None
 
 
@@ -113,11 +124,12 @@ class _InArrivalOrder:
     """The oldest waiter's model comes in; the least recently used that may leave goes."""
 
     name = ""
+    kind: PlanKind
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
-        return expected_start_ms(state, station, request, now, turns=())
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+        return forecast_start(state, station, request, now)
 
     def may_leave(self, station: Station, now: int) -> bool:
         # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
@@ -137,7 +149,9 @@ class _InArrivalOrder:
         victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
         if victims is None:
             return None
-        return Plan(target, victims, self.name if victims else "fits", "its request has waited longest")
+        return Plan(
+            target, victims, self.kind if victims else PlanKind.FITS, "its request has waited longest"
+        )
 
     def _yields(self, station: Station, target: Station, now: int) -> bool:
         """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
@@ -153,6 +167,7 @@ class Fifo(_InArrivalOrder):
     """Strict arrival order, whatever it costs. For comparison, and for those who want nothing else."""
 
     name = "fifo"
+    kind = PlanKind.FIFO
     in_order = True
 
     def _heads(self, state: State, now: int) -> list[Station]:
@@ -165,6 +180,7 @@ class Turns(_InArrivalOrder):
     """Arrival order with a quantum: loading takes at most 1 / (1 + alpha) of the time. Needs no learned figure."""
 
     name = "turns"
+    kind = PlanKind.TURNS
 
     def may_leave(self, station: Station, now: int) -> bool:
         return station.has_had_turn(now)
@@ -173,110 +189,161 @@ class Turns(_InArrivalOrder):
 # ------------------------------------------------------------------ the default
 
 
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What is gained and lost by giving the place of idle models to one that waits, in weight per millisecond.
+
+    Both sides look at the same span: the round trip until the models that leave could be back.
+    """
+
+    waiting: float  # weight of the requests that wait for this memory now
+    coming: float  # weight of the requests that would probably come for the target during its turn
+    load_ms: float  # of the target
+    residual_ms: float  # until what runs on the victims has ended
+    reload_ms: float  # of the victim that takes longest to be back
+    momentum: float  # weight per millisecond that is asked of the victims, inertia included
+
+    @property
+    def round_trip_ms(self) -> float:
+        """Until what leaves could be back at the earliest."""
+        return self.residual_ms + self.load_ms + self.reload_ms
+
+    @property
+    def pressure(self) -> float:
+        """What the change would serve, spread over the round trip."""
+        return (self.waiting + self.coming) / self.round_trip_ms
+
+    @property
+    def tips(self) -> bool:
+        """Whether more is gained than lost."""
+        return self.pressure > self.momentum
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A model whose turn has come."""
+
+    station: Station
+    is_hard: bool  # its oldest request would run out of patience otherwise
+    due: float
+    since: float = 0.0  # when it came
+
+
 class Rate:
-    """Turns before patience ends, quanta, lingering, and rates for the rest."""
+    """Turns by class, priority and patience, quanta, and a balance for models that ran dry."""
 
     name = "rate"
     refuses_late = True
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
-        turns = self._turns(state, now) if station.stage in AWAY else ()
-        return expected_start_ms(state, station, request, now, turns)
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+        """What the rule would do if nothing else came: the turns before it, its own turn, its load."""
+        if station.stage not in AWAY:
+            return forecast_start(state, station, request, now)
+        ahead = [turn.station for turn in self._turns(state, now) if _is_before(turn, station, request)]
+        oldest = min(station.line.oldest_of_top() or request, request, key=_by_class_and_age)
+        due = request.arrived_at + request.max_wait_ms
+        hard_at = min(station.due() or due, due) - _lead_ms(station, request, _drains(state, now))
+        soft_at = _soft_at(state, station, oldest, now, unsure=doubt(state, [station]) is not None)
+        turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
+        return forecast_start(state, station, request, now, ahead=ahead, turn_in_ms=turn_in_ms)
 
     def choose(self, state: State, now: int) -> Plan | None:
+        """1. permanents return  2. the head of the turns  3. whatever fits, or tips the balance, beside it."""
         if plan := returning(state, now):
             return plan
         candidates = waiting(state, now)
         if not candidates:
             return None
-        due = self._turns(state, now)
-        if why := doubt(state, candidates):
-            return self._as_turns(state, candidates, due, why, now)
-        earmarked: Cover = ()
-        head = next((s for s in due if s in candidates), None)
-        if head is not None:
-            if plan := self._turn(state, head, now):
-                return plan
-            earmarked = self._earmark(state, head, now)
-        return self._best(state, [s for s in candidates if s is not head], head, earmarked, now)
-
-    def _as_turns(
-        self, state: State, candidates: Sequence[Station], due: Sequence[Station], why: str, now: int
-    ) -> Plan | None:
-        """The oldest waiter's turn, by no figure but its age. What fits around it needs no figure, either."""
-        order = sorted(candidates, key=arrival_order)
-        head = next((s for s in order if s.line or s in due), None)  # a ghost waits until it is due
-        plan = Turns().bring_in(state, head, now) if head is not None else None
-        if plan is not None:
-            return replace(plan, reason=f"{plan.reason}; turns, because {why}") if plan.victims else plan
-        earmarked = self._earmark(state, head, now) if head is not None else ()
-        fits = (s for s in order if s is not head and not _around(state, s, head, earmarked))
-        return next((Plan(s, (), "fits", "it fits beside what is resident") for s in fits), None)
+        head = next((turn for turn in self._turns(state, now) if turn.station in candidates), None)
+        if head is None:
+            return self._best(state, candidates, None, (), now)
+        if plan := self._turn(state, head, now):
+            return plan
+        return self._best(state, candidates, head.station, self._earmark(state, head.station, now), now)
 
     # -- turns
 
-    def _turns(self, state: State, now: int) -> list[Station]:
-        """The models whose turn must come now, by the patience of their oldest request."""
-        due: list[tuple[float, Station]] = []
-        later: list[tuple[float, Station]] = []
-        leaving = [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
-        for station in (*state.in_stage(*AWAY), *state.companies.values()):
-            oldest = station.due() if station.wants_memory else None
+    def _turns(self, state: State, now: int) -> list[Turn]:
+        """The models whose turn has come, in the order of their turns.
+
+        Hard turns go first: without them a request would run out of patience. Then class, then priority.
+        """
+        due: list[Turn] = []
+        later: list[tuple[float, Turn]] = []
+        drains = _drains(state, now)
+        wanted = [s for s in (*state.in_stage(*AWAY), *state.companies.values()) if s.wants_memory]
+        unsure = doubt(state, wanted) is not None
+        for station in wanted:
+            oldest = station.due()
             if oldest is None or not station.is_promised:
                 continue
-            start_by = now if station.in_epoch else oldest - self._lead_ms(station, leaving)
-            if now >= start_by:
-                due.append((min(oldest, now) if station.in_epoch else oldest, station))
+            first = station.line.earliest_due()
+            hard_at = oldest - _lead_ms(station, None if first is None else first[1], drains)
+            if station.in_epoch:
+                hard_at, oldest = now, min(oldest, now)
+            top = station.line.oldest_of_top()
+            soft_at = math.inf if top is None else _soft_at(state, station, top, now, unsure=unsure)
+            turn = Turn(station, now >= hard_at, oldest, soft_at)
+            if now >= min(hard_at, soft_at):
+                due.append(turn)
             else:
-                later.append((start_by, station))
-                state.wakes.append(start_by)
-        due.sort(key=lambda entry: (entry[0], entry[1].name))
-        order = [station for _, station in due]
+                state.wakes.append(min(hard_at, soft_at))
+            if not turn.is_hard:
+                later.append((hard_at, turn))
+        due.sort(key=lambda turn: (not turn.is_hard, turn.station.rank(now), turn.due, turn.station.name))
         passes = self._passing(due, later, now) if due else None
-        return order if passes is None else [passes, *(s for s in order if s is not passes)]
+        return due if passes is None else [passes, *(t for t in due if t.station is not passes.station)]
+
+    def _passing(self, due: Sequence[Turn], later: Sequence[tuple[float, Turn]], now: int) -> Turn | None:
+        """The model that goes before the first one, if any does."""
+        if due[0].is_hard:
+            return self._passing_hard(due, later, now)
+        return self._passing_soft(due[0], [turn for _, turn in later], now)
 
     @staticmethod
-    def _passing(
-        due: Sequence[tuple[float, Station]], later: Iterable[tuple[float, Station]], now: int
-    ) -> Station | None:
+    def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
+        """A turn goes to the best class and priority that waits for this room, though its own has not come yet."""
+        first = head.station.rank(now)
+        better = [
+            (turn.station.rank(now), turn.due, turn.station.name, turn)
+            for turn in waiting
+            if turn.station.rank(now) < first and not turn.station.needs.keys().isdisjoint(head.station.needs)
+        ]
+        return min(better)[3] if better else None
+
+    @staticmethod
+    def _passing_hard(due: Sequence[Turn], later: Iterable[tuple[float, Turn]], now: int) -> Turn | None:
         """A higher class that could not wait for the end of the first turn goes before it.
 
-        Else a backlog with its fifteen minutes nearly over takes the one minute that a person has left. Whoever is
-        late already is passed by nobody: the turns of a lower class are put off, never called off.
+        Without this rule a backlog with its fifteen minutes nearly over takes the one minute that a person has left.
+        Overdue models are never passed: the turns of a lower class are delayed, not dropped.
         """
-        oldest, head = due[0]
-        if oldest <= now:
+        head = due[0]
+        if head.due <= now:
             return None
-        ends = now + head.load.ms + head.quantum_ms
-        soon = [*due[1:], *(entry for entry in later if entry[0] < ends)]
-        higher = [(s.turn_class(), at, s) for at, s in soon if s.turn_class() < head.turn_class()]
-        return min(higher, key=lambda entry: (entry[0], entry[1], entry[2].name))[2] if higher else None
+        ends = now + head.station.load.ms + head.station.quantum_ms
+        soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
+        mine = head.station.turn_class()
+        higher = [t for t in soon if t.station.turn_class() < mine]
+        return min(higher, key=lambda t: (t.station.rank(now), t.due, t.station.name), default=None)
 
-    @staticmethod
-    def _lead_ms(station: Station, leaving: Iterable[tuple[KeysView[str], float]]) -> float:
-        """How long before its due a turn must begin: the longest drain of who is in the way, load, and service."""
-        first, needs = station.line.earliest_due(), station.needs.keys()
-        patience = first[1].max_wait_ms if first else 0
-        drain = 0.0
-        for taken, drain_ms in leaving:
-            if drain_ms > drain and not needs.isdisjoint(taken):
-                drain = drain_ms
-        margin = min(TURN_MARGIN * patience, station.load.ms)
-        return station.load.ms + drain + station.service.ms + margin
-
-    def _turn(self, state: State, head: Station, now: int) -> Plan | None:
-        due = head.due()
+    def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
+        head, due = turn.station, turn.station.due()
         over = [
             s
             for s in movable(state, head)
-            if self._is_done(s, head.top_class(), now) and not (due is not None and (s.due() or due) < due)
+            if self._is_done(s, head.turn_class(), now) and _gives_way(s, turn, now)
         ]
         victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
         if victims is None:
             return None
+        if not victims:
+            return Plan(head, (), PlanKind.FITS, "it fits beside what is resident")
         left = "" if due is None else f", its oldest request has {max(0, due - now) / 1000:.1f} s left"
-        return Plan(head, victims, "turn" if victims else "fits", f"its turn{left}")
+        unsure = doubt(state, [head])
+        by_age = f"; turns, because {unsure}" if unsure else ""
+        return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, f"its turn{left}{by_age}")
 
     @staticmethod
     def _earmark(state: State, head: Station, now: int) -> Cover:
@@ -299,84 +366,88 @@ class Rate:
     def _best(
         self, state: State, targets: Sequence[Station], head: Station | None, earmarked: Cover, now: int
     ) -> Plan | None:
-        options: list[tuple[float, Plan]] = []
-        loading = state.in_stage(Stage.LOADING)
-        yielding: dict[WorkClass, list[Station]] = {}
-        for target in targets:
-            short = _around(state, target, head, earmarked)
-            leaving: list[Station] = []
-            if short:
-                work_class = target.top_class()
-                if work_class not in yielding:
-                    yielding[work_class] = self._may_yield(state, work_class, now)
-                leaving = [
-                    s for s in yielding[work_class] if s not in (*earmarked, *(target.members or (target,)))
-                ]
-                leaving += [s for s in loading if self._may_abort(s, target, now)]
-                if not leaving:
-                    continue  # the common case under load: everybody is busy with work of the same class
-            victims = cover(short, leaving, lambda s, t=target: self._price(s, t, now))
-            if victims is not None and (option := self._weigh(state, target, victims, now)):
-                options.append(option)
-        if not options:
-            return None
-        return min(
-            options,
-            key=lambda option: (-option[0], option[1].target.top_class(), option[1].target.next_came()),
-        )[1]
+        """What fits, or displaces idle models for a gain: by class, priority, then age.
 
-    def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, Plan] | None:
-        """How much a change gains, or None when what would leave is worth more."""
-        if not victims:
-            rotation = target.top_class() is WorkClass.ROTATION and not target.ghost
-            return (0.0 if rotation else float("inf")), Plan(
-                target, (), "fits", "it fits beside what is resident"
-            )
+        A model displaces nothing while one of a better class or priority waits for the same room.
+        """
+        passed_over: list[tuple[_Rank, Station]] = []
+        for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
+            rank = target.rank(now)
+            plan = self._option(state, target, head, earmarked, now)
+            if plan is not None and not (plan.victims and _is_passed(target, rank, passed_over)):
+                return plan
+            if state.shortage_of(target):
+                passed_over.append((rank, target))
+        return None
+
+    def _option(
+        self, state: State, target: Station, head: Station | None, earmarked: Cover, now: int
+    ) -> Plan | None:
+        """How a model could come in now without any turn."""
+        mine = target is head
+        short = state.shortage_of(target) if mine else _around(state, target, head, earmarked)
+        if not short:
+            return Plan(target, (), PlanKind.FITS, "it fits beside what is resident")
+        kept = () if mine else earmarked
+        leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
+        leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
+        if not leaving:
+            return None  # the common case under load: everything is busy with work of the same class
+        victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
+        return None if victims is None else self._weigh(state, target, victims, now)
+
+    def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> Plan | None:
+        """A swap, or None when what would leave is worth more."""
         if target.top_class() is WorkClass.ROTATION:
             if not target.line:
                 return None  # a ghost has no weight
-            return 0.0, Plan(target, victims, "rotation", "its background turn, over models nobody uses")
-        pressure, momentum = self.figures(state, target, victims, now)
-        if pressure <= momentum:
+            reason = "its background turn, over models nobody uses"
+            return Plan(target, victims, PlanKind.ROTATION, reason)
+        balance = self.balance(state, target, victims, now)
+        if not balance.tips:
             return None
         reason = (
-            f"pressure {pressure * 1000:.3g}/s outweighs momentum {momentum * 1000:.3g}/s (inertia included)"
+            f"pressure {balance.pressure * 1000:.3g}/s outweighs momentum {balance.momentum * 1000:.3g}/s "
+            "(inertia included)"
         )
-        return pressure - momentum, Plan(target, victims, "rate", reason)
+        return Plan(target, victims, PlanKind.RATE, reason)
 
-    def figures(self, state: State, target: Station, victims: Cover, now: int) -> tuple[float, float]:
-        """Pressure of what waits and momentum of what would leave, both in weight per millisecond."""
-        prices = [self._price(v, target, now) for v in victims]
-        momentum = sum(prices)
-        setup = target.load.ms + max((v.residual(now) for v in victims), default=0.0)
-        setup += sum(v.load.ms for v, price in zip(victims, prices, strict=True) if price > 0)
-        return target.pressure(setup, leased_counts=not state.local_interactive_waits()), momentum
+    def balance(self, state: State, target: Station, victims: Cover, now: int) -> Balance:
+        """Weighs what waits against what would leave."""
+        leased_counts = not state.local_interactive_waits()
+        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
+        return Balance(
+            waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
+            coming=target.rate.seen(now) * target.quantum_ms,
+            load_ms=target.load.ms,
+            residual_ms=max((v.residual(now) for v in victims), default=0.0),
+            reload_ms=max((v.load.ms for v in victims), default=0.0),
+            momentum=sum(self._momentum(v, target, now) for v in victims),
+        )
 
     @staticmethod
-    def _price(victim: Station, target: Station, now: int) -> float:
-        """A victim's price. Lingering is a favour of limited length: a model that is idle now and has had its turn
-        and its linger since somebody began to wait is worth nothing more, though it was used a moment ago.
+    def _momentum(victim: Station, target: Station, now: int) -> float:
+        """What is asked of a victim per millisecond, scaled by its inertia.
+
+        Against a lower class lingering has a limit. Callers come in a rhythm: right after an answer the next one is
+        farthest away, so that is the time to go, once half of the turn is over; and at the latest one linger time after
+        the turn. Equals have their soft turns.
         """
         oldest = target.line.oldest_arrival()
-        if victim.is_idle and oldest is not None:
+        if victim.is_idle and oldest is not None and target.turn_class() > victim.worth_class(now):
             waited = now - max(oldest, victim.ready_at)
-            if waited >= victim.quantum_ms + LINGER_ROUNDS * victim.linger_ms:
+            just_answered = now - victim.last_used <= JUST_MS
+            limit = (
+                LINGER_LOWER * victim.quantum_ms if just_answered else victim.quantum_ms + victim.linger_ms
+            )
+            if waited >= limit:
                 return 0.0
-        return victim.price(now) * (1.0 if victim.has_had_turn(now) else UNPAID)
+        return victim.price(now)
 
-    def _may_yield(self, state: State, work_class: WorkClass, now: int) -> list[Station]:
-        """Who may be displaced for a gain: idle, or after its quantum busy with a lower class.
-
-        A quantum protects work. A model that ran dry inside it is protected by its price alone: holding the device
-        for nobody while a line waits elsewhere would make every wait longer than plain batching does.
-        """
-        if work_class is WorkClass.ROTATION:
-            return [s for s in movable(state) if s.has_lingered(now)]
-        return [
-            s
-            for s in movable(state)
-            if s.is_idle or (work_class < s.top_class() and self._is_done(s, work_class, now))
-        ]
+    def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
+        """The idle models: a quantum protects work, not emptiness. Rotation takes only what lingered out."""
+        rotation = target.top_class() is WorkClass.ROTATION
+        return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
     @staticmethod
     def _may_abort(station: Station, target: Station, now: int) -> bool:
@@ -386,6 +457,80 @@ class Rate:
         left = station.since + station.load.ms - now
         worth_it = left > target.load.ms + target.service.ms
         return lower and worth_it and not station.model.permanent and station.aborts < ABORTS_MAX
+
+
+def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
+    """What the models that may leave occupy, and how long each would take to go."""
+    return [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
+
+
+def _lead_ms(
+    station: Station, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
+) -> float:
+    """How long before its due a turn must begin: the longest drain of what is in the way, load, and service."""
+    needs, drain = station.needs.keys(), 0.0
+    for taken, drain_ms in drains:
+        if drain_ms > drain and not needs.isdisjoint(taken):
+            drain = drain_ms
+    patience = 0 if request is None else request.max_wait_ms
+    margin = min(TURN_MARGIN * patience, station.load.ms)
+    return station.load.ms + drain + station.service.ms + margin
+
+
+def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
+    return (request.work_class, request.arrived_at)
+
+
+def _soft_at(state: State, station: Station, oldest: Request, now: int, *, unsure: bool) -> float:
+    """When a model has waited long enough behind what is resident, though its patience is not at its end.
+
+    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
+    """
+    mine, since = oldest.work_class, oldest.arrived_at
+    if unsure:
+        return since
+    short = state.shortage_of(station)
+    others = [(s.worth_class(now), s) for s in movable(state, station)]
+    if can_cover(short, [s for work_class, s in others if work_class > mine]):
+        return since + SOFT_TURN_LOWER * station.load.ms
+    is_person = mine is WorkClass.INTERACTIVE
+    if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
+        return since + SOFT_TURN * station.load.ms
+    return math.inf
+
+
+def _gives_way(victim: Station, turn: Turn, now: int) -> bool:
+    """Whether a model whose quantum is over makes place for this turn.
+
+    For a hard turn, unless it holds a request with less patience. For a soft one, unless it serves a higher class; and
+    against an equal it may finish: a line that is served within one more quantum would only have to come back, and
+    while one answer takes longer than a quantum the other slots would stand idle until it ends.
+    """
+    mine, its = turn.station.turn_class(), victim.worth_class(now)
+    if turn.is_hard:
+        due = turn.station.due()
+        return due is None or (victim.due() or due) >= due
+    if its != mine or victim.is_idle:
+        return its > mine or victim.is_idle
+    ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
+    return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
+        ends_soon and now < turn.since + victim.quantum_ms
+    )
+
+
+def _is_passed(target: Station, rank: _Rank, others: Iterable[tuple[_Rank, Station]]) -> bool:
+    """Whether a model of a better class or priority waits for the same room."""
+    return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
+
+
+def _is_before(turn: Turn, station: Station, request: Request) -> bool:
+    """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
+    if turn.station is station or turn.station.needs.keys().isdisjoint(station.needs):
+        return False
+    if turn.is_hard:
+        due = request.arrived_at + request.max_wait_ms
+        return turn.due < min(station.due() or due, due)
+    return turn.station.turn_class() <= request.work_class
 
 
 def _around(state: State, target: Station, head: Station | None, earmarked: Cover) -> Mapping[str, int]:

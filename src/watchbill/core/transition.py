@@ -7,9 +7,9 @@ deadline. Never touches a process: it only says what is to be done.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Cause, Load, Mishap, Rouse, Sleep, Stop
+from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Rouse, Sleep, Stop
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
+from watchbill.core.station import Running, Stage, Station
 from watchbill.core.tipping import Plan
 
 __all__ = ["Transitions"]
@@ -41,14 +41,16 @@ class Transitions:
             self._state.enter(station, Stage.PLANNED, now)
         target.is_under_way = bool(target.members)
         for victim in plan.victims:
-            why = f"{plan.why} of {target.name}: {plan.reason}"
-            self.close(victim, target.name, why, now, cause=Cause.SWAP, doze=victim in dozing)
+            why = f"{plan.kind} of {target.name}: {plan.reason}"
+            self.close(victim, target.name, why, now, cause=Cause.SWAP, plan=plan.kind, doze=victim in dozing)
         names = ", ".join(v.name for v in plan.victims)
         beside = f" ({target.name})" if target.members else ""
         self._state.note(
             "plan",
-            f"{plan.why}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),
+            f"{plan.kind}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),
             target.serving,
+            plan=plan.kind,
+            target=target.name,
         )
 
     def _may_doze(self, plan: Plan) -> list[Station]:
@@ -65,14 +67,22 @@ class Transitions:
         return dozing
 
     def close(
-        self, station: Station, target: str, why: str, now: int, *, cause: Cause, doze: bool = False
+        self,
+        station: Station,
+        target: str,
+        why: str,
+        now: int,
+        *,
+        cause: Cause,
+        plan: PlanKind | None = None,
+        doze: bool = False,
     ) -> None:
         """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
         if station.stage is Stage.PLANNED:
             self.unplan(station, now)
         if station.stage is Stage.ASLEEP:
             station.leaving_for = target
-            self._state.note("evict", why, station, size=sum(station.sizes_asleep().values()), cause=cause)
+            self._note_evict(station, why, sum(station.sizes_asleep().values()), cause, plan)
             self.halt(station, why, now, hard=False)
         elif station.stage is Stage.LOADING:
             station.aborts += 1 if target else 0
@@ -82,12 +92,24 @@ class Transitions:
             station.naps = doze
             self._state.enter(station, Stage.DRAINING, now)
             station.leaving_for, station.leaving_why = target, why
-            self._state.note("evict", why, station, size=sum(station.sizes().values()), cause=cause)
+            self._note_evict(station, why, sum(station.sizes().values()), cause, plan)
             for running in (*station.running.values(), *station.users.values()):
-                if not running.begun:
+                if not running.begun and not self._may_finish(station, running, plan):
                     self._state.cut(running, "requeue", now)
                 elif running.request.work_class >= WorkClass.BACKGROUND:
                     self._state.cut(running, "boundary", now)
+
+    def _may_finish(self, station: Station, running: Running, plan: PlanKind | None) -> bool:
+        """Whether an answer that has not begun runs on: for a soft turn of an equal, where it is shorter than a swap.
+
+        Sent back, it would wait for its model's next turn; four of them would bring the model back for one answer.
+        """
+        is_person = running.request.work_class is WorkClass.INTERACTIVE
+        return plan is PlanKind.TURN and is_person and station.service.ms <= station.quantum_ms
+
+    def _note_evict(self, station: Station, why: str, size: int, cause: Cause, plan: PlanKind | None) -> None:
+        target = station.leaving_for or None
+        self._state.note("evict", why, station, size=size, cause=cause, plan=plan, target=target)
 
     def unplan(self, station: Station, now: int) -> None:
         """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
@@ -126,8 +148,17 @@ class Transitions:
             if not station.running and not station.users and not (naps and station.lingering):
                 self._put_away(station, now)
         for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
-            if self._bus_is_free(station) and not shortage(station.needs, self._state.actual_free(station)):
+            if self._is_in_the_way(station):
+                station.clear_since = None
+                continue
+            if not shortage(station.needs, self._state.actual_free(station)):
                 self._load(station, now)
+            elif station.clear_since is None:
+                station.clear_since = now
+
+    def _is_in_the_way(self, station: Station) -> bool:
+        """Whether a planned load waits for something that ends by itself: a victim that leaves, or the bus."""
+        return self.has_leaving(station) or not self._bus_is_free(station)
 
     def _bus_is_free(self, station: Station) -> bool:
         """RES-24: models load one at a time per device and per host, unless the config allows more."""

@@ -26,7 +26,7 @@ _Key = tuple[WorkClass, bool, int, str]
 class Line:
     """The waiting requests of one model. Everything is O(log n) or better, except memory moves of a flat list."""
 
-    __slots__ = ("_arrivals", "_dues", "_keys", "_waiting", "counts")
+    __slots__ = ("_arrivals", "_by_class", "_dues", "_keys", "_waiting", "counts")
 
     def __init__(self) -> None:
         self._keys: list[_Key] = []
@@ -35,6 +35,7 @@ class Line:
         self._arrivals: list[tuple[int, str]] | None = (
             None  # the same by arrival, once somebody asked for the oldest
         )
+        self._by_class: dict[WorkClass, list[tuple[int, str]]] = {}
         self.counts = [0] * len(WorkClass)
 
     def __len__(self) -> int:
@@ -52,6 +53,7 @@ class Line:
         if self._arrivals is not None:
             heappush(self._arrivals, (request.arrived_at, request.id))
         self.counts[request.work_class] += 1
+        heappush(self._by_class.setdefault(request.work_class, []), (request.arrived_at, request.id))
 
     def leave(self, request_id: str) -> Request:
         """Takes a request out, wherever it stands."""
@@ -113,6 +115,16 @@ class Line:
         while (first := self._arrivals[0])[1] not in self._waiting:
             heappop(self._arrivals)
         return self._waiting[first[1]][0]
+
+    def oldest_of_top(self) -> Request | None:
+        """The oldest request of the highest class that waits."""
+        if not self._keys:
+            return None
+        top = self._keys[0][0]
+        heap = self._by_class[top]
+        while heap[0][1] not in self._waiting:
+            heappop(heap)
+        return self._waiting[heap[0][1]][0]
 
     def ids(self) -> list[str]:
         """Everybody, in order."""

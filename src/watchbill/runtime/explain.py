@@ -11,7 +11,7 @@ from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.station import Stage, Station
-from watchbill.core.tipping import Rate
+from watchbill.core.tipping import Balance, Rate, movable
 from watchbill.runtime.views import hindrance, policy_doubt, state_of, wakes_text
 
 __all__ = ["duplicate", "explain"]
@@ -36,7 +36,9 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     names = (serving, *beside)
     # The same step may decide about others, whose time has come: only what is done for this request counts.
     target = company_name(names) if beside else serving
-    plan = next((a for a in actions if isinstance(a, Note) and _is_plan_for(a, serving, target)), None)
+    plan = next(
+        (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.target == target), None
+    )
     leaving = sorted(
         s.name
         for s in machine.state.managed
@@ -46,6 +48,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         and s.leaving_for == target
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
+    balance = _balance(machine, machine.state.companies.get(target) or station, leaving, now)
     return {
         "model": request.model,
         "state": stage,
@@ -55,15 +58,14 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
         "expected_ms": _expected_ms(admitted),
-        "pressure_per_s": round(
-            _pressure(machine, machine.state.companies.get(target) or station, leaving, now) * 1000, 4
-        ),
+        "pressure_per_s": round(balance.pressure * 1000, 4),
         "momentum_per_s": {
             s.name: round(s.price(now) * 1000, 4)
             for s in core.state.managed
             if s.stage is Stage.READY and s.name != request.model
         },
         "own_momentum_per_s": round(price * 1000, 4),
+        "terms": _terms(balance, station, core, now),
         "policy": policy,
         "inertia": station.inertia,
         "load_ms": round(station.load.ms),
@@ -87,12 +89,6 @@ def _expected_ms(admitted: Admit | Grant | None) -> int | None:
     if admitted is None:
         return None
     return admitted.forecast_ms if isinstance(admitted, Admit) else 0
-
-
-def _is_plan_for(note: Note, serving: str, target: str) -> bool:
-    """Whether a line of the journal is the plan for this model, or for this model in this company."""
-    own = f"({target})" in note.reason if target != serving else f"({serving} + " not in note.reason
-    return note.event == "plan" and note.model == serving and own
 
 
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
@@ -140,7 +136,29 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
     }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
 
 
-def _pressure(machine: Machine, target: Station, leaving: list[str], now: int) -> float:
-    stations = machine.state.stations
-    victims = tuple(stations[name] for name in leaving)
-    return Rate().figures(machine.state, target, victims, now)[0]
+def _balance(machine: Machine, target: Station, leaving: list[str], now: int) -> Balance:
+    """What a swap for this model weighs: with the models that would leave, or with those that could."""
+    state = machine.state
+    victims = [state.stations[name] for name in leaving] or movable(state, target)
+    return Rate().balance(state, target, tuple(victims), now)
+
+
+def _terms(balance: Balance, station: Station, core: Machine, now: int) -> dict[str, object]:
+    """Every figure behind pressure and momentum, so that the decision can be checked by hand.
+
+    pressure = (waiting + coming) / round trip; round trip = residual + load + reload;
+    momentum of an idle model = inertia x weight asked per second.
+    """
+    return {
+        "waiting": round(balance.waiting, 3),
+        "coming": round(balance.coming, 3),
+        "round_trip_ms": round(balance.round_trip_ms),
+        "residual_ms": round(balance.residual_ms),
+        "load_ms": round(balance.load_ms),
+        "reload_ms": round(balance.reload_ms),
+        "quantum_ms": round(station.quantum_ms),
+        "linger_ms": round(station.linger_ms),
+        "asked_per_s": {
+            s.name: round(s.demand(now) * 1000, 4) for s in core.state.managed if s.stage is Stage.READY
+        },
+    }

@@ -27,6 +27,11 @@ class Faults:
     jitter: tuple[float, float] = (1.0, 1.0)  # of load times
     until_ms: float = float("inf")
 
+    @property
+    def any(self) -> bool:
+        """Whether anything goes wrong at all; load times that vary do not count."""
+        return self != Faults(jitter=self.jitter, until_ms=self.until_ms)
+
 
 @dataclass(slots=True)
 class Caller:

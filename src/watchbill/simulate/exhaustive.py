@@ -7,8 +7,8 @@ that is never idle keeps everybody else out for ever.
 """
 
 from watchbill.core.eviction import cover
-from watchbill.core.forecast import expected_start_ms
-from watchbill.core.messages import Request
+from watchbill.core.forecast import Forecast, forecast_start
+from watchbill.core.messages import PlanKind, Request
 from watchbill.core.state import State
 from watchbill.core.station import Station
 from watchbill.core.tipping import Plan, arrival_order, movable, returning, waiting
@@ -23,9 +23,9 @@ class Exhaustive:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> float:
+    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
         """What the others forecast; only printed, since nobody is refused for it."""
-        return expected_start_ms(state, station, request, now, turns=())
+        return forecast_start(state, station, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """Every waiting model in order of arrival, not only the oldest: one that fits is not held up by one that
@@ -40,5 +40,7 @@ class Exhaustive:
             age = {station.name: 2.0**place for place, station in enumerate(idle)}
             victims = cover(state.shortage_of(target), idle, lambda s, age=age: age[s.name])
             if victims is not None:
-                return Plan(target, victims, self.name if victims else "fits", "its request came first")
+                return Plan(
+                    target, victims, PlanKind.FIFO if victims else PlanKind.FITS, "its request came first"
+                )
         return None

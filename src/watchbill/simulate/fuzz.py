@@ -39,11 +39,12 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
     devices = _devices(draw)
     time_limits = random.Random(f"time limits {seed}")
     models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
+    models = _with_priorities(random.Random(f"priorities {seed}"), models)
     lanes = {
         work_class.name.lower(): Lane(
             work_class.name.lower(),
             work_class,
-            max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000))),
+            max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000, 120_000))),
             timeout_ms=Millis(time_limits.choice((3_000, 20_000, 120_000))),
             queue_max=draw.choice((4, 64, 10_000)),
         )
@@ -82,6 +83,7 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
         )
         for i in range(draw.randint(2, 5))
     ]  # fmt: skip
+    models = _with_priorities(random.Random(f"priorities {seed}"), models)
     lanes = {
         "person": Lane(
             "person", WorkClass.INTERACTIVE, max_wait_ms=Millis(draw.choice((30_000, 60_000, 120_000)))
@@ -95,6 +97,7 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
     told = {name: _guess(draw, true) for name, true in truth.items()} if known else None
     faults = Faults(jitter=(0.7, 1.4))
     world = World(catalog, truth, {"gpu:0": 24 * GB}, seed=seed, faults=faults, known=told)
+    _loops(random.Random(f"loops {seed}"), world, models, CONTENDED_MS)
     for model in models:
         for lane in draw.choice((("person",), ("batch",), ("person", "batch"))):
             service, every = draw.uniform(300, 4_000), draw.uniform(3_000, 30_000)
@@ -104,6 +107,23 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
                 world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane, ()))
                 when += draw.expovariate(1 / every)
     return world
+
+
+def _with_priorities(draw: random.Random, models: list[Model]) -> list[Model]:
+    """In every second world some models have a better priority than others."""
+    if draw.random() < 0.5:
+        return models
+    return [replace(model, priority=draw.randint(1, 5)) for model in models]
+
+
+def _loops(draw: random.Random, world: World, models: list[Model], until_ms: float) -> None:
+    """In every second world clients ask one model again and again, with answers that are short against its load."""
+    if draw.random() < 0.5:
+        return
+    model, lane = draw.choice(models), draw.choice(("person", "batch"))
+    for _ in range(draw.choice((1, 4))):
+        times = (draw.uniform(100, 500), draw.choice((5, 100)))
+        _loop(world, model, lane, times, until_ms=until_ms)
 
 
 def run_out(world: World) -> World:
@@ -215,7 +235,7 @@ def _fit(models: list[Model], devices: dict[str, Device]) -> bool:
 def _traffic(draw: random.Random, world: World, model: Model, beside: Companions) -> None:
     for _ in range(draw.randint(0, 2)):
         lane = draw.choice(sorted(world.catalog.lanes))
-        service = draw.uniform(200, 5_000)
+        service = draw.choice((draw.uniform(100, 500), draw.uniform(200, 5_000)))
         if draw.random() < 0.6:
             every = draw.uniform(1_000, 20_000)
             when = draw.expovariate(1 / every)
@@ -225,19 +245,27 @@ def _traffic(draw: random.Random, world: World, model: Model, beside: Companions
                 when += draw.expovariate(1 / every)
         else:
             for _ in range(draw.randint(1, 4)):
-                _loop(world, model, lane, (service, draw.choice((100, 3_000, 20_000))), beside)
+                _loop(world, model, lane, (service, draw.choice((100, 3_000, 20_000))), beside=beside)
 
 
 def _ask(world: World, model: Model, work: float, lane: str, companions: tuple[str, ...]) -> None:
     world.arrive(model.name, work, lane=lane, companions=companions)
 
 
-def _loop(world: World, model: Model, lane: str, times: tuple[float, float], beside: Companions) -> None:
+def _loop(
+    world: World,
+    model: Model,
+    lane: str,
+    times: tuple[float, float],
+    *,
+    beside: Companions = lambda _: (),
+    until_ms: float = TRAFFIC_MS,
+) -> None:
     service, pause = times
 
     def again(_: object = None) -> None:
         when = world.now + world.random.uniform(0, pause) + 1
-        if when < TRAFFIC_MS:
+        if when < until_ms:
             world.at(when, lambda: _go(when))
 
     def _go(_: float) -> None:

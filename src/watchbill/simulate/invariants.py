@@ -16,14 +16,15 @@ from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
 from watchbill.core.station import AWAY, LINGER_LIMIT_MS, STAYING, Stage
 from watchbill.core.watchdog import CHECK_MS
-from watchbill.simulate.callers import Caller
+from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.places import Places
+from watchbill.simulate.waits import Waits
 
 __all__ = ["Judge"]
 
-#: Voluntary reasons to close a model, as the journal names them.
-VOLUNTARY = ("rate of", "turn of", "rotation of", "turns of", "permanent of")
+#: Plans that have a quantum to respect.
+_TURNS = frozenset({m.PlanKind.TURN, m.PlanKind.DUE, m.PlanKind.RATE})
 #: Every so many steps the whole world is gone through.
 WHOLE_EVERY_STEPS = 50
 #: Learned load times wander: a quantum is judged broken only below this part of the true one.
@@ -44,6 +45,7 @@ class Judged(Protocol):
     open: dict[str, Caller]
     told_load_ms: dict[str, float]
     timer: float | None
+    faults: Faults
     core: Machine
 
 
@@ -66,6 +68,7 @@ class Judge:
         self._hung: dict[
             tuple[str, int], list[float]
         ] = {}  # model and attempt -> silent timeouts since it froze
+        self.waits = Waits(world, self.say)
 
     def say(self, law: str, detail: str) -> None:
         """Writes a breach down."""
@@ -114,7 +117,7 @@ class Judge:
         name = note.model or ""
         match note.event:
             case "evict":
-                self._judge_closing(name, note.reason)
+                self._judge_closing(name, note.plan, note.target)
                 self.closed[name] = note.reason
             case "reopen":
                 if self._world.engines[name].power not in (Power.WARM, Power.ASLEEP):
@@ -122,10 +125,9 @@ class Judge:
                 self.closed.pop(name, None)
             case "plan":
                 self._planned.add(name)
-                if " + " in note.reason.partition(":")[0]:
-                    self._sets.append(
-                        note.reason[note.reason.index("(") + 1 :].partition(")")[0].split(" + ")
-                    )
+                self.waits.planned(name, note.plan)
+                if note.target is not None and note.target != name:
+                    self._sets.append(note.target.split(" + "))
             case "unplan":
                 self._planned.discard(name)
                 self._sets = [each for each in self._sets if name not in each]
@@ -159,31 +161,31 @@ class Judge:
             if held > capacity - rules.reserve and size:
                 self.say("memory over the budget when a load was emitted", f"{name} {device} {held:,}")
 
-    def _judge_closing(self, name: str, reason: str) -> None:
+    def _judge_closing(self, name: str, plan: m.PlanKind | None, target: str | None) -> None:
         world, model = self._world, self._world.catalog.models[name]
         engine = world.engines[name]
         if model.shared:
             self.say("a shared engine was managed", name)
         if engine.power is Power.ASLEEP:
             return  # it gave its turn up itself
-        voluntary = reason.startswith(VOLUNTARY)
+        voluntary = plan is not None
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         is_free = not engine.jobs and not engine.lingering
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
-        if reason.startswith("rate of"):
-            self._judge_rate(name, reason)
-        idle_for_gain = reason.startswith("rate of") and not engine.jobs and not waits
-        if reason.startswith(("rate of", "turn of")) and not idle_for_gain:
+        if plan is m.PlanKind.RATE:
+            self._judge_rate(name, target or "")
+        idle_for_gain = plan is m.PlanKind.RATE and not engine.jobs and not waits
+        if plan in _TURNS and not idle_for_gain:
             self._judge_quantum(name)
-        if reason.startswith(("rate of", "turn of", "turns of")) and (engine.jobs or waits):
+        if plan in (*_TURNS, m.PlanKind.TURNS) and (engine.jobs or waits):
             self._judge_share(name)
 
-    def _judge_rate(self, name: str, reason: str) -> None:
+    def _judge_rate(self, name: str, target: str) -> None:
         """A busy model is closed for a gain only where the other's class is strictly higher."""
-        world, target = self._world, reason.removeprefix("rate of ").split(": ")[0]
+        world = self._world
         mine = [c.request.work_class for c in world.open.values() if self._is_busy_with(c, name)]
         theirs = [c.request.work_class for c in world.open.values() if _target_of(c) == target]
         if mine and (not theirs or min(theirs) >= min(mine)):
@@ -239,6 +241,7 @@ class Judge:
                 self._judge_grant(action)
         self._judge_open()
         self._judge_plans()
+        self.waits.look(self.closed, self._planned)
         self._steps += 1
         if self._steps % WHOLE_EVERY_STEPS == 0:
             self._judge_groups()

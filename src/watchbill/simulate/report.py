@@ -37,6 +37,9 @@ LAWS = (
     "a grant without all its companions",
     "a companion was stopped while in use",
     "an engine woke without its memory",
+    "a higher class waits for a lower one",
+    "a worse priority was loaded first",
+    "a model waits though its memory is free",
 )
 
 

@@ -1,0 +1,144 @@
+"""Who waits for whom: the laws about the order of waiting, for worlds in which nothing goes wrong.
+
+A place is a device on which no two models fit beside each other: there it is plain which model keeps another waiting.
+Where engines fail, other programs take memory or an operator interferes, a wait may have reasons that are not seen.
+
+- **class**: a model that waits for a higher class than its place is used for gets the place after a bounded time,
+  however fast the lower class is served.
+- **priority**: of the models of one class that wait for a place, a better priority is loaded first, unless the other
+  one's request would run out of patience.
+- **idle memory**: a model that is wanted, and for which there is room, is loaded at once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from watchbill.catalog import Catalog, WorkClass
+from watchbill.core import messages as m
+from watchbill.core.station import AGING_STEPS
+from watchbill.core.tipping import SOFT_TURN_LOWER
+from watchbill.core.waiting import HEAD_START_MS
+from watchbill.simulate.callers import Caller, Faults
+from watchbill.simulate.engine import Power, SimEngine, TrueModel
+
+__all__ = ["Waits"]
+
+#: Learned load times wander, running answers drain: a wait behind a lower class is judged with this factor and slack.
+CLASS_FACTOR = 2.0
+CLASS_SLACK_MS = 12_000.0
+#: How long a wanted model may stay out of memory that is free: a look at the machine may have to come first.
+IDLE_SLACK_MS = 2_500.0
+
+
+class Seen(Protocol):
+    """What is looked at."""
+
+    now: float
+    catalog: Catalog
+    capacity: dict[str, int]
+    engines: dict[str, SimEngine]
+    truth: Mapping[str, TrueModel]
+    open: dict[str, Caller]
+    told_load_ms: dict[str, float]
+    faults: Faults
+
+
+class Waits:
+    """Follows every wait for a place."""
+
+    def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
+        self._world, self.say = world, say
+        self._behind: dict[
+            str, tuple[int, float]
+        ] = {}  # waiting model -> attempt of who is there, since when
+        self._free: dict[str, float] = {}  # waiting model -> since when there is room for it
+        self._places = _places(world.catalog, world.capacity)
+        self._is_calm = world.catalog.policy.name == "rate" and not world.faults.any and bool(self._places)
+
+    def planned(self, name: str, kind: m.PlanKind | None) -> None:
+        """A model is about to be loaded."""
+        if not self._is_calm or kind not in (m.PlanKind.TURN, m.PlanKind.RATE) or name not in self._places:
+            return
+        mine = self._rank(name)
+        for other in self._waiting():
+            rank = self._rank(other)
+            if self._places.get(other) == self._places[name] and rank[0] == mine[0] and rank < mine:
+                self.say("a worse priority was loaded first", f"{name} {mine} before {other} {rank}")
+
+    def look(self, closed: Mapping[str, str], planned: set[str]) -> None:
+        """Looks at everybody who waits, after a step."""
+        if not self._is_calm:
+            return
+        waiting = [name for name in self._waiting() if name not in planned]
+        for name in {*self._behind, *self._free} - set(waiting):
+            self._behind.pop(name, None)
+            self._free.pop(name, None)
+        for name in waiting:
+            self._look_behind(name, closed)
+            self._look_free(name, planned)
+
+    def _look_behind(self, name: str, closed: Mapping[str, str]) -> None:
+        world = self._world
+        there = self._occupant(self._places[name])
+        lower = there is not None and there.model.name not in closed and there.power is Power.WARM
+        if there is None or not lower or self._class_at(there.model.name) <= self._rank(name)[0]:
+            self._behind.pop(name, None)
+            return
+        attempt, since = self._behind.get(name, (there.attempt, world.now))
+        if attempt != there.attempt:
+            since = world.now
+        self._behind[name] = (there.attempt, since)
+        bound = SOFT_TURN_LOWER * self._load_ms(name) + world.catalog.policy.alpha * self._load_ms(
+            there.model.name
+        )
+        if world.now - since > CLASS_FACTOR * bound + CLASS_SLACK_MS:
+            self.say("a higher class waits for a lower one", f"{name} behind {there.model.name}")
+            self._behind[name] = (there.attempt, world.now)
+
+    def _look_free(self, name: str, planned: set[str]) -> None:
+        world, place = self._world, self._places[name]
+        promised = any(world.catalog.models[other].memory.get(place) for other in planned)
+        if promised or self._occupant(place) is not None:
+            self._free.pop(name, None)
+        elif world.now - self._free.setdefault(name, world.now) > IDLE_SLACK_MS:
+            self.say("a model waits though its memory is free", name)
+            self._free[name] = world.now
+
+    def _waiting(self) -> list[str]:
+        """The models of these places that are out of memory and wanted."""
+        names = {c.served_by for c in self._world.open.values() if c.state == "waiting" and not c.beside}
+        return sorted(n for n in names if n in self._places and self._world.engines[n].power is Power.OFF)
+
+    def _rank(self, name: str) -> tuple[WorkClass, int]:
+        """The class and the aged priority of the request that a model would serve first."""
+        first = min(
+            (c.request for c in self._world.open.values() if c.state == "waiting" and c.served_by == name),
+            key=lambda r: (r.work_class, r.arrived_at - (5 - r.priority) * HEAD_START_MS, r.id),
+            default=None,
+        )
+        if first is None:
+            return WorkClass.ROTATION, 5
+        aged = AGING_STEPS * (int(self._world.now) - first.arrived_at) // first.max_wait_ms
+        return first.work_class, max(1, first.priority - aged)
+
+    def _class_at(self, name: str) -> WorkClass:
+        """The highest class that a model serves or that waits for it."""
+        classes = (c.request.work_class for c in self._world.open.values() if c.served_by == name)
+        return min(classes, default=WorkClass.ROTATION)
+
+    def _load_ms(self, name: str) -> float:
+        return max(self._world.truth[name].load_ms, self._world.told_load_ms.get(name, 0.0))
+
+    def _occupant(self, place: str) -> SimEngine | None:
+        return next((e for e in self._world.engines.values() if e.held.get(place)), None)
+
+
+def _places(catalog: Catalog, capacity: Mapping[str, int]) -> dict[str, str]:
+    """The models that need one device alone, on which no two of its models fit beside each other: model -> device."""
+    found: dict[str, str] = {}
+    for device, rules in catalog.devices.items():
+        on = [model for model in catalog.models.values() if model.memory.get(device)]
+        smallest = sorted(model.memory[device] for model in on)[:2]
+        if len(smallest) == 2 and sum(smallest) > capacity[device] * rules.share - rules.reserve:
+            found |= {model.name: device for model in on if len(model.memory) == 1}
+    return found
