@@ -234,6 +234,7 @@ class Server:
     body_max: Bytes = Bytes(64 * 2**20)
     bodies_max: Bytes = Bytes(256 * 2**20)  # of all requests together
     connections_max: int = 4096
+    key_variables: frozenset[str] = frozenset()  # of the environment, in which keys stand
 
     @property
     def key_bodies_max(self) -> Bytes:

@@ -33,7 +33,7 @@ from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import RootLock, Signals, reap, watch_own_log
+from watchbill.processes import RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import DISK_FULL, Root
 from watchbill.runtime.alerts import Alerts
@@ -113,8 +113,9 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         catalog = _with_address(loaded.catalog, options)
         if loaded.file is None:
             _fetch_embedded(root, screen)
+        withheld = Withheld(catalog.server.key_variables)
         with _event_loop() as runner:
-            return runner.run(_serve(_Setting(root, lock, loaded.file, options, screen), catalog))
+            return runner.run(_serve(_Setting(root, lock, loaded.file, options, screen, withheld), catalog))
 
 
 def _with_address(catalog: Catalog, options: Options) -> Catalog:
@@ -173,6 +174,7 @@ class _Setting:
     file: Path | None  # the config; None: the embedded default
     options: Options
     screen: Screen
+    withheld: Withheld  # from engines
 
 
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
@@ -216,12 +218,12 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
 def _make_driver(
     setting: _Setting, catalog: Catalog, journal: Journal, alerts: Alerts, spools: "_Spools"
 ) -> Driver:
-    root, ram = setting.root, RamProbe()
+    root, ram, withheld = setting.root, RamProbe(), setting.withheld
     return Driver(
         catalog,
         Parts(
             make_engine=lambda rules, on_death, on_host: make_engine(
-                rules, root=root.path, on_death=on_death, on_host=on_host
+                rules, root=root.path, on_death=on_death, on_host=on_host, withheld=withheld
             ),
             memories=Memories(catalog, Sizes(root.path)),
             root=root.path,
@@ -380,7 +382,7 @@ class _Reloading:
 
     def __init__(self, parts: _Reloaded, setting: _Setting, asked: asyncio.Event) -> None:
         self._parts, self._asked = parts, asked
-        self._options, self._screen = setting.options, setting.screen
+        self._options, self._screen, self._withheld = setting.options, setting.screen, setting.withheld
         # The file of the start, not whichever is found now: without it that would be the embedded default.
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
@@ -433,6 +435,7 @@ class _Reloading:
         if not loaded.catalog.models:  # an editor that has not written yet, rather than a wish
             raise ConfigError(problems=[loaded.problem(("models",), "there is no model")])
         catalog = _with_address(loaded.catalog, self._options)
+        self._withheld.key_variables = catalog.server.key_variables
         driver = self._parts.driver
         before = _failures(driver)
         changes = await driver.reload(catalog)

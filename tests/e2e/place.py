@@ -25,7 +25,7 @@ from watchbill.processes.registry import ROOT_MARK, root_id
 
 __all__ = ["Daemon", "Place", "eventually", "is_listening", "scripted"]
 
-TESTS_MARK = "WATCHBILL_E2E_PLACE"
+TESTS_MARK = "E2E_PLACE_OF_WATCHBILL"
 #: Loaded cores: a Python process with its imports may take seconds to say its first word.
 READY_S = 40.0
 UP = (sys.executable, "-m", "watchbill", "up", "--port", "0")

@@ -3,6 +3,7 @@
 import json
 import time
 import urllib.request
+from pathlib import Path
 
 from e2e.place import Daemon, Place, chat_body, eventually, scripted
 from gguf_models import GgufFiles
@@ -49,11 +50,21 @@ def assert_idle_soon(daemon: Daemon, engine: int) -> None:
     eventually(lambda: daemon.model("writer")["in_flight"] == 0, IDLE_S)
     # Read once, at the end of the time: asking llama.cpp again and again would change what it notices.
     time.sleep(max(0.0, left + IDLE_S - 0.2 - time.monotonic()))
-    (slot,) = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{engine}/slots", timeout=5).read())
+    key = key_of_engine(daemon.model("writer")["pid"])
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{engine}/slots", headers={"Authorization": f"Bearer {key}"}
+    )
+    (slot,) = json.loads(urllib.request.urlopen(asked, timeout=5).read())
     assert slot["is_processing"] is False, slot
     status, _, answer = daemon.chat("writer", 2)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 2)
     assert json.loads(daemon.ask("/wb/v1/requests")[2]) == {"requests": []}
+
+
+def key_of_engine(pid: int) -> str:
+    """The key between the daemon and its engine: only this user can read it."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(word for word in words if word.startswith(b"LLAMA_API_KEY=")).partition(b"=")[2].decode()
 
 
 def test_who_leaves_before_the_first_byte_leaves_nothing_behind(place: Place) -> None:

@@ -189,7 +189,8 @@ class EngineContract:
     async def test_a_load_cancelled_as_it_becomes_warm_leaves_nothing_behind(
         self, house: House, up: Any
     ) -> None:
-        """Race 7: the caller gives up in the very turn of the loop in which the model became warm."""
+        """Race 7: the caller gives up in the very turn of the loop in which the model became warm, and is told so
+        again while the model is taken down. It can be loaded again."""
         engine, model = up(HEALTHY)
         loading = asyncio.create_task(engine.load(model, 1))
         await asyncio.sleep(0)
@@ -198,10 +199,13 @@ class EngineContract:
         while not inner.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
         loading.cancel()
+        await asyncio.sleep(0)
+        loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await within(10, loading)
         assert not inner.cancelled() and inner.result().pid, "it was not warm, so nothing was shown"
         assert house.leftovers() == []
+        await within(20, engine.load(model, 2))
 
     async def test_a_model_stopped_while_it_loads_is_gone(self, house: House, up: Any) -> None:
         """Race 7: stop during start, by the scheduler."""
@@ -368,7 +372,8 @@ def ask(endpoint: Endpoint, question: tuple[str, str, dict[str, Any] | None]) ->
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=10)
     try:
         body = None if fields is None else json.dumps(fields)
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {endpoint.key}"}
+        connection.request(method, path, body, headers)
         reply = connection.getresponse()
         return reply.status, reply.read()
     finally:

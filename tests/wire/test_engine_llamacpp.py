@@ -74,6 +74,47 @@ class TestLlamaCpp(EngineContract):
 
         return load
 
+    # ------------------------------------------------------------------ whom it serves
+
+    async def test_nobody_but_the_daemon_may_ask_it(self, load: Any) -> None:
+        """Every local user can reach its port; none can read its key, neither in `ps` nor in what we log or show."""
+        warm = await load()
+        key = warm.endpoint.key
+        assert len(key) >= 32 and key not in repr(warm)
+        assert key.encode() not in Path(f"/proc/{warm.pid}/cmdline").read_bytes()
+        for path in (
+            "/v1/chat/completions",
+            "/completion",
+            "/slots",
+            "/props",
+            "/v1/embeddings",
+            "/tokenize",
+        ):
+            body = None if path in ("/slots", "/props") else {"content": "x", "prompt": "x", "messages": []}
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {key}x"}):
+                status = await asyncio.to_thread(status_of, warm, path, body, headers)
+                assert status == 401, (path, headers)
+        right = {"Authorization": f"Bearer {key}"}
+        assert await asyncio.to_thread(status_of, warm, "/slots", None, right) == 200
+
+    async def test_each_load_has_a_key_of_its_own(self, house: House) -> None:
+        engine = house.engine({"name": "llamacpp", "driver": "llamacpp"})
+        model = Model(**self.fields("m"))
+        first = (await within(15, engine.load(model, 1))).endpoint.key
+        await within(15, engine.stop("m"))
+        assert (await within(15, engine.load(model, 2))).endpoint.key != first
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            {"env": {"LLAMA_API_KEY": "mine,theirs"}},
+            {"arguments": ("--api-key", "mine")},
+            {"arguments": ("--api-key=mine",)},
+        ],
+    )
+    async def test_a_key_that_the_model_itself_sets_is_used(self, load: Any, own: dict[str, Any]) -> None:
+        assert (await load(**own)).endpoint.key == "mine"
+
     # ------------------------------------------------------------------ what it serves
 
     async def test_a_reply_names_the_model_not_its_file(self, load: Any) -> None:
@@ -131,7 +172,8 @@ class TestLlamaCpp(EngineContract):
         warm = await load(source=str(gguf_files.chat("60MB")), context=2560)
         connection = http.client.HTTPConnection(warm.endpoint.host, warm.endpoint.port, timeout=10)
         asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2000, "stream": True}
-        connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+        right = {"Authorization": f"Bearer {warm.endpoint.key}"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(asked), right)
         reply = connection.getresponse()
         assert reply.readline().startswith(b"data:")
         assert await asyncio.to_thread(is_busy, warm)
@@ -277,3 +319,12 @@ def test_memory_that_ran_out_is_not_hopeless() -> None:
     ]
     diagnosis = LlamaRecipe().diagnose(lines)
     assert diagnosis is not None and not diagnosis.hopeless and "memory" in diagnosis.reason
+
+
+def status_of(warm: Warm, path: str, body: object, headers: dict[str, str]) -> int:
+    connection = http.client.HTTPConnection(warm.endpoint.host, warm.endpoint.port, timeout=20)
+    try:
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()

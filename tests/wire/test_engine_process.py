@@ -1,6 +1,7 @@
 """Any program can be an engine, and keeps the contract: here our own scripted server, started by command line."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from watchbill.engines.process import check_command, fill, signal_number, split_
 from watchbill.engines.registry import make_engine
 from watchbill.engines.scripted import check_script
 from watchbill.errors import ConfigError
+from watchbill.processes import Withheld
 from wire.engine_contract import EngineContract, House, Variant, eventually, within
 from wire.test_engine_scripted import SCRIPTS
 
@@ -90,6 +92,46 @@ class TestProcess(EngineContract):
         await within(5, engine.stop("m"))
         assert told.read_text() == "SIGINT"
 
+    async def test_an_engine_gets_none_of_the_daemons_secrets(
+        self, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the gateway's keys nor the way to systemd; what the model's own table says, and the rest, it gets."""
+        hidden = {"BOSS_KEY": "k", "WATCHBILL_API_KEY": "k", "NOTIFY_SOCKET": "/x", "WATCHBILL_OTHER": "k"}
+        kept = {"LD_LIBRARY_PATH": "/opt/lib", "CUDA_CACHE_PATH": "/c", "LC_ALL": "C.UTF-8", "HF_TOKEN": "t"}
+        for name, value in (hidden | kept | {"GIVEN_KEY": "outer"}).items():
+            monkeypatch.setenv(name, value)
+        seen = tmp_path / "environment"
+        command = f"sh -c 'env > {seen}.part; mv {seen}.part {seen}; exec {sys.executable} -m http.server ${{PORT}}'"
+        model = Model("m", "process", command=command, health="/", env={"GIVEN_KEY": "inner"})
+        withheld = Withheld({"BOSS_KEY", "GIVEN_KEY"})
+        engine = make_engine(
+            EngineRules(**RULES), root=house.root, on_death=lambda *_: None, withheld=withheld
+        )
+        house.engines.append(engine)
+        await within(20, engine.load(model, 1))
+        found = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
+        assert not hidden.keys() & found.keys()
+        assert found.items() >= (kept | {"GIVEN_KEY": "inner", "PATH": os.environ["PATH"]}).items()
+
+    async def test_a_program_that_takes_a_key_from_its_environment_gets_one(
+        self, house: House, tmp_path: Path
+    ) -> None:
+        """A port on loopback is open to every local user: `${KEY}` in `env` closes it."""
+        program = tmp_path / "keyed.py"
+        program.write_text(
+            "import http.server, os, sys\n"
+            "class Handler(http.server.BaseHTTPRequestHandler):\n"
+            "    def do_GET(self):\n"
+            "        known = self.headers['Authorization'] == 'Bearer ' + os.environ['SERVER_KEY']\n"
+            "        self.send_response(200 if known else 401); self.end_headers()\n"
+            "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+        )
+        command = f"{sys.executable} {program} ${{PORT}}"
+        model = Model("m", "process", command=command, health="/", env={"SERVER_KEY": "${KEY}"})
+        warm = await within(20, house.engine(RULES).load(model, 1))
+        assert len(warm.endpoint.key) >= 32
+        assert warm.endpoint.key.encode() not in Path(f"/proc/{warm.pid}/cmdline").read_bytes()
+
     async def test_a_command_that_is_not_there_is_hopeless(self, house: House) -> None:
         engine = house.engine(RULES)
         with pytest.raises(LoadError, match="cannot start /nowhere/server: No such file") as failure:
@@ -139,6 +181,7 @@ def test_a_llama_swap_line_is_understood() -> None:
         ({"command": "x ${HOME}"}, "HOME"),
         ({"command": "x ${SOURCE}"}, "SOURCE"),
         ({"command": "x ${PID}"}, "PID"),
+        ({"command": "x --api-key ${KEY}"}, "KEY"),
         ({"command": "x", "env": {"A": "${B}"}}, "B"),
         ({"command": "x", "stop": "kill ${WHO}"}, "WHO"),
     ],

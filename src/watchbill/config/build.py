@@ -62,6 +62,9 @@ def _server(document: Document, environment: Mapping[str, str]) -> catalog.Serve
         )
         for name, table in server.keys.items()
     )
+    variables = frozenset(
+        table.key.removeprefix("env:") for table in server.keys.values() if table.key.startswith("env:")
+    )
     return catalog.Server(
         server.host,
         server.port,
@@ -71,6 +74,7 @@ def _server(document: Document, environment: Mapping[str, str]) -> catalog.Serve
         server.body_max,
         server.bodies_max,
         server.connections_max,
+        variables,
     )
 
 

@@ -14,7 +14,7 @@ A driver proves itself by inheriting the contract suite in `tests/wire/engine_co
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from watchbill.catalog import Model
@@ -64,6 +64,7 @@ class Endpoint:
     upstream_model: str = ""  # the name the engine knows the model by; empty: leave the request's
     tls: bool = False
     continues: bool = False  # goes on with an assistant's message that has begun
+    key: str = field(default="", repr=False)  # what this engine asks of its callers; nobody else learns it
 
     @property
     def url(self) -> str:

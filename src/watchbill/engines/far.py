@@ -55,7 +55,10 @@ class FarCall(Call):
         self._url = f"{outgoing.endpoint.url}{outgoing.path}"
         self._method = outgoing.method
         self._body = (outgoing.body, *outgoing.rest)
+        key = outgoing.endpoint.key
         self._headers = {"Accept-Encoding": "identity", **outgoing.headers}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
         if outgoing.body:
             self._headers.setdefault("Content-Type", "application/json")
         if outgoing.rest:

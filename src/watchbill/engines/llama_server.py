@@ -91,6 +91,7 @@ FLAGS: Mapping[str, Setter] = {
     "--batch-size": plain("n_batch", int),
     "--ubatch-size": plain("n_ubatch", int),
     "--chat-template": plain("chat_template"),
+    "--api-key": lambda params, text: setattr(params, "api_keys", text.split(",")),
     "--slot-save-path": plain("slot_save_path"),
     "--sleep-idle-seconds": plain("sleep_idle_seconds", int),
     "--rope-freq-base": plain("rope_freq_base", float),
@@ -191,6 +192,8 @@ def main(words: list[str]) -> None:
         return
     params = embedded().CommonParams()
     params.cors_origins = ""  # web pages have no business with an engine: they come through the gateway
+    if keys := os.environ.get("LLAMA_API_KEY"):  # as llama-server does
+        params.api_keys = keys.split(",")
     set_all(params, words)
     serve(params)
 

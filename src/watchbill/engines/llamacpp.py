@@ -16,10 +16,12 @@ Uses the binary that the config names, else a `llama-server` on the PATH, else t
 import asyncio
 import os
 import re
+import secrets
 import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from watchbill.catalog import Model
@@ -38,6 +40,10 @@ __all__ = ["LlamaRecipe"]
 #: Up to so many cores one is left to others unless the config says how many threads to use.
 SMALL_MACHINE_CORES = 4
 MIB = 2**20
+#: Where llama-server reads the key that it asks of its callers.
+KEY_VARIABLE = "LLAMA_API_KEY"
+KEY_FLAGS = ("--api-key",)
+KEY_BYTES = 16
 
 #: What llama.cpp writes when it cannot load, what that means, and whether trying again is pointless.
 SIGNS: tuple[tuple[re.Pattern[str], str, bool], ...] = (
@@ -88,7 +94,10 @@ class LlamaRecipe:
         else:
             program, known = (binary,), await self._flags_of(binary, keeper)
         words = flags_for(replace(model, context=context), source, port, known)
-        return Launch((*program, *words, *model.arguments), env=model.env)
+        key = key_of(model) or secrets.token_hex(KEY_BYTES)
+        # In the environment, which only this user can read: every user can read a command line.
+        env = {KEY_VARIABLE: key, **model.env}
+        return Launch((*program, *words, *model.arguments), env=env, key=key)
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
         """The first sign that any of the lines shows."""
@@ -129,6 +138,16 @@ def check_source(model: Model) -> tuple[Path, int]:
     except GgufError as error:
         raise LoadError(f"{model.name}: {error}", hopeless=True) from error
     return path, usable_context(model, header)
+
+
+def key_of(model: Model) -> str:
+    """The key that the model's own table sets, in its `env` or its arguments; empty where it sets none."""
+    given = model.env.get(KEY_VARIABLE, "")
+    words = [*model.arguments, ""]
+    for word, after in pairwise(words):
+        if word in KEY_FLAGS or word.startswith(tuple(f"{flag}=" for flag in KEY_FLAGS)):
+            given = word.partition("=")[2] or after
+    return given.split(",")[0]  # any of several will do
 
 
 def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> list[str]:

@@ -51,7 +51,8 @@ def is_sleeping(endpoint: Endpoint, nap: Nap) -> bool | None:
     """Whether the engine sleeps; None when it does not say. Blocks: call it in a thread."""
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=LOOK_S_MAX)
     try:
-        connection.request("GET", nap.look)
+        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        connection.request("GET", nap.look, headers=headers)
         answer = cast("object", json.loads(connection.getresponse().read(ANSWER_BYTES_MAX)))
     except (
         OSError,

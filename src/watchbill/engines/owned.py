@@ -10,7 +10,7 @@ import asyncio
 import errno
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -23,7 +23,16 @@ from watchbill.engines.nap import Nap, is_sleeping, tell
 from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
 from watchbill.probes.trees import pss_of_tree
-from watchbill.processes import LOOPBACK, Ending, Keeper, OwnedProcess, engine_log, is_taken, shielded
+from watchbill.processes import (
+    LOOPBACK,
+    Ending,
+    Keeper,
+    OwnedProcess,
+    Withheld,
+    engine_log,
+    is_taken,
+    shielded,
+)
 from watchbill.root import DISK_FAULTS, disk_fault
 from watchbill.units import format_millis
 
@@ -43,6 +52,7 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # the model's own included
     stop_signal: int = signal.SIGTERM
     stop_argv: tuple[str, ...] = ()  # run before the signal; ${PID} is the engine's first process
+    key: str = field(default="", repr=False)  # what the engine asks of its callers; empty: it asks nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +101,21 @@ class Host:
         self.is_ready = False
         self.stop_asked = False
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its engine listens, and the key that it asks for."""
+        return Endpoint(LOOPBACK, self.port, key=self.launch.key if self.launch else "")
+
 
 class OwnedEngine:
     """The engine protocol for anything that runs as a process of ours."""
 
-    def __init__(self, recipe: Recipe, root: Path, on_death: DeathCallback) -> None:
+    def __init__(
+        self, recipe: Recipe, root: Path, on_death: DeathCallback, withheld: Withheld | None = None
+    ) -> None:
         self._recipe = recipe
         self._root = root
-        self._keeper = Keeper(root)
+        self._keeper = Keeper(root, withheld=withheld)
         self._on_death = on_death
         self._hosts: dict[str, Host] = {}
         self._is_closed = False
@@ -153,7 +170,7 @@ class OwnedEngine:
         if host is None or not host.is_ready or nap is None or nap.sleep is None:
             raise LoadError(f"{model} cannot be put to sleep")
         host.attempt = attempt
-        await tell(Endpoint(LOOPBACK, host.port), nap.sleep)
+        await tell(host.endpoint, nap.sleep)
         return await asyncio.to_thread(self.memory, model)
 
     async def rouse(self, model: Model, attempt: int) -> Warm:
@@ -166,7 +183,7 @@ class OwnedEngine:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 if nap.wake is not None:
-                    await tell(Endpoint(LOOPBACK, host.port), nap.wake, limit_ms)
+                    await tell(host.endpoint, nap.wake, limit_ms)
                 warm = await self._warm_or_ended(host, host.process)
         except (LoadError, TimeoutError) as error:
             await shielded(self._take_down(host, hard=True))
@@ -180,7 +197,7 @@ class OwnedEngine:
         host, nap = self._hosts.get(model), self._recipe.nap
         if host is None or not host.is_ready or nap is None or host.model.sleep_ms is None:
             return None
-        return is_sleeping(Endpoint(LOOPBACK, host.port), nap)
+        return is_sleeping(host.endpoint, nap)
 
     def memory(self, model: str) -> Mapping[str, int]:
         """PSS of the whole tree, its guard included: all that goes when the model goes."""
@@ -251,8 +268,8 @@ class OwnedEngine:
 
     async def _warm_or_ended(self, host: Host, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
-        endpoint = Endpoint(
-            LOOPBACK, host.port, upstream_model=host.model.name, continues=self.capabilities.continues
+        endpoint = replace(
+            host.endpoint, upstream_model=host.model.name, continues=self.capabilities.continues
         )
         probe = host.model.probe or self._recipe.probe_for(host.model)
         warming = asyncio.create_task(warm_up(endpoint, host.model.health, probe, host.progress))
@@ -296,8 +313,10 @@ class OwnedEngine:
     async def _drop(self, host: Host) -> None:
         """Takes down a model that became warm in the very moment in which its caller gave up."""
         if host.is_ready:
-            await shielded(self._clear(host))
-            self._forget(host)
+            try:
+                await shielded(self._clear(host))
+            finally:  # a second cancellation would leave a model that is gone and can never be loaded again
+                self._forget(host)
 
     def _on_end(self, host: Host, ending: Ending) -> None:
         self._forget(host)

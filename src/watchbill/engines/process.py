@@ -5,11 +5,13 @@ by word: no shell ever sees it, and what a placeholder holds stays one word what
 
     ${PORT}     where it shall listen, also in its environment      ${MODEL}    the model's name
     ${SOURCE}   the model's source                                  ${PID}      its process, in `stop` only
+    ${KEY}      a new random key, in `env` only: what Watchbill then sends with every request
 
 Lines as llama-swap's `cmd` has them, over several lines and with a backslash at their end, are understood.
 """
 
 import re
+import secrets
 import shlex
 import signal
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ __all__ = ["ProcessRecipe", "check_command", "split_command"]
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 KNOWN = ("PORT", "SOURCE", "MODEL", "MODEL_ID")
+KEY_BYTES = 16
 
 
 class ProcessRecipe:
@@ -45,8 +48,11 @@ class ProcessRecipe:
         argv = tuple(fill(word, values) for word in split_command(model.command or ""))
         number = signal_number(model.stop)
         stop_argv = () if number else tuple(fill(word, values, "PID") for word in split_command(model.stop))
-        env = {"PORT": str(port)} | {name: fill(text, values) for name, text in model.env.items()}
-        return Launch(argv, env=env, stop_signal=number or signal.SIGTERM, stop_argv=stop_argv)
+        key = secrets.token_hex(KEY_BYTES) if any("${KEY}" in text for text in model.env.values()) else ""
+        keyed = values | {"KEY": key}
+        env = {"PORT": str(port)} | {name: fill(text, keyed) for name, text in model.env.items()}
+        number = number or signal.SIGTERM
+        return Launch(argv, env=env, stop_signal=number, stop_argv=stop_argv, key=key)
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
         """Nothing is known about a foreign program's log."""
@@ -59,8 +65,10 @@ def check_command(model: Model) -> None:
     words = split_command(model.command or "")
     if not words:
         raise ConfigError("an engine of the driver `process` needs a `command`, with ${PORT} in it")
-    for word in (*words, *model.env.values()):
+    for word in words:
         fill(word, values)
+    for text in model.env.values():
+        fill(text, values | {"KEY": ""})
     if signal_number(model.stop) is None:
         for word in split_command(model.stop):
             fill(word, values, "PID")

@@ -1,32 +1,53 @@
 """Which driver a config means by its name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.catalog import EngineRules
 from watchbill.engines.base import DeathCallback, Engine, HostCallback, HostState
-from watchbill.engines.foreign import ForeignEngine
+from watchbill.engines.foreign import ForeignEngine, ForeignHost
 from watchbill.engines.llamacpp import LlamaRecipe
 from watchbill.engines.ollama import DEFAULT_URL, OllamaHost
-from watchbill.engines.owned import OwnedEngine
+from watchbill.engines.owned import OwnedEngine, Recipe
 from watchbill.engines.process import ProcessRecipe
 from watchbill.engines.remote import SharedEngine
 from watchbill.engines.scripted import ScriptedRecipe
 from watchbill.engines.systemd import SystemdHost
 from watchbill.errors import ConfigError
+from watchbill.processes import Withheld
 
 __all__ = ["DRIVERS", "make_engine"]
 
-Make = Callable[[EngineRules, Path, DeathCallback, HostCallback], Engine]
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an engine is given beside its table."""
+
+    root: Path
+    on_death: DeathCallback
+    on_host: HostCallback
+    withheld: Withheld  # what of our environment its processes do not get
+
+
+def _owned(recipe: Recipe, around: Surroundings) -> OwnedEngine:
+    return OwnedEngine(recipe, around.root, around.on_death, around.withheld)
+
+
+def _foreign(host: ForeignHost, around: Surroundings) -> ForeignEngine:
+    return ForeignEngine(host, around.on_death, around.on_host)
+
+
+Make = Callable[[EngineRules, Surroundings], Engine]
 
 #: Driver name -> how to make its engine from the engine's table.
 DRIVERS: Mapping[str, Make] = {
-    "llamacpp": lambda rules, root, died, _: OwnedEngine(LlamaRecipe(rules.binary), root, died),
-    "process": lambda _, root, died, __: OwnedEngine(ProcessRecipe(), root, died),
-    "scripted": lambda _, root, died, __: OwnedEngine(ScriptedRecipe(), root, died),
-    "ollama": lambda rules, root, died, seen: ForeignEngine(OllamaHost(rules, root), died, seen),
-    "remote": lambda rules, _, __, ___: SharedEngine(rules),
-    "systemd": lambda rules, root, died, seen: ForeignEngine(SystemdHost(rules, root), died, seen),
+    "llamacpp": lambda rules, around: _owned(LlamaRecipe(rules.binary), around),
+    "process": lambda _, around: _owned(ProcessRecipe(), around),
+    "scripted": lambda _, around: _owned(ScriptedRecipe(), around),
+    "ollama": lambda rules, around: _foreign(OllamaHost(rules, around.root), around),
+    "remote": lambda rules, _: SharedEngine(rules),
+    "systemd": lambda rules, around: _foreign(SystemdHost(rules, around.root), around),
 }
 
 #: The drivers whose engine may be somebody else's, and where it is when its table does not say.
@@ -38,7 +59,12 @@ def _unheard(state: HostState) -> None:
 
 
 def make_engine(
-    rules: EngineRules, *, root: Path, on_death: DeathCallback, on_host: HostCallback = _unheard
+    rules: EngineRules,
+    *,
+    root: Path,
+    on_death: DeathCallback,
+    on_host: HostCallback = _unheard,
+    withheld: Withheld | None = None,
 ) -> Engine:
     """The engine that a table of the config describes. Raises ConfigError for a driver we do not have."""
     make = DRIVERS.get(rules.driver)
@@ -46,7 +72,7 @@ def make_engine(
         known = ", ".join(sorted(DRIVERS))
         raise ConfigError(f"engine {rules.name!r}: unknown driver {rules.driver!r}; known are {known}")
     if not rules.shared:
-        return make(rules, root, on_death, on_host)
+        return make(rules, Surroundings(root, on_death, on_host, withheld or Withheld()))
     if rules.driver not in SHARED:
         raise ConfigError(
             f"engine {rules.name!r}: driver {rules.driver!r} starts processes and cannot be shared"

@@ -223,7 +223,8 @@ class NearCall(Call):
 def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
     """The bytes to send. What does not change between two requests to an engine is made once."""
     endpoint, body = outgoing.endpoint, outgoing.body
-    head = _head(endpoint.host, endpoint.port, outgoing.method, endpoint.path_prefix + outgoing.path, close)
+    path = endpoint.path_prefix + outgoing.path
+    head = _head((endpoint.host, endpoint.port), outgoing.method, path, endpoint.key, close=close)
     more = _IS_JSON if body else b""
     if outgoing.headers:
         more = b"" if "Content-Type" in outgoing.headers else more
@@ -236,13 +237,14 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
 
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
-def _head(host: str, port: int, method: str, path: str, close: bool) -> bytes:
+def _head(address: Address, method: str, path: str, key: str, *, close: bool) -> bytes:
+    host, port = address
     name = f"[{host}]" if ":" in host else host
-    return _checked(
-        f"{method} {path} HTTP/1.1\r\nHost: {name}:{port}\r\nAccept-Encoding: identity\r\n"
-        f"Connection: {'close' if close else 'keep-alive'}\r\n",
-        4,
-    )
+    lines = [
+        f"{method} {path} HTTP/1.1", f"Host: {name}:{port}", "Accept-Encoding: identity",
+        f"Connection: {'close' if close else 'keep-alive'}", *([f"Authorization: Bearer {key}"] if key else ()),
+    ]  # fmt: skip
+    return _checked("".join(f"{line}\r\n" for line in lines), len(lines))
 
 
 def _checked(lines: str, count: int) -> bytes:

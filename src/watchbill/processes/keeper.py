@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill import limits
+from watchbill.processes.environment import Withheld
 from watchbill.processes.logs import open_log
 from watchbill.processes.owned import Command, OwnedProcess, shielded
 from watchbill.processes.ports import claim_port, release_port
@@ -31,10 +32,17 @@ class Finished:
 class Keeper:
     """The one door to operating system processes, for one root."""
 
-    def __init__(self, root: Path, *, log_bytes_max: int = limits.LOG_FILE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        log_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
+        withheld: Withheld | None = None,
+    ) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root = root
         self._log_bytes_max = log_bytes_max
+        self._withheld = withheld or Withheld()
         self._mark = root_id(root)
         self._registry = Registry(root)
         self._ports = root / "run" / "ports"
@@ -111,4 +119,4 @@ class Keeper:
     def _environment(self, record: Record, env: Mapping[str, str]) -> dict[str, str]:
         # The marks come first: /proc/PID/environ is read no further than it must be.
         marks = {ROOT_MARK: self._mark, TOKEN_MARK: record.token}
-        return marks | dict(os.environ) | dict(env) | marks
+        return marks | self._withheld.rest_of(os.environ) | dict(env) | marks
