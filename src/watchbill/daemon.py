@@ -257,7 +257,8 @@ def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
     for failure in failures.values():
         setting.screen.warn(failure)
     if len(failures) == len(driver.catalog.models):
-        check = f"watchbill config check {setting.file or ''}".strip()
+        named = [] if setting.file is None else [str(setting.file)]
+        check = setting.root.command("config", "check", *named)
         raise ConfigError(f"there is no model that can be loaded; see: {check}")
 
 

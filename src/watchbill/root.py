@@ -15,7 +15,8 @@ signals a process; it only tells whether the one that is written down still live
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple, cast
@@ -32,6 +33,7 @@ __all__ = [
     "Root",
     "boot_id",
     "disk_fault",
+    "command_for",
     "find_root",
     "start_time",
 ]
@@ -110,6 +112,10 @@ class Root:
         """The number of the layout."""
         return self.path / "VERSION"
 
+    def command(self, *words: str) -> str:
+        """A command for a person to paste that means this root: it works as it stands, spaces included."""
+        return command_for(self.path, *words)
+
     def create(self) -> None:
         """Makes the folders that are missing, for their owner only. Raises ConfigError when it cannot."""
         for folder in (self.path, self.run, self.logs, self.models):
@@ -182,6 +188,35 @@ def find_root(chosen: Path | None = None, environment: Mapping[str, str] = os.en
         return Root(Path(os.path.abspath(Path(named).expanduser())))
     except RuntimeError as error:  # no home directory to expand ~ with
         raise ConfigError(f"cannot tell where {named} is: {error}; name the root with --root") from error
+
+
+def command_for(
+    root: Path,
+    *words: str,
+    started_as: Sequence[str] = sys.argv,
+    environment: Mapping[str, str] = os.environ,
+) -> str:
+    """How to call Watchbill so that it means this root.
+
+    `make up` starts a program that is on nobody's PATH, and a root that was named once must be named again.
+    """
+    import shlex  # only for hints: `status` has no time for it
+    import shutil
+
+    program = ["watchbill"]
+    if shutil.which(program[0], path=environment.get("PATH")) is None:
+        is_script = Path(started_as[0]).name == "watchbill"
+        program = [started_as[0]] if is_script else [sys.executable, "-m", "watchbill"]
+    return shlex.join([*program, *_naming(root, environment), *words])
+
+
+def _naming(root: Path, environment: Mapping[str, str]) -> list[str]:
+    """The option that names this root, where nothing else would lead to it."""
+    try:
+        is_usual = find_root(None, environment).path == root
+    except ConfigError:  # nobody knows a home here
+        is_usual = False
+    return [] if is_usual else ["--root", str(root)]
 
 
 def boot_id() -> str:

@@ -1,6 +1,7 @@
 """What the terminal draws: bars that add up, tables that fit, text that cannot steer it; and the short way in."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from watchbill.cli.quick import Asked, lead_with_command, understand
 from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Column, Part, Terminal, plain
-from watchbill.cli.welcome import command_line, next_steps
+from watchbill.cli.welcome import next_steps
+from watchbill.root import command_for
 
 AMOUNTS = st.lists(st.integers(0, 2**50), min_size=1, max_size=5)
 
@@ -98,13 +100,13 @@ def test_a_warning_to_a_terminal_that_is_gone_is_no_error(monkeypatch):
     [
         (".venv/bin/watchbill", "/r", ".venv/bin/watchbill"),
         (".venv/bin/watchbill", "/other", ".venv/bin/watchbill --root /r"),
-        ("/site/watchbill/cli/__main__.py", "/r", "watchbill"),
+        ("/site/watchbill/__main__.py", "/r", f"{sys.executable} -m watchbill"),
     ],
 )
 def test_what_to_try_next_works_as_it_stands(tmp_path, started_as, home, told):
     """design 9: after `make up` no `watchbill` is on the PATH, and a root that was named once is named again."""
     environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": home}
-    assert command_line(Path("/r"), [started_as], environment) == told
+    assert command_for(Path("/r"), started_as=[started_as], environment=environment) == told
     assert next_steps("http://h:1", "m", told)[2] == f"{told} status"
 
 
@@ -112,4 +114,4 @@ def test_a_program_on_the_path_is_called_by_its_name(tmp_path):
     """design 9: where it was installed, nobody needs to know where."""
     (tmp_path / "watchbill").touch(mode=0o755)
     environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": "/r"}
-    assert command_line(Path("/r"), [".venv/bin/watchbill"], environment) == "watchbill"
+    assert command_for(Path("/r"), started_as=[".venv/bin/watchbill"], environment=environment) == "watchbill"

@@ -280,5 +280,5 @@ def test_a_machine_without_a_driver_has_no_cards_and_says_why(monkeypatch: pytes
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert find_cards() == (
-        None, "NVIDIA's library for Python is not installed: pip install nvidia-ml-py",
+        None, f"NVIDIA's library for Python is not installed: {sys.executable} -m pip install 'nvidia-ml-py>=12'",
     )  # fmt: skip

@@ -77,7 +77,7 @@ def cancel(
         content = session.client.delete(f"/wb/v1/requests/{quoted(request)}")
     except DaemonRefused as refused:
         if refused.answered == 404:
-            text = f"no open request {request}; watchbill requests lists them"
+            text = f"no open request {request}; {session.root.command('requests')} lists them"
             raise DaemonRefused(text, answered=404, reason=refused.reason) from refused
         raise
     _tell(session, content, f"{request} is cancelled", json=json)

@@ -51,7 +51,9 @@ def chat(
     if not asked and not sys.stdin.isatty():
         asked = sys.stdin.read().strip()
         if not asked:
-            raise RequestError('nothing to ask; write: watchbill chat "Why is the sky blue?"')
+            raise RequestError(
+                f"nothing to ask; write: {session.root.command('chat', 'Why is the sky blue?')}"
+            )
     conversation = Conversation(session, model or _choose(session.client), system, max_tokens)
     if asked:
         conversation.ask(asked)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from watchbill import __version__
 from watchbill.catalog import RAM
 from watchbill.cli.client import Client, DaemonRefused
-from watchbill.cli.session import Session
 from watchbill.errors import ConfigError, WatchbillError
+from watchbill.packages import how_to_install
 from watchbill.probes import ProbeError
 from watchbill.probes.ram import RamProbe
 from watchbill.root import LAYOUT_VERSION, Root
@@ -48,14 +48,14 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def check_all(session: Session, config: Path | None) -> list[Finding]:
+def check_all(root: Root, client: Client | None, config: Path | None) -> list[Finding]:
     """Everything, in the order in which one would mend it."""
     return [
         *check_environment(),
-        *check_root(session.root),
+        *check_root(root),
         *check_memory(),
-        *check_config(config, session.root),
-        *check_daemon(session.root, session.client),
+        *check_config(config, root),
+        *check_daemon(root, client),
     ]
 
 
@@ -70,7 +70,7 @@ def check_environment() -> list[Finding]:
     elif version := _version_of("xllamacpp"):
         findings.append(Finding("llama.cpp", Health.OK, f"embedded (xllamacpp {version})"))
     else:
-        advice = "pip install 'watchbill[local]', or put llama-server on the PATH"
+        advice = f"{how_to_install('local')}, or put llama-server on the PATH"
         findings.append(
             Finding("llama.cpp", Health.WARN, "neither llama-server nor xllamacpp is here", advice)
         )
@@ -133,13 +133,14 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
     except ConfigError as error:
         first, *more = error.problems or (error,)
         further = f" (and {len(more)} more)" if more else ""
-        advice = "watchbill config check lists everything"
+        named = [] if path is None else [str(path)]
+        advice = f"{root.command('config', 'check', *named)} lists everything"
         return [Finding("config", Health.FAIL, f"{first}{further}", advice)]
     told = f"{loaded.origin}: {', '.join(loaded.catalog.models) or 'no models'}"
     if loaded.file is None and not all(
         Path(model.source or "").exists() for model in loaded.catalog.models.values()
     ):
-        return [Finding("config", Health.OK, told, "watchbill up fetches its model first")]
+        return [Finding("config", Health.OK, told, f"{root.command('up')} fetches its model first")]
     return [
         Finding("config", Health.OK, told),
         *(
@@ -149,28 +150,35 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
     ]
 
 
-def check_daemon(root: Root, client: Client) -> list[Finding]:
-    """Whether a daemon runs on this root, answers, and schedules."""
+def check_daemon(root: Root, client: Client | None) -> list[Finding]:
+    """Whether a daemon runs on this root, answers, and schedules. Without a client none was found there."""
     try:
         record = root.read_daemon()
     except (
         ConfigError
     ):  # a root of another user: more is said above, and its daemon may be asked all the same
         record = None
-    if record is not None and record.url != client.url and record.is_alive():
+    if client is not None and record is not None and record.url != client.url and record.is_alive():
         record = None  # another daemon was named than that of the root
     if record is not None and not record.is_alive():
-        advice = "watchbill up starts a new one and clears what the old one left"
+        advice = f"{root.command('up')} starts a new one and clears what the old one left"
         return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
+    if client is None:
+        return [Finding("daemon", Health.OK, f"none runs on {root.path}", f"{root.command('up')} starts one")]
+    logs = f"{root.command('logs')} says why"
     whose = f"pid {record.pid} at {client.url}" if record is not None else client.url
     try:
         client.get("/ready")
     except DaemonRefused as refused:
-        return [Finding("daemon", Health.FAIL, f"{whose} is not ready: {refused}", "watchbill logs says why")]
+        return [Finding("daemon", Health.FAIL, f"{whose} is not ready: {refused}", logs)]
     except WatchbillError as error:
         if record is None:
-            return [Finding("daemon", Health.OK, f"none answers at {client.url}", "watchbill up starts one")]
-        return [Finding("daemon", Health.FAIL, f"{whose}: {error}", "watchbill logs says why")]
+            return [
+                Finding(
+                    "daemon", Health.OK, f"none answers at {client.url}", f"{root.command('up')} starts one"
+                )
+            ]
+        return [Finding("daemon", Health.FAIL, f"{whose}: {error}", logs)]
     return [Finding("daemon", Health.OK, f"{whose} is ready")]
 
 
@@ -180,7 +188,7 @@ def _check_absent(path: Path) -> Finding:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         text = f"{path} cannot be made: {place} is not writable"
         return Finding("root", Health.FAIL, text, "name another root with --root")
-    return Finding("root", Health.OK, f"{path} will be made by: watchbill up")
+    return Finding("root", Health.OK, f"{path} will be made by: {Root(path).command('up')}")
 
 
 def _nearest(path: Path) -> Path:

@@ -21,7 +21,7 @@ from watchbill.cli.bounds import (
     CLI_STREAM_SILENCE_S,
 )
 from watchbill.errors import ConfigError, NotReachable, TheirsError
-from watchbill.root import Root
+from watchbill.root import Root, find_root
 
 __all__ = ["DEFAULT_URL", "Client", "DaemonRefused", "find_url", "quoted"]
 
@@ -37,12 +37,25 @@ class DaemonRefused(TheirsError):
         self.reason = reason  # the error's `code`
 
 
-def find_url(chosen: str | None, root: Root, environment: Mapping[str, str] = os.environ) -> str:
-    """The daemon's address: --url, else $WATCHBILL_URL, else what the daemon of this root wrote down."""
-    if named := chosen or environment.get("WATCHBILL_URL"):
+def find_url(
+    chosen: str | None, root: Root, *, is_named: bool = False, environment: Mapping[str, str] = os.environ
+) -> str:
+    """The daemon's address: --url, else $WATCHBILL_URL, else what the daemon of this root wrote down.
+
+    A root that was named (by --root: `is_named`; or by $WATCHBILL_HOME) leads to its own daemon and to no other: raises
+    NotReachable when none runs on it. The usual root leads to the usual address.
+    """
+    if chosen:
+        return chosen
+    named = environment.get("WATCHBILL_URL")
+    if named and not is_named:
         return named
     record = root.read_daemon()
-    return record.url if record is not None and record.url else DEFAULT_URL
+    if not is_named and not environment.get("WATCHBILL_HOME"):
+        return record.url if record is not None and record.url else DEFAULT_URL
+    if record is None or not record.url or not record.is_alive():
+        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command('up')}")
+    return record.url
 
 
 def quoted(name: str) -> str:
@@ -53,9 +66,10 @@ def quoted(name: str) -> str:
 class Client:
     """Talks to one daemon. Every call opens a connection of its own."""
 
-    __slots__ = ("_host", "_key", "_port", "_prefix", "_tls", "url")
+    __slots__ = ("_host", "_key", "_port", "_prefix", "_root", "_tls", "url")
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, root: Root | None = None) -> None:
+        self._root = root  # whose daemon it is, for hints
         try:
             parts = urlsplit(url)
             self._port = parts.port
@@ -150,10 +164,12 @@ class Client:
             yield
         except TimeoutError as error:
             raise NotReachable(
-                f"the daemon at {self.url} does not answer; look with: watchbill doctor, watchbill logs"
+                f"the daemon at {self.url} does not answer; look with: {self._hint('logs')}"
             ) from error
         except (ConnectionResetError, http.client.IncompleteRead) as error:
-            raise NotReachable(f"the daemon at {self.url} hung up; look with: watchbill logs") from error
+            raise NotReachable(
+                f"the daemon at {self.url} hung up; look with: {self._hint('logs')}"
+            ) from error
         except http.client.HTTPException as error:
             raise NotReachable(
                 f"what answers at {self.url} is not a Watchbill daemon; name the address with --url"
@@ -163,8 +179,12 @@ class Client:
         ) as error:  # refused, unreachable, unknown host, bad certificate: all the same to a caller
             said = error.strerror or str(error)
             raise NotReachable(
-                f"no daemon answers at {self.url} ({said}); start one with: watchbill up"
+                f"no daemon answers at {self.url} ({said}); start one with: {self._hint('up')}"
             ) from error
+
+    def _hint(self, *words: str) -> str:
+        """A command for the root whose daemon this is."""
+        return (self._root or find_root()).command(*words)
 
 
 def parse(content: bytes) -> object:

@@ -57,9 +57,9 @@ def init(
     """Write a commented config to start from."""
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     _write(file, starter(root.path), force=force)
-    terminal.note(f"wrote {file}; edit it, then: watchbill config check {file}")
+    terminal.note(f"wrote {plain(file)}; edit it, then: {root.command('config', 'check', str(file))}")
     if not (root.path / SMOLLM2).exists():
-        terminal.note("the model it names is not here yet; fetch it with: watchbill pull smollm2")
+        terminal.note("the model it names is not here yet; fetch it with: " + root.command("pull", "smollm2"))
     return 0
 
 

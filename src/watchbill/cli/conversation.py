@@ -80,7 +80,8 @@ class Conversation:
                 yield piece
         else:
             if not ended:
-                raise EngineFailed("the answer ended before its end; look with: watchbill logs")
+                look = self._session.root.command("logs")
+                raise EngineFailed(f"the answer ended before its end; look with: {look}")
         if ended == "length":
             self._session.terminal.note("\n(cut: the longest answer was reached)")
 

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from watchbill.cli.checks import Finding, Health, check_all
 from watchbill.cli.options import Common
+from watchbill.cli.session import open_for_doctor
 from watchbill.cli.terminal import Terminal, plain
 
 __all__ = ["doctor"]
@@ -30,13 +31,13 @@ def doctor(
 
     Environment, root, disk, memory, config, model files and daemon. Exit code 1 when something is broken.
     """
-    session = common.session()
-    findings = check_all(session, config)
+    root, client, terminal = open_for_doctor(common.url, common.root, quiet=common.quiet)
+    findings = check_all(root, client, config)
     if json:
-        session.terminal.show(jsonlib.dumps({"findings": [finding._asdict() for finding in findings]}))
+        terminal.show(jsonlib.dumps({"findings": [finding._asdict() for finding in findings]}))
     else:
         for finding in findings:
-            session.terminal.show(*_draw(finding, session.terminal))
+            terminal.show(*_draw(finding, terminal))
     return 1 if any(finding.health is Health.FAIL for finding in findings) else 0
 
 

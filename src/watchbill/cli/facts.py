@@ -14,6 +14,7 @@ from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
+from watchbill.packages import how_to_install
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
@@ -103,7 +104,7 @@ def _missing_server(engine: EngineRules) -> str | None:
         )
     if shutil.which("llama-server") or find_spec("xllamacpp"):
         return None
-    return "there is no llama.cpp here; pip install 'watchbill[local]', or put llama-server on the PATH"
+    return f"there is no llama.cpp here; {how_to_install('local')}, or put llama-server on the PATH"
 
 
 def _look_at_command(model: Model) -> ModelFacts:

@@ -1,7 +1,9 @@
 """`pull`: fetches a model file into the root's models folder, with a bar. Needs no daemon."""
 
 import json as jsonlib
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,7 +11,8 @@ from cyclopts import Parameter
 from watchbill.cli.options import Where
 from watchbill.cli.progress import byte_bar
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.root import find_root
+from watchbill.errors import WatchbillError
+from watchbill.root import Root, find_root
 from watchbill.units import format_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def pull(
         with byte_bar(terminal, f"pulling {source}") as report:
             pulled = fetch(source, root.models, sha256=sha256, name=name, progress=report)
     except KeyboardInterrupt:
-        terminal.note(f"stopped; the same command goes on where it ended: watchbill pull {plain(source)}")
+        terminal.note(f"stopped; the same command goes on where it ended: {root.command('pull', source)}")
         raise
     _judge(pulled)
     if json:
@@ -67,6 +70,45 @@ def pull(
         terminal.note("it is here already")
     where_to = str(pulled.path) if pulled.path else "kept by the engine"
     terminal.show(f"{where_to} ({format_bytes(pulled.size_bytes)})")
+    if pulled.path is not None and pulled.path.suffix == ".gguf":
+        _tell_how_to_serve(pulled.path, root, terminal)
+
+
+def _tell_how_to_serve(path: Path, root: Root, terminal: Terminal) -> None:
+    """A file that no model of the config names is served by nobody: says which lines would do it."""
+    from watchbill.config import read
+
+    try:
+        loaded = read(None, root=root.path)
+    except WatchbillError as error:
+        terminal.note(f"whether a model serves it cannot be told: {plain(error)}")
+        return
+    serving = [name for name, model in loaded.catalog.models.items() if _is_same(model.source, path)]
+    if serving:
+        terminal.note(f"it is served as: {plain(', '.join(serving))}")
+        return
+    lines = "\n".join(_table_for(path))
+    terminal.note(f"no model of the config serves it yet; these lines would:\n\n{lines}\n")
+    if loaded.file is not None:
+        terminal.note(f"add them to {plain(loaded.file.absolute())}; a running daemon notices by itself")
+    else:
+        start = root.command("up", "--config", "watchbill.toml")
+        terminal.note(f"save them as watchbill.toml, then: {start}")
+
+
+def _is_same(source: str | None, path: Path) -> bool:
+    return source is not None and Path(source).resolve() == path.resolve()
+
+
+def _table_for(path: Path) -> list[str]:
+    from watchbill.config.locate import spell_key
+
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "model"
+    return [
+        f"[{spell_key(('models', name))}]",
+        'engine = "llamacpp"',
+        f"source = {jsonlib.dumps(str(path), ensure_ascii=False)}",
+    ]
 
 
 def _judge(pulled: "Pulled") -> None:

@@ -84,5 +84,5 @@ def events(*, json: Json = False, common: Common = _DEFAULTS) -> None:
                 session.terminal.show(draw_event(fields(parse(data.encode())), session.terminal))
     # The journal has no end: who watches it must not take the daemon's for silence.
     raise NotReachable(
-        f"the daemon at {session.client.url} hung up; look with: watchbill status, watchbill logs"
+        f"the daemon at {session.client.url} hung up; look with: {session.root.command('logs')}"
     )

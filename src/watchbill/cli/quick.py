@@ -13,7 +13,7 @@ from typing import NamedTuple
 __all__ = ["Asked", "lead_with_command", "run_quickly", "understand"]
 
 #: Options that may stand before the command, and whether a value follows.
-LEADING = {"--root": True, "--url": True, "--quiet": False, "-q": False}
+LEADING = {"--root": True, "--url": True, "--config": True, "--quiet": False, "-q": False, "--json": False}
 
 
 class Asked(NamedTuple):
@@ -27,13 +27,18 @@ class Asked(NamedTuple):
 
 
 def lead_with_command(arguments: Sequence[str]) -> list[str]:
-    """Moves options that stand before the command behind it: `watchbill --root DIR status` is common."""
+    """Moves options that stand before the command behind it: `watchbill --root DIR status` is common.
+
+    To the very end, where every command takes them, but before a `--`: what follows that belongs to somebody else.
+    """
     place = 0
     while place < len(arguments) and (name := arguments[place].partition("=")[0]) in LEADING:
         place += 2 if LEADING[name] and "=" not in arguments[place] else 1
     if not 0 < place < len(arguments) or arguments[place].startswith("-"):
         return list(arguments)
-    return [arguments[place], *arguments[:place], *arguments[place + 1 :]]
+    options, rest = list(arguments[:place]), list(arguments[place:])
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *options, *rest[end:]]
 
 
 def understand(arguments: Sequence[str]) -> Asked | None:

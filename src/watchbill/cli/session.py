@@ -11,9 +11,10 @@ from typing import NamedTuple
 from watchbill.cli.client import Client, find_url, parse
 from watchbill.cli.status import draw_catalog, draw_requests, draw_status, fields, rows_of
 from watchbill.cli.terminal import Terminal
+from watchbill.errors import NotReachable
 from watchbill.root import Root, find_root
 
-__all__ = ["Session", "open_session", "show_models", "show_requests", "show_status"]
+__all__ = ["Session", "open_for_doctor", "open_session", "show_models", "show_requests", "show_status"]
 
 
 class Session(NamedTuple):
@@ -28,7 +29,18 @@ def open_session(url: str | None = None, root: Path | None = None, *, quiet: boo
     """Finds root and daemon; talks to nobody yet."""
     found = find_root(root)
     key = os.environ.get("WATCHBILL_API_KEY")
-    return Session(found, Client(find_url(url, found), key), Terminal(quiet=quiet))
+    address = find_url(url, found, is_named=root is not None)
+    return Session(found, Client(address, key, found), Terminal(quiet=quiet))
+
+
+def open_for_doctor(
+    url: str | None, root: Path | None, *, quiet: bool
+) -> tuple[Root, Client | None, Terminal]:
+    """As `open_session`; without a client where no daemon runs on the root that was named."""
+    try:
+        return open_session(url, root, quiet=quiet)
+    except NotReachable:
+        return find_root(root), None, Terminal(quiet=quiet)
 
 
 def show_status(session: Session, *, json: bool) -> None:

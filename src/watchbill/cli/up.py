@@ -23,7 +23,6 @@ from watchbill.cli.options import Where
 from watchbill.cli.progress import waiting_bar
 from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.cli.welcome import command_line
 from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
 from watchbill.root import DaemonRecord, Root, find_root
 
@@ -100,7 +99,7 @@ def up(
         return _up_in_background(options, root)
     from watchbill import daemon
 
-    return daemon.run(options, UpScreen(Terminal(quiet=where.quiet), command_line(root.path)))
+    return daemon.run(options, UpScreen(Terminal(quiet=where.quiet), root.command()))
 
 
 def down(
@@ -122,7 +121,7 @@ def down(
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     record = root.read_daemon()
     if record is None or not record.is_alive():
-        raise NotReachable(f"no daemon runs on {root.path}; start one with: watchbill up")
+        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command('up')}")
     whole_s = CLI_DOWN_NOW_TIMEOUT_S if now else CLI_DOWN_TIMEOUT_S
     _ask_to_leave(record)
     with waiting_bar(terminal, f"stopping the daemon (pid {record.pid})", whole_s) as show:
@@ -134,7 +133,7 @@ def down(
             if now:
                 _ask_to_leave(record)
     if record.is_alive():
-        further = f"kill -9 {record.pid}" if now else "watchbill down --now"
+        further = f"kill -9 {record.pid}" if now else root.command("down", "--now")
         raise TheirsError(f"the daemon (pid {record.pid}) still runs after {whole_s:.0f} s; try: {further}")
     terminal.note(f"stopped the daemon (pid {record.pid}) on {root.path}")
     return 0
@@ -181,7 +180,7 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
         return code or 1
     record = root.read_daemon()
     terminal.show(f"ready {record.url if record else ''}".strip())
-    terminal.note(f"pid {pid}, log in {log}; stop it with: watchbill down")
+    terminal.note(f"pid {pid}, log in {plain(log)}; stop it with: {root.command('down')}")
     return 0
 
 
@@ -225,7 +224,7 @@ def _wait_until_ready(pid: int, root: Root, show: Callable[[float], None]) -> in
         show(passed)
         time.sleep(CLI_POLL_INTERVAL_S)
     raise TheirsError(
-        f"the daemon (pid {pid}) is not ready after {CLI_READY_TIMEOUT_S:.0f} s; see: watchbill logs"
+        f"the daemon (pid {pid}) is not ready after {CLI_READY_TIMEOUT_S:.0f} s; see: {root.command('logs')}"
     )
 
 

@@ -9,6 +9,7 @@ watchbill.engines.llama_server --help`.
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -28,7 +29,8 @@ def embedded() -> Any:
     try:
         return importlib.import_module("xllamacpp")
     except ImportError as error:
-        refuse(f"the embedded llama.cpp is not installed ({error}); pip install 'watchbill[local]'")
+        install = f"{shlex.quote(sys.executable)} -m pip install xllamacpp"
+        refuse(f"the embedded llama.cpp is not installed ({error}); {install}")
 
 
 def plain(name: str, read: Callable[[str], object] = str) -> Setter:

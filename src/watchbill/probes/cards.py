@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from watchbill.packages import how_to_install
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.fake import FAKE_GPUS, FakeGpuProbe
 from watchbill.probes.nvml import NvmlProbe, load_nvml
@@ -16,7 +17,7 @@ def find_cards() -> tuple[Probe | None, str]:
         return FakeGpuProbe(Path(fake)), ""
     nvml = load_nvml()
     if nvml is None:
-        return None, "NVIDIA's library for Python is not installed: pip install nvidia-ml-py"
+        return None, f"NVIDIA's library for Python is not installed: {how_to_install('gpu')}"
     try:
         return NvmlProbe(nvml), ""
     except ProbeError as error:

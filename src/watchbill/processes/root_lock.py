@@ -13,6 +13,7 @@ from typing import Self, cast
 
 from watchbill.errors import RootInUse
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
+from watchbill.root import command_for
 
 __all__ = ["RootLock"]
 
@@ -31,13 +32,14 @@ class RootLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            root = self.path.parent.parent
             holder = _describe(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
             os.close(descriptor)
             if error.errno != errno.EWOULDBLOCK:
                 raise
             raise RootInUse(
-                f"{self.path.parent.parent} belongs to {holder}; "
-                f"stop that one with `watchbill down`, or name another root with --root"
+                f"{root} belongs to {holder}; "
+                f"stop that one with: {command_for(root, 'down')}; or name another root with --root"
             ) from None
         self._descriptor = descriptor
         self.publish(address)

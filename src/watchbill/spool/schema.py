@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from watchbill.errors import ConfigError
+from watchbill.packages import how_to_install
 
 __all__ = ["AnyObject", "BuiltinSchema", "JsonSchema", "Schema"]
 
@@ -52,7 +53,7 @@ class JsonSchema:
         try:
             import jsonschema_rs
         except ImportError as error:
-            raise ConfigError("a JSON Schema needs an extra: pip install 'watchbill[schema]'") from error
+            raise ConfigError(f"a JSON Schema needs a package: {how_to_install('schema')}") from error
         try:
             self._validator: Any = jsonschema_rs.validator_for(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

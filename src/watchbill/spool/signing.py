@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchbill.errors import ConfigError
+from watchbill.packages import how_to_install
 from watchbill.spool.atomic import NotAFile, read_regular, write_file_durable
 from watchbill.spool.names import stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
@@ -135,4 +136,4 @@ def _cryptography() -> _Modules:
     try:
         return _Modules()
     except ImportError as error:
-        raise ConfigError("signed events need an extra: pip install 'watchbill[sign]'") from error
+        raise ConfigError(f"signed events need a package: {how_to_install('sign')}") from error

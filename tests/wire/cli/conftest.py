@@ -171,6 +171,8 @@ class Command:
     @property
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG", "LC_ALL"}}
+        # Beside this Python lies the command itself: hints then call it by its name.
+        inherited["PATH"] = f"{Path(sys.executable).parent}:{inherited.get('PATH', os.defpath)}"
         given = {
             "HOME": str(self.home),
             "WATCHBILL_HOME": str(self.home / "root"),

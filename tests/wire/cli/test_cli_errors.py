@@ -10,6 +10,9 @@ import threading
 
 import pytest
 
+from watchbill.cli.quick import lead_with_command
+from watchbill.root import boot_id, start_time
+
 ALL = [
     ["status"], ["models"], ["requests"], ["load", "m"], ["evict", "m"], ["explain", "m"], ["cancel", "r"],
     ["chat", "hello"], ["events"],
@@ -199,7 +202,14 @@ def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
     """--url beats $WATCHBILL_URL beats what the daemon of the root wrote down."""
     run = tmp_path / "root" / "run"
     run.mkdir(parents=True)
-    record = {"pid": 1, "start_time": 0, "boot_id": "", "url": daemon.url, "version": "0"}
+    pid = os.getpid()
+    record = {
+        "pid": pid,
+        "start_time": start_time(pid),
+        "boot_id": boot_id(),
+        "url": daemon.url,
+        "version": "0",
+    }
     (run / "daemon.json").write_text(json.dumps(record))
     assert alone("status").returncode == 0
     assert alone("--root", str(tmp_path / "root"), "status").returncode == 0
@@ -208,6 +218,68 @@ def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
     alone.url = nowhere
     assert nowhere in alone("status").stderr
     assert alone("status", "--url", daemon.url).returncode == 0
+
+
+ALL_WITH_A_ROOT = [*ALL, ["config", "reload"], ["down"]]
+
+
+@pytest.mark.parametrize("command", ALL_WITH_A_ROOT, ids=" ".join)
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_command_for_a_root_never_reaches_another_daemon(alone, daemon, tmp_path, command, how):
+    """`evict --root EMPTY` used to evict in the daemon of the usual root. The hint starts one for this root."""
+    empty = tmp_path / "an empty root"
+    stale = {"pid": 2**22 + 1, "start_time": 1, "boot_id": boot_id(), "url": daemon.url, "version": "0"}
+    alone.settings["WATCHBILL_URL"] = daemon.url if how == "option" else ""
+    for record in (None, stale):
+        if record is not None:
+            (empty / "run").mkdir(parents=True)
+            (empty / "run" / "daemon.json").write_text(json.dumps(record))
+        if how == "variable":
+            alone.settings["WATCHBILL_HOME"] = str(empty)
+            done = alone(*command)
+            told = "start one with: watchbill up\n"
+        else:
+            done = alone(*command, "--root", str(empty))
+            told = f"start one with: watchbill --root '{empty}' up\n"
+        assert (done.returncode, daemon.heard) == (3, [])
+        assert done.stderr.endswith(told), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["--root", "R", "--quiet", "status", "--json"], ["status", "--json", "--root", "R", "--quiet"]),
+        (["--json", "--url", "U", "status"], ["status", "--json", "--url", "U"]),
+        (["-q", "--root=R", "config", "check", "F"], ["config", "check", "F", "-q", "--root=R"]),
+        (["--config", "F", "--json", "config", "show"], ["config", "show", "--config", "F", "--json"]),
+        (["--root", "R", "maintenance", "run", "ram", "--", "x", "--json"],
+         ["maintenance", "run", "ram", "--root", "R", "--", "x", "--json"]),
+    ],
+)  # fmt: skip
+def test_options_before_the_command_mean_what_they_mean_behind_it(words, same):
+    """Also before commands of two words, and never behind a `--`."""
+    moved = lead_with_command(words)
+    place = moved.index("--") if "--" in moved else len(moved)
+    assert sorted(moved[:place]) == sorted(same[: same.index("--")] if "--" in same else same)
+    assert moved[place:] == (same[same.index("--") :] if "--" in same else [])
+    assert moved[0] == same[0] and (len(same) < 2 or same[1].startswith("-") or moved[1] == same[1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json", "status"], ["--quiet", "--url", "URL", "models"], ["--url=URL", "--json", "requests"],
+    ],
+)  # fmt: skip
+def test_options_are_accepted_before_the_command(alone, daemon, words):
+    daemon.answers["GET", "/wb/v1/requests"] = (200, {"requests": []})
+    alone.url = daemon.url
+    done = alone(*(word.replace("URL", daemon.url) for word in words))
+    assert done.returncode == 0, done.stderr
+
+
+def test_config_commands_take_the_root_before_them(alone, tmp_path):
+    assert alone("--root", str(tmp_path / "a root"), "--quiet", "config", "init").returncode == 0
 
 
 def test_a_broken_record_of_a_daemon_means_no_daemon(alone, tmp_path):

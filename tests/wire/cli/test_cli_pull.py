@@ -41,7 +41,23 @@ def test_a_file_that_is_no_model_is_told_when_it_arrives(alone, gguf_files):
     assert (done.returncode, json.loads(done.stdout)["fetched"]) == (0, True)
     assert done.stderr.startswith("warning: ")
     assert "page.gguf cannot be loaded: not a GGUF file" in done.stderr
-    assert alone("pull", str(gguf_files.embedding())).stderr == ""
+    assert "warning" not in alone("pull", str(gguf_files.embedding())).stderr
+
+
+def test_a_file_that_nobody_serves_comes_with_the_lines_that_serve_it(alone, gguf_files):
+    """Pasted as they stand, they are a config that passes its check; then it is said who serves the file."""
+    done = alone("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf")
+    assert "no model of the config serves it yet" in done.stderr
+    lines = done.stderr.partition("\n\n")[2].partition("\n\n")[0]
+    (alone.home / "watchbill.toml").write_text(lines)
+    assert alone("config", "check").returncode == 0, lines
+    assert done.stderr.endswith("save them as watchbill.toml, then: watchbill up --config watchbill.toml\n")
+    assert (
+        "it is served as: my-model.v2"
+        in alone("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf").stderr
+    )
+    other = alone("pull", str(gguf_files.embedding()), "--name", "other.gguf").stderr
+    assert f"add them to {alone.home / 'watchbill.toml'}" in other
 
 
 def test_a_source_that_is_not_there_fails_and_one_without_its_hash_is_wrong_use(alone, daemon):
