@@ -4,6 +4,7 @@ import signal
 from collections import defaultdict
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # On a busy machine it is the machine that is slow, not the example.
+    settings.register_profile("everywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("everywhere")
     config.addinivalue_line("markers", "torture: a long form, run by `make torture` only")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So a shell starts its background jobs, and everything that the tests start would inherit it.

@@ -42,6 +42,7 @@ LAYERS = (
             "sizes",
             "pull",
             "listeners",
+            "notify",
             "reactor",
         ),
     ),

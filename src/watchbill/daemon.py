@@ -29,6 +29,7 @@ from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS
+from watchbill.notify import Notifier
 from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.patient import PatientProbe
@@ -115,7 +116,9 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
             _fetch_embedded(root, screen)
         withheld = Withheld(catalog.server.key_variables)
         with _event_loop() as runner:
-            return runner.run(_serve(_Setting(root, lock, loaded.file, options, screen, withheld), catalog))
+            return runner.run(
+                _serve(_Setting(root, lock, loaded.file, options, screen, withheld, Notifier()), catalog)
+            )
 
 
 def _with_address(catalog: Catalog, options: Options) -> Catalog:
@@ -175,12 +178,14 @@ class _Setting:
     options: Options
     screen: Screen
     withheld: Withheld  # from engines
+    notifier: Notifier
 
 
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
     root, stopping = setting.root, _Stopping()
     reload_asked = asyncio.Event()
     signals = Signals(stopping.hear, reload_asked.set)
+    notifier = setting.notifier
     journal = Journal(root.path, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
@@ -199,8 +204,11 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         reloading = _Reloading(_Reloaded(driver, spools, serving), setting, reload_asked)
         await reloading.begin()
         log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
+        pings = asyncio.create_task(notifier.keep_watchdog_calm(driver.is_ready), name="watchdog")
+        notifier.ready(f"serving {len(catalog.models)} models at {serving.url}")
         setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
         await stopping.asked.wait()
+        notifier.stopping()
         log.cancel()
         await reloading.close()
         driver.stop_admitting()
@@ -211,6 +219,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await driver.close()
         journal.close()
         root.forget_daemon()
+    pings.cancel()
     signals.leaving(stopping.exit_code)
     return stopping.exit_code
 
@@ -384,6 +393,7 @@ class _Reloading:
     def __init__(self, parts: _Reloaded, setting: _Setting, asked: asyncio.Event) -> None:
         self._parts, self._asked = parts, asked
         self._options, self._screen, self._withheld = setting.options, setting.screen, setting.withheld
+        self._notifier = setting.notifier
         # The file of the start, not whichever is found now: without it that would be the embedded default.
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
@@ -417,6 +427,7 @@ class _Reloading:
 
     async def _try(self) -> None:
         """Reloads; whatever goes wrong, the next change is looked for again."""
+        self._notifier.reloading()
         try:
             await self.reload()
         except (WatchbillError, OSError) as error:
@@ -424,6 +435,9 @@ class _Reloading:
         except Exception:  # noqa: BLE001  a fault of ours in one config must not end the watch for the next
             _LOG.exception("the changed config could not be taken over")
             self._screen.warn("the changed config was refused, the old one stays: Watchbill failed on it")
+        finally:
+            count = len(self._parts.driver.catalog.models)
+            self._notifier.ready(f"serving {count} models at {self._parts.serving.url}")
 
     async def reload(self) -> list[str]:
         """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""

@@ -306,6 +306,8 @@ LEARNED_SAVE_MS = 5_000
 OPERATOR_MS_MAX = 900_000
 #: A driver ends a load at its limit by itself, with the engine's last words; one that does not is ended after this.
 LOAD_OVERTIME_MS = 5_000
+#: One line of status for the init system.
+NOTIFY_TEXT_CHARS_MAX = 200
 #: How often the daemon looks whether its config file changed.
 CONFIG_LOOK_MS = 2_000
 

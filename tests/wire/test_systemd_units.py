@@ -123,6 +123,7 @@ def test_the_daemons_own_unit_restarts_it_when_it_fails() -> None:
         service["ExecStart"] == '/opt/wb/bin/watchbill up --root "/srv/my state" --config /etc/watchbill.toml'
     )
     assert (service["Restart"], service["KillMode"], service["User"]) == ("on-failure", "mixed", "me")
+    assert (service["Type"], int(service["WatchdogSec"]) > 0) == ("notify", True)  # R57, R58
 
 
 @pytest.mark.parametrize("command", ["-rm -rf /", "@x y", "!x", "+x", ":x"])

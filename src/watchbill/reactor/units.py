@@ -67,8 +67,10 @@ def daemon_unit(programs: Programs) -> str:
     return _text(
         ("Unit", [("Description", "Watchbill"), ("After", "network.target")]),
         ("Service", [
-            *_user(programs.user), ("ExecStart", _command(command)), ("Restart", "on-failure"), ("RestartSec", "2"),
-            ("KillMode", "mixed"), ("TimeoutStopSec", "40"),
+            # The first start may fetch a model; a loop that stands still for the watchdog's time is restarted.
+            ("Type", "notify"), ("NotifyAccess", "main"), ("TimeoutStartSec", "3600"), ("WatchdogSec", "60"),
+            *_user(programs.user), ("ExecStart", _command(command)), ("ExecReload", "/bin/kill -HUP $MAINPID"),
+            ("Restart", "on-failure"), ("RestartSec", "2"), ("KillMode", "mixed"), ("TimeoutStopSec", "70"),
         ]),
         ("Install", [("WantedBy", _target(programs))]),
     )  # fmt: skip
