@@ -4,9 +4,11 @@ At each point a stream of the real llama.cpp runs, a model drains because an ans
 being stopped and ignores it, and a fourth is being loaded; the points lie along that load.
 """
 
+import json
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,31 @@ def ledger_is_empty(daemon: Daemon) -> None:
     assert (ram["used"], ram["loading"], ram["stopping"]) == (0, 0, 0)
     assert {model["state"] for model in status["models"].values()} == {"absent"}
     assert sum(model["in_flight"] + model["queued"] for model in status["models"].values()) == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_daemon_that_is_ended_again_and_again_needs_no_repair(place: Place) -> None:
+    """R57, P1, P7: kills and polite ends in turn while a spool fills; every start answers, nothing is lost."""
+    spool, corpus = place.folder / "spool", place.folder / "corpus.jsonl"
+    place.config.write_text(
+        scripted("first", 'text = "one"') + f'[spool.events]\npath = "{spool}"\ncorpus = "{corpus}"\n'
+    )
+    acknowledged: set[str] = set()
+    for round_, number in enumerate([signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM]):
+        daemon = place.up()
+        assert daemon.chat("first")[0] == 200
+        for one in range(5):
+            (place.folder / "event.json").write_text(f'{{"id": "{round_}-{one}", "kind": "x", "ts": 1}}')
+            done = place.run("spool", "enqueue", "--spool", str(spool), "event.json")
+            assert done.returncode == 0, done.stderr
+            acknowledged.add(f"{round_}-{one}")
+        daemon.signal(number)
+        assert daemon.wait() == (0 if number == signal.SIGTERM else -number)
+        eventually(lambda: place.leftovers() == [], GONE_S)
+    daemon = place.up()
+    eventually(lambda: acknowledged <= ids_in(corpus), 30)
+    assert daemon.stop() == 0
+
+
+def ids_in(corpus: Path) -> set[str]:
+    return {json.loads(line)["id"] for line in corpus.read_text().splitlines()} if corpus.exists() else set()

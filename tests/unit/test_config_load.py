@@ -398,7 +398,7 @@ def test_dots_in_texts_and_comments_are_no_keys() -> None:
     "piece", ["a", ".", "a.", '"', "'", '"""', "'''", "\\", "[", "a.'b'.", "# ", "1_", "=", '"a".']
 )
 def test_no_text_takes_long_to_refuse(piece: str) -> None:
-    """R53: a file of the largest size is read or refused in seconds, whatever is repeated in it."""
+    """A file of the largest size is read or refused in seconds, whatever is repeated in it."""
     began = time.process_time()
     for text in (piece * (300_000 // len(piece)), f"a = [{piece * (300_000 // len(piece))}]"):
         with contextlib.suppress(ConfigError):
