@@ -32,8 +32,8 @@ __all__ = [
     "DaemonRecord",
     "Root",
     "boot_id",
-    "disk_fault",
     "command_for",
+    "disk_fault",
     "find_root",
     "start_time",
 ]
