@@ -243,7 +243,8 @@ def test_init_writes_a_config_that_is_right_and_private(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     source = load(file).models["smollm2"].source
     assert source == str(tmp_path / "root/models/SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert f"watchbill config check {file}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"config check {file}" in told and f"--root {tmp_path / 'root'}" in told
 
 
 def test_what_the_starter_shows_in_comments_is_right_as_well(tmp_path: Path) -> None:
