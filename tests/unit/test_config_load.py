@@ -192,6 +192,7 @@ webhook = "http://127.0.0.1:9999/"
         "0.0.0.0", 0,
         (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus", catalog.Bytes(2**21)),),
         ("box.lan",), ("https://chat.lan:3000",), catalog.Bytes(2**20), catalog.Bytes(2**23), 64,
+        frozenset({"ALICE_KEY"}),
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(
         "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)
@@ -235,6 +236,7 @@ webhook = "http://127.0.0.1:9999/"
 
 #: Fields of the catalog that no key sets, and why.
 NOT_SET_BY_A_KEY = {
+    ("Server", "key_variables"): "the names behind `env:` of its keys",
     ("Model", "shared"): "copied from its engine",
     ("Model", "sleeps_when_told"): "copied from its driver",
     ("Model", "stays_if_room"): "follows from leaving idle out",

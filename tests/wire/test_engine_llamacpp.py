@@ -70,7 +70,7 @@ class TestLlamaCpp(EngineContract):
         engine = house.engine({"name": "llamacpp", "driver": "llamacpp"})
 
         async def load(**changes: Any) -> Warm:
-            return await within(15, engine.load(Model(**self.fields("m") | changes), 1))
+            return await within(60, engine.load(Model(**self.fields("m") | changes), 1))
 
         return load
 
@@ -100,9 +100,9 @@ class TestLlamaCpp(EngineContract):
     async def test_each_load_has_a_key_of_its_own(self, house: House) -> None:
         engine = house.engine({"name": "llamacpp", "driver": "llamacpp"})
         model = Model(**self.fields("m"))
-        first = (await within(15, engine.load(model, 1))).endpoint.key
-        await within(15, engine.stop("m"))
-        assert (await within(15, engine.load(model, 2))).endpoint.key != first
+        first = (await within(60, engine.load(model, 1))).endpoint.key
+        await within(60, engine.stop("m"))
+        assert (await within(60, engine.load(model, 2))).endpoint.key != first
 
     @pytest.mark.parametrize(
         "own",
@@ -145,7 +145,7 @@ class TestLlamaCpp(EngineContract):
         """Asleep: llama.cpp gives its weights back after its idle time. Looking does not wake it; waking it does."""
         engine = house.engine({"name": "llamacpp", "driver": "llamacpp"})
         fields = self.fields("m") | {"source": str(gguf_files.chat("60MB")), "sleep_ms": 1_000}
-        warm = await within(15, engine.load(Model(**fields), 1))
+        warm = await within(60, engine.load(Model(**fields), 1))
 
         async def is_asleep() -> bool:
             return await asyncio.to_thread(engine.is_asleep, "m") is True
@@ -158,7 +158,7 @@ class TestLlamaCpp(EngineContract):
         assert await is_asleep(), "looking woke it"
         with pytest.raises(LoadError, match="cannot be put to sleep"):
             await engine.sleep("m", 2)
-        awake = await within(15, engine.rouse(Model(**fields), 3))
+        awake = await within(60, engine.rouse(Model(**fields), 3))
         assert (awake.pid, awake.memory["ram"] > asleep["ram"] + 40 * 10**6) == (warm.pid, True)
 
     async def test_every_slot_has_the_whole_context(self, load: Any) -> None:

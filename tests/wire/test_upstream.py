@@ -461,13 +461,14 @@ async def test_abort_before_the_connection_stands_sends_nothing(upstream: Upstre
 
 
 @by_both_ways
-async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream, host: str) -> None:
+async def test_a_wait_can_be_interrupted_and_taken_up_again(host: str) -> None:
     """A keep-alive comment to the client must not send the request twice."""
+    patient = Upstream()
     async with listening(
         says(b"HTTP/1.1 200 OK\r\n", b"Content-Length: 2\r\n\r\no", b"k", pause_s=0.3)
     ) as peer:
         peer.host = host
-        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
+        call = patient.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
         status, interruptions = 0, 0
         while not status:
             try:
@@ -478,6 +479,7 @@ async def test_a_wait_can_be_interrupted_and_taken_up_again(upstream: Upstream, 
         assert (status, await call.read()) == (200, b"ok")
         assert interruptions >= 1 and len(peer.requests) == 1
         call.abort()
+        await patient.close()
 
 
 @by_both_ways
