@@ -60,8 +60,8 @@ SHAPES: dict[str, Shape] = {
     },
     "Alive": record(status=TEXT),
     "Device": record(
-        capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, loading=WHOLE, stopping=WHOLE,
-        asleep=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT), constraint=maybe(
+        capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, planned=WHOLE, loading=WHOLE,
+        stopping=WHOLE, asleep=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT), constraint=maybe(
             record(
                 trouble={"enum": ["heat", "memory", "power", "throttled"]},
                 figure=NUMBER, limit=NUMBER, throttled=listed(TEXT),
@@ -69,13 +69,22 @@ SHAPES: dict[str, Shape] = {
         ),
     ),
     "Model": record(
-        state={"enum": ["absent", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined"]},
+        state={"enum": [
+            "absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined",
+        ]},
         engine=TEXT, memory=WHOLE, measured=maybe(WHOLE), asleep=maybe(WHOLE), devices=table(WHOLE),
         in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE),
-        reason=maybe(TEXT), permanent=FLAG,
+        reason=maybe(TEXT), trouble=maybe(TEXT), absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
         load_ms=WHOLE, load_is_guess=FLAG, wake_ms=maybe(WHOLE), service_ms=WHOLE, service_is_guess=FLAG,
         idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),
+    "Absence": record(why=TEXT, device=maybe(TEXT), needed=maybe(WHOLE), room=maybe(WHOLE), cause=maybe(TEXT)),
+    "Rotation": record(
+        every_ms=maybe(WHOLE), interval_ms=maybe(WHOLE), next_ms=maybe(WHOLE), next_model=maybe(TEXT),
+        running=maybe(TEXT),
+    ),
+    "Epoch": record(models=listed(TEXT), open=FLAG, ends_ms=maybe(WHOLE), next_ms=maybe(WHOLE)),
+    "Alert": record(t=NUMBER, kind=TEXT, text=TEXT, model=maybe(TEXT), device=maybe(TEXT)),
     "Engine": record(
         driver=TEXT, capabilities=table({"type": ["boolean", "string"]}), silence=maybe(TEXT), places=maybe(WHOLE)
     ),
@@ -88,7 +97,8 @@ SHAPES: dict[str, Shape] = {
     "Status": record(
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
         policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
-        spools=table(ref("Spool")),
+        spools=table(ref("Spool")), policy_failures=WHOLE, policy_failure=maybe(TEXT), rotation=ref("Rotation"),
+        epochs=table(ref("Epoch")), alerts=listed(ref("Alert")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -98,8 +108,8 @@ SHAPES: dict[str, Shape] = {
     "Requests": record(requests=listed(ref("Request"))),
     "Cancelled": record(message=TEXT, id=TEXT),
     "Explanation": record(
-        model=TEXT, state=TEXT, verdict=TEXT, reason=TEXT, companions=table(TEXT), served_by=maybe(TEXT),
-        leaving=listed(TEXT),
+        model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
+        served_by=maybe(TEXT), leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
         terms=ref("Terms"), policy=TEXT,
         inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,

@@ -48,7 +48,7 @@ LAYERS = (
     ),
     Layer("L4 runtime: events to the core, actions to the world", ("runtime", "plans", "fleet")),
     Layer("L5 gateway: HTTP", ("gateway",)),
-    Layer("L6 surface", ("daemon", "cli", "watch", "simulate", "__main__")),
+    Layer("L6 surface", ("daemon", "cli", "watch", "simulate", "testing", "__main__")),
 )
 
 

@@ -125,6 +125,7 @@ class Model:
     group: str | None = None  # exclusive group
     family: str | None = None
     tier: int | None = None  # 1 is the largest of its family; by memory otherwise
+    exact: bool = False  # no lower tier of its family serves in its place, whoever asks
     context: int = 4096  # tokens per slot
     threads: int = 0  # 0: the engine decides
     mmap: bool = False
@@ -199,6 +200,7 @@ class PolicyRules:
     inertia: float = 1.5
     weights: tuple[float, ...] = (10.0, 3.0, 1.0, 0.3, 0.0)  # by WorkClass
     parallel_loads: int = 1  # on the whole host, beside each device's own limit
+    strategy: type[object] | None = None  # the class that `name` means, where it is none of ours
 
 
 @dataclass(frozen=True, slots=True)

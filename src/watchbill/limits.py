@@ -294,6 +294,8 @@ ACCESS_LOG_LINES_MAX = 10_000
 
 #: Alerts that wait to be sent; more are written down only.
 ALERTS_WAITING_MAX = 64
+#: The last alerts that `status` shows.
+ALERTS_KEPT_MAX = 20
 #: How long a command or webhook may take with one alert.
 ALERT_SEND_MS = 10_000
 #: `/ready` turns red when the scheduler has not turned for this long.

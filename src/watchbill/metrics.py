@@ -30,12 +30,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Table = Mapping[str, object]
 
 #: Model states that `status` knows; each model has exactly one of them at 1.
-STATES = ("absent", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined")
+STATES = ("absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined")
 DEVICE_GAUGES = {
     "capacity": "Memory of the device, after the configured cap.",
     "reserve": "Memory kept free for other services.",
     "budget": "What models may occupy together.",
     "used": "What warm models occupy.",
+    "planned": "What is promised to models that load next.",
     "loading": "What loading models will occupy.",
     "stopping": "What stopping models still occupy.",
     "available": "What the machine reports as available now.",

@@ -138,6 +138,43 @@ def reload(place: Place, daemon: Daemon, config: str, how: str, *, refused: bool
         assert "watchbill.toml:" in daemon.stderr and "modles" in daemon.stderr
 
 
+def test_a_model_that_is_put_back_before_its_process_is_gone_answers_again(place: Place) -> None:
+    """LANE-04: an editor that saves twice. The model's next request is answered, and `explain` does not fail."""
+    stubborn = scripted("stubborn", 'fail = "ignore-term"')
+    place.config.write_text(OTHER + stubborn)
+    daemon = place.up()
+    assert daemon.chat("stubborn")[0] == 200
+    first = daemon.model("stubborn")["pid"]
+    place.config.write_text(OTHER)
+    assert place.run("config", "reload").returncode == 0
+    assert daemon.is_in("stubborn", "stopping")
+    place.config.write_text(OTHER + stubborn)
+    assert place.run("config", "reload").returncode == 0
+    explained = place.run("explain", "stubborn")
+    assert explained.returncode == 0, explained.stderr
+    status, _, answer = daemon.chat("stubborn", 5)
+    assert status == 200, answer
+    assert daemon.model("stubborn")["pid"] != first
+    assert daemon.stop() == 0
+
+
+def test_a_key_that_the_process_does_not_see_leaves_it_warm(place: Place) -> None:
+    """RES-09: priority, aliases and idle time change; the process stays, a request on it runs on."""
+    place.config.write_text(TALKER + OTHER)
+    daemon = place.up()
+    stream = daemon.stream("talker", 20)
+    assert stream.event()
+    before = daemon.model("talker")["pid"]
+    rules = 'priority = 1\naliases = ["speaker"]\nidle = "9m"\nfamily = "voices"\n'
+    place.config.write_text(scripted("talker", 'service = "4s", tokens = 20', rules) + OTHER)
+    assert place.run("config", "reload").returncode == 0
+    assert stream.rest()[-1] == "[DONE]"
+    assert daemon.chat("speaker", 1)[0] == 200
+    model = daemon.model("talker")
+    assert (model["pid"], model["loads"], model["evictions"]) == (before, 1, 0)
+    assert daemon.stop() == 0
+
+
 def test_a_config_that_was_emptied_or_is_gone_changes_nothing(place: Place) -> None:
     """pitfalls: validated whole, then applied or refused: `> watchbill.toml` by mistake does not end every model."""
     place.config.write_text(OTHER)

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.station import Stage
 from watchbill.runtime.explain import duplicate, explain
@@ -26,13 +25,13 @@ FIGURES = {
 
 
 def asked(world: World, model: str) -> m.Request:
-    lane = world.catalog.lanes["interactive"]
+    lane = world.catalog.lane_for("interactive")  # a reload may have removed it
     priority = lane.priority or world.catalog.models[model].priority
     return m.Request(
         "explain",
         model,
         lane.name,
-        WorkClass.INTERACTIVE,
+        lane.work_class,
         int(world.now),
         lane.max_wait_ms,
         lane.timeout_ms,

@@ -227,3 +227,18 @@ def test_a_lane_that_gets_a_limit_while_it_is_used_keeps_to_it(
         world.feed(m.Reconfigured(replace(state.catalog, lanes=changed), {}))
         assert running_of(3) == at_once
     assert {c.outcome for c in world.callers.values()} == {"answered"}
+
+
+def test_an_operators_call_goes_before_a_request_that_is_nearly_out_of_patience(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-06: before every other of its class, in every line."""
+    world = world_of(model("A"), known_service_ms=4_000)
+    world.arrive("A", 58_000, lane="chat")
+    world.run(3_500)
+    urgent = world.arrive("A", 300, lane="chat")
+    world.run(60_800)
+    mine = world.arrive("A", 300, lane="chat", operator=True)
+    world.run(80_000)
+    assert mine.started_at is not None
+    assert urgent.started_at is None or mine.started_at < urgent.started_at

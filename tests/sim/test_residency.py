@@ -317,7 +317,7 @@ def test_rotation_slows_down_while_it_loads_more_than_it_works(world_of: WorldOf
     world = world_of(model("A", 16, background=BackgroundTask("Look.")), load_ms=2_000)
     rules = RotationRules(Millis(60_000), max_ms=Millis(200_000))
     world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
-    rotation = world.core._rotation  # pyright: ignore[reportPrivateUsage]
+    rotation = world.core.rotation  # pyright: ignore[reportPrivateUsage]
     seen = [rotation.interval_ms]
     for load, useful in ((900, 1), (900, 1), (900, 1), (1, 900), (1, 900), (1, 900)):
         world.feed(m.TaskEnded("A", load, useful, True, "done"))

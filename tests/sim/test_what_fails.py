@@ -15,9 +15,10 @@ from watchbill.core import messages as m
 from watchbill.core.budget import shortage
 from watchbill.core.eviction import cover
 from watchbill.core.machine import Machine
+from watchbill.core.policy import Plan, Policy
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
-from watchbill.core.tipping import Fifo, Plan, Policy, Rate, Turn, Turns, movable, waiting
+from watchbill.core.tipping import Fifo, Rate, Turn, Turns, movable, waiting
 from watchbill.simulate.compare import CONTENDERS, Contender, run_seeds
 from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.report import Report

@@ -121,6 +121,7 @@ idle = "1h"
 group = "heavy"
 family = "f"
 tier = 1
+exact = true
 context = 8192
 threads = 2
 mmap = true
@@ -205,7 +206,8 @@ webhook = "http://127.0.0.1:9999/"
     )
     assert found.models["big"] == catalog.Model(
         "big", "own", "/srv/watchbill/big.gguf", {"ram": 46 * gigabyte // 10}, ("ram",), ("b",), permanent=True,
-        priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", tier=1, context=8192,
+        priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", tier=1, exact=True,
+        context=8192,
         threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
         probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),
         quota=6 * gigabyte, background=catalog.BackgroundTask(command="last-op"),
@@ -241,6 +243,7 @@ NOT_SET_BY_A_KEY = {
     ("Model", "sleeps_when_told"): "copied from its driver",
     ("Model", "stays_if_room"): "follows from leaving idle out",
     ("EngineRules", "options"): "no driver reads any",
+    ("PolicyRules", "strategy"): "the class that name means",
 }
 
 

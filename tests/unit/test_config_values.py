@@ -88,7 +88,8 @@ MATRIX = [
      "3: models.a.idle: False is not a duration in seconds; write for example 30s, 5m or 1h30m"),
     (MODEL + 'idle = "1000d"', "3: models.a.idle: '1000d' is longer than 100 days; write for example 30s, 5m or 1h30m"),
     # words
-    ("[policy]\nname = 'rates'", '2: policy.name: must be one of rate, turns, fifo, not "rates"; did you mean rate?'),
+    ("[policy]\nname = 'rates'",
+     "2: policy.name: must be one of rate, turns, fifo, or package.module:Class, not 'rates'; did you mean rate?"),
     ("[lanes.x]\nclass = 'zzz'", '2: lanes.x.class: must be one of interactive, normal, background, not "zzz"'),
     ("[lanes.x]\nclass = 3", "2: lanes.x.class: must be one of interactive, normal, background, not 3"),
     (MODEL + "script = { fail = 'crash-on-laod' }",

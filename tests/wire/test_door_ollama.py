@@ -137,9 +137,10 @@ async def test_a_model_for_ever_ends_in_centuries_and_after_an_unload_it_is_gone
         assert differences(Recorded("ps_forever").objects[0]["models"][0], listed[0]) == []
         ends = {each["name"]: each["expires_at"] for each in listed}
         assert ends["stays:latest"] > "2300" > ends["smol:latest"]
-        for model in ("smol", "stays"):
-            answer = await opened.ask("/api/generate", {"model": model, "keep_alive": 0})
-            assert answer.json["done_reason"] == "unload"
+        gone = await opened.ask("/api/generate", {"model": "smol", "keep_alive": 0})
+        assert gone.json["done_reason"] == "unload"
+        kept = await opened.ask("/api/generate", {"model": "stays", "keep_alive": 0})
+        assert (kept.json["done_reason"], kept.json["watchbill"]) == ("load", {"stays": "permanent"})
         await eventually(lambda: opened.driver.status()["models"]["smol"]["state"] == "absent")
         left = (await opened.ask("/api/ps")).json["models"]
         assert [each["name"] for each in left] == ["stays:latest"]  # RES-02: a permanent one is not unloaded

@@ -30,3 +30,6 @@ CLI_DRAIN_LOOK_S = 0.2
 CLI_CALL_S = 2.0
 #: Files and folders that a drain names when it may not touch them.
 CLI_BARRED_SHOWN = 5
+
+#: Alerts that `status` shows to people; --json has all that the daemon keeps.
+CLI_ALERTS_SHOWN = 5

@@ -15,7 +15,7 @@ from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.limits import SIMULATE_SEEDS_MAX
 from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive_weight
-from watchbill.simulate.compare import CONTENDERS, average, run
+from watchbill.simulate.compare import CONTENDERS, average, contender_of, run
 from watchbill.simulate.day import day
 from watchbill.simulate.report import LAWS, Report
 from watchbill.simulate.scenario import Scenario
@@ -191,7 +191,7 @@ class _Task:
     def _each(self, policy: str, scenario: Scenario, show: Callable[[int], None]) -> list[Report]:
         reports: list[Report] = []
         for seed in self.seeds:
-            reports.append(run(scenario, CONTENDERS[policy], seed))
+            reports.append(run(scenario, contender_of(policy, scenario.catalog.policy), seed))
             show(len(reports))
         return reports
 

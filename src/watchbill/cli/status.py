@@ -4,9 +4,11 @@ Owns how a device, a model, a lane and a request look. Only reads; every field m
 be older or newer than the command line that asks it.
 """
 
+import time
 from collections.abc import Mapping
 from typing import cast
 
+from watchbill.cli.bounds import CLI_ALERTS_SHOWN
 from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.units import format_bytes, format_millis
 
@@ -30,6 +32,7 @@ _NO_MODELS = "no models; name one in watchbill.toml, or start from: watchbill co
 #: How a state is marked: sign, styles.
 _STATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ready": ("●", ("green",)),
+    "planned": ("◍", ("yellow",)),
     "loading": ("◐", ("yellow",)),
     "draining": ("◌", ("magenta",)),
     "stopping": ("◌", ("magenta",)),
@@ -72,6 +75,40 @@ def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
     lines += ["", *draw_models(models, terminal), "", *_draw_lanes(lanes, terminal)]
     if spools := fields(status.get("spools")):
         lines += ["", *_draw_spools(spools, terminal)]
+    if turns := _draw_turns(status):
+        lines += ["", *turns]
+    if alerts := rows_of(status.get("alerts"), "alerts"):
+        lines += ["", *_draw_alerts(alerts, terminal)]
+    return lines
+
+
+def _draw_turns(status: Fields) -> list[str]:
+    """When rotation and ingestion windows come next."""
+    rotation, lines = fields(status.get("rotation")), list[str]()
+    if interval := figure(rotation.get("interval_ms")):
+        told = f"rotation: every {format_millis(interval)}"
+        if running := rotation.get("running"):
+            told += f", {plain(running)} has its turn now"
+        if (model := rotation.get("next_model")) and rotation.get("next_ms") is not None:
+            told += f"; next: {plain(model)} in {format_millis(figure(rotation.get('next_ms')))}"
+        lines.append(told)
+    for name, epoch in fields(status.get("epochs")).items():
+        window = fields(epoch)
+        if window.get("open"):
+            lines.append(f"epoch {plain(name)}: open for {format_millis(figure(window.get('ends_ms')))}")
+        elif window.get("next_ms") is not None:
+            lines.append(f"epoch {plain(name)}: opens in {format_millis(figure(window.get('next_ms')))}")
+    return lines
+
+
+def _draw_alerts(alerts: list[Fields], terminal: Terminal) -> list[str]:
+    """The newest alerts, with the time of the day."""
+    lines = [terminal.mark("recent alerts", "bold")]
+    for alert in alerts[:CLI_ALERTS_SHOWN]:
+        at = alert.get("t")
+        clock = time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?"
+        text = f"{clock}  {plain(alert.get('kind') or '')}: {plain(alert.get('text') or '')}"
+        lines += [terminal.mark(each, "yellow") for each in terminal.wrapped(text, 2)]
     return lines
 
 
@@ -145,9 +182,12 @@ def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
         Part(max(budget - used - loading - stopping, 0), "·", "dim"), Part(max(capacity - budget, 0), "░", "blue"),
     ]  # fmt: skip
     told = f"{format_bytes(used + loading + stopping)} of {format_bytes(budget)}"
+    planned = figure(device.get("planned"))
+    promised = [f"        {format_bytes(planned)} promised to models that load next"] if planned else []
     return [
         f"{terminal.mark(name.ljust(7), 'bold')} {terminal.bar(parts, _BAR_CELLS)}  {told}",
         *_legend(parts, figure(device.get("available")), terminal),
+        *promised,
     ]
 
 

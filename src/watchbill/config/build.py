@@ -12,6 +12,7 @@ from watchbill.config.process_types import build_process_types
 from watchbill.config.rotations import build_background, build_epochs, build_rotation, idle_of
 from watchbill.config.settle import asleep_of, memory_of
 from watchbill.config.spools import build_spools
+from watchbill.config.strategies import find_strategy
 from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
 
 __all__ = ["build"]
@@ -26,7 +27,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         engines=engines,
         models=models,
         lanes={name: _lane(name, table) for name, table in document.lanes.items()},
-        policy=_policy(document),
+        policy=_policy(document, base),
         server=_server(document, environment),
         rotation=build_rotation(document.rotation),
         epochs=build_epochs(document),
@@ -138,6 +139,7 @@ def _model(
         group=table.group,
         family=table.family,
         tier=table.tier,
+        exact=table.exact,
         context=table.context,
         threads=table.threads,
         mmap=table.mmap,
@@ -193,7 +195,7 @@ def _lane(name: str, table: LaneTable) -> catalog.Lane:
     )
 
 
-def _policy(document: Document) -> catalog.PolicyRules:
+def _policy(document: Document, base: Path) -> catalog.PolicyRules:
     policy, weights = document.policy, document.policy.weights
     _, _, _, leased, rotation = catalog.PolicyRules().weights
     return catalog.PolicyRules(
@@ -203,4 +205,5 @@ def _policy(document: Document) -> catalog.PolicyRules:
         inertia=policy.inertia,
         weights=(weights.interactive, weights.normal, weights.background, leased, rotation),
         parallel_loads=policy.parallel_loads,
+        strategy=find_strategy(policy.name, base),
     )

@@ -21,6 +21,7 @@ from watchbill.config.rotations import check_rotation
 from watchbill.config.sets import check_sets
 from watchbill.config.settle import GPU_DEFAULTS, asleep_of
 from watchbill.config.spools import check_captures, check_spools
+from watchbill.config.strategies import check_strategy
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.units import spell_bytes
 
@@ -45,6 +46,7 @@ def check(draft: Draft) -> Iterator[Wrong]:
         yield from _check_model(draft, name, table)
     yield from _check_names(draft)
     yield from _check_tiers(draft)
+    yield from check_strategy(draft)
     yield from check_fit(draft)
     yield from check_sets(draft)
     yield from check_spools(draft)

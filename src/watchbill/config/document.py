@@ -22,6 +22,7 @@ from watchbill.config.fields import (
     Memory,
     ModelName,
     PlainName,
+    PolicyName,
     Portion,
     Priority,
     Rate,
@@ -198,6 +199,9 @@ class ModelTable(Table):
     tier: int | None = Field(
         default=None, ge=1, le=100, description="Its place in the family, 1 the largest; by memory otherwise."
     )
+    exact: bool = Field(
+        default=False, description="Requests for it are never served by a lower tier of its family."
+    )
     context: int = Field(
         default=4096, ge=16, le=limits.CONTEXT_TOKENS_MAX, description="Tokens of context for each request."
     )
@@ -266,7 +270,11 @@ class WeightsTable(Table):
 class PolicyTable(Table):
     """How it is decided which models are in memory."""
 
-    name: Literal["rate", "turns", "fifo"] = Field(default="rate", description="The rule.")
+    name: PolicyName = Field(
+        default="rate",
+        description="The rule: rate, turns, fifo, or a class of your own as package.module:Class.",
+        examples=["turns"],
+    )
     alpha: Rate = Field(default=1.0, description="A loaded model keeps its place for alpha x its load time.")
     linger: Rate = Field(default=1.0, description="An idle model keeps its price for linger x its load time.")
     inertia: Rate = Field(default=1.5, description="What must be gained to displace a model, as a factor.")

@@ -20,9 +20,10 @@ from watchbill.templates import Template
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "FAILURES", "REFUSED", "Count", "DeviceNames", "Duration", "EnvName", "Failures", "Hostname", "HttpPath", "KeyText",
-    "LaneText", "Line", "Memory", "ModelName", "Origin", "PlainName", "Portion", "Priority", "Rate", "Share", "Size",
-    "TemplateText", "UnitName", "Url", "Written", "is_device_name", "is_loopback", "refused",
+    "FAILURES", "POLICIES", "REFUSED", "Count", "DeviceNames", "Duration", "EnvName", "Failures", "Hostname",
+    "HttpPath", "KeyText", "LaneText", "Line", "Memory", "ModelName", "Origin", "PlainName", "PolicyName", "Portion",
+    "Priority", "Rate", "Share", "Size", "TemplateText", "UnitName", "Url", "Written", "is_device_name", "is_loopback",
+    "refused",
 ]  # fmt: skip
 
 #: The type of our own errors inside pydantic's.
@@ -37,6 +38,9 @@ FAILURES = (
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[?[0-9a-fA-F:.]{2,45}\]?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]{1,255}")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+#: The policies that come with Watchbill.
+POLICIES = ("rate", "turns", "fifo")
+_CLASS = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
 _DEVICE = re.compile(r"ram|gpu:(?:0|[1-9][0-9]{0,2})")
 
 
@@ -183,6 +187,16 @@ def _check_key_text(text: str) -> str:
     return text
 
 
+def _check_policy_name(text: str) -> str:
+    """One of ours, or a class of somebody else's."""
+    if text in POLICIES or re.fullmatch(_CLASS, text):
+        return text
+    near = get_close_matches(text, POLICIES, n=1)
+    hint = f"did you mean {near[0]}?" if near else "write for example turns, or my_policies:Mine"
+    words = ", ".join(POLICIES)
+    raise refused(f"must be one of {words}, or package.module:Class, not {text[:60]!a}", hint)
+
+
 def _check_line(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise refused("must not be empty", "write a text or leave the key out")
@@ -237,6 +251,11 @@ Failures = Annotated[
     ),
 ]
 ModelName = Annotated[str, AfterValidator(_through(names.check_model_name))]
+PolicyName = Annotated[
+    str,
+    AfterValidator(_check_policy_name),
+    WithJsonSchema({"type": "string", "pattern": f"^(?:{'|'.join(POLICIES)}|{_CLASS})$"}),
+]
 PlainName = Annotated[str, AfterValidator(_through(names.check_plain_name))]
 UnitName = Annotated[str, AfterValidator(_through(names.check_unit_name))]
 DeviceNames = Annotated[

@@ -8,9 +8,9 @@ import msgspec
 
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, LetGo, Parting, Request, Returned
+from watchbill.core.policy import Policy
 from watchbill.core.state import State
 from watchbill.core.station import LULL_MS, Running, Station
-from watchbill.core.tipping import Policy
 
 __all__ = ["Dispatch"]
 
@@ -24,7 +24,7 @@ class Dispatch:
 
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
-        self._policy = policy
+        self.policy = policy
 
     # ------------------------------------------------------------------ starts
 
@@ -62,7 +62,7 @@ class Dispatch:
 
     def _make_way(self, station: Station, request: Request, now: int) -> None:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
-        if request.work_class is not WorkClass.INTERACTIVE or self._policy.in_order:
+        if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
             return  # in strict order the older one would be granted again, cut again, and so on for ever
         if station.lingering or any(running.cut == "requeue" for running in station.running.values()):
             return  # a slot is on its way already
@@ -77,7 +77,7 @@ class Dispatch:
 
     def _next(self, station: Station, now: int) -> Request | None:
         """The first of its lines; but who is within one service time of the due goes before all."""
-        if self._policy.in_order:
+        if self.policy.in_order:
             return self._next_in_order(station)
         if not station.companies:
             return self._next_of(station, now)
@@ -88,10 +88,12 @@ class Dispatch:
         return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
 
     def _next_of(self, station: Station, now: int) -> Request | None:
+        first = station.line.first()
+        if first is not None and first.operator and self._lane_is_free(first):
+            return first  # LANE-06: before every other of its class, and no higher class waits
         urgent = station.line.earliest_due()
         if urgent is not None and self._is_urgent(station, *urgent, now) and self._lane_is_free(urgent[1]):
             return urgent[1]
-        first = station.line.first()
         if first is None or self._lane_is_free(first):
             return first
         return next((r for r in map(station.line.get, station.line.ids()) if self._lane_is_free(r)), None)
@@ -142,6 +144,7 @@ class Dispatch:
         if request.work_class is not _ROTATION:
             state.release(station, request, now)
         else:
+            station.last_used = now  # its idle time counts from the end of the task (RES-16)
             state.rest(station)
 
     def _blame(self, station: Station, running: Running, event: Ended, now: int) -> None:
@@ -170,11 +173,9 @@ class Dispatch:
         if self._state.is_closing:
             self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
             return
-        for name in request.companions:
-            beside = self._state.stations.get(name)
-            if beside is None or beside.is_retired:
-                self._state.refuse(request.id, "model_not_found", f"{name} is no longer in the config")
-                return
+        if missing := self._state.missing_of(request):
+            self._state.refuse(request.id, "model_not_found", f"{missing} is no longer in the config")
+            return
         request = _remainder(running, now)
         since = request.arrived_at if running.cut in (None, "engine_failed") else now
         due = max(now + 1, since + request.max_wait_ms)

@@ -36,6 +36,16 @@ class Epochs:
                 if station.in_epoch:
                     self._raise(station, epoch)
 
+    def ends_in(self, name: str, now: int) -> int | None:
+        """Milliseconds until an open window ends; None while it is closed."""
+        opened, epoch = self._opened.get(name), self._state.catalog.epochs.get(name)
+        return None if opened is None or epoch is None else max(0, opened + epoch.window_ms - now)
+
+    def next_in(self, name: str, now: int) -> int | None:
+        """Milliseconds until a window opens by its schedule, if there is work then; None before it was planned."""
+        due = self._next.get(name)
+        return None if due is None else max(0, due - now)
+
     def _open_or_close(self, epoch: Epoch, stations: list[Station], now: int) -> None:
         work = any(s.line or s.running for s in stations)
         opened = self._opened.get(epoch.name)

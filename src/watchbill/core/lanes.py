@@ -6,15 +6,16 @@ Waiting in a lane always ends: with a grant, a refusal at the due time, or becau
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
 from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.messages import Admit, Arrived, Left, Request
+from watchbill.core.policy import Policy
 from watchbill.core.sets import Sets
 from watchbill.core.state import State
 from watchbill.core.station import AWAY, Ghost, Stage, Station
-from watchbill.core.tipping import Policy
 
 __all__ = ["Lanes"]
 
@@ -28,6 +29,13 @@ CLOSING_RETRY_MS = 5_000
 #: Asked for at every arrival, and a look into an enum takes ten times longer.
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 _READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
+
+
+class _Hindrance(Enum):
+    """Why a model cannot serve who waits for it now."""
+
+    GONE = "gone"  # quarantined, too large, or no longer in the config
+    LENT = "lent"  # its device is in maintenance, and comes back
 
 
 class Lanes:
@@ -82,17 +90,22 @@ class Lanes:
         if request.companions:
             return self._sets.choices(request, now)
         below = [] if request.exact else self._state.tiers_below(station)
-        usable = [s for s in (station, *below) if not s.is_quarantined(now) and self._can_be_there(s)]
+        usable = [s for s in (station, *below) if self._may_serve(s, now)]
         if len(usable) > 1:
             usable.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
         return usable
 
-    def _can_be_there(self, station: Station) -> bool:
+    def _may_serve(self, station: Station, now: int) -> bool:
+        if station.is_retired or station.is_quarantined(now):
+            return False
         return station.stage is Stage.READY or self._state.can_ever_fit(station)
 
     def _must_wait_for_health(self, station: Station) -> bool:
-        """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
-        return station.stage in AWAY and self._state.ledger.is_constrained(station.needs)
+        """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
+        ledger, needs = self._state.ledger, station.needs
+        if ledger.in_maintenance(needs):
+            return station.stage is not _READY  # whatever is still there is on its way out
+        return station.stage in AWAY and ledger.is_constrained(needs)
 
     def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
         refuse = self._state.refuse
@@ -149,11 +162,15 @@ class Lanes:
         self._state.refuse(request.id, "lane_full", text, CLOSING_RETRY_MS)
         return True
 
-    def _admit(self, request: Request, station: Station, forecast: float, now: int) -> None:
-        self._count_use(request, station, now)
+    def _admit(
+        self, request: Request, station: Station, forecast: float, now: int, due: int | None = None
+    ) -> None:
+        """Puts a request into a line. One that was moved keeps its deadline, and is demand only once."""
+        if due is None:
+            self._count_use(request, station, now)
         if request.companions:
             request = replace(request, companions=tuple(s.name for s in station.members[1:]))
-        self._state.join(station, request, request.arrived_at + request.max_wait_ms)
+        self._state.join(station, request, request.arrived_at + request.max_wait_ms if due is None else due)
         self._state.out.append(Admit(request.id, station.serving.name, round(forecast), request.companions))
 
     def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
@@ -206,22 +223,48 @@ class Lanes:
             self._state.dismiss(running.request, now)
             self._state.unanswered(station, event.parting, now)
 
-    def resettle(self, now: int) -> None:
-        """Answers who waits for a model that turned out too large: a lower tier serves, or nobody ever will.
+    def rehome(self, now: int) -> None:
+        """RES-13: moves requests whose model cannot serve them now to another tier of its family, and tells the others.
 
-        A size that was not known shows with the first load; to wait for the end of max_wait would help nobody."""
-        for station in self._state.stations.values():
-            if not station.line or station.stage in _COMING or self._state.can_ever_fit(station):
-                continue
-            station.ghost = None
-            for request_id in station.line.ids():
-                due = station.line.due_of(request_id)
-                request = self._state.withdraw(station, request_id)
-                if choices := self._choices(request, self._state.stations[request.model], now):
-                    self._state.join(choices[0], request, due)
-                    self._state.out.append(Admit(request.id, choices[0].name, 0))
-                else:
-                    self._refuse_unservable(request, station, now)
+        A model that is quarantined, removed, or turned out too large serves nobody: a request that no other tier can
+        take is answered at once. A model whose device is lent comes back: its requests wait on, unless a tier elsewhere
+        can take them.
+        """
+        if not self._state.waiting:
+            return
+        for station in self._state.lines():
+            if station.line and (hindered := self._hindrance(station, now)):
+                for request_id in station.line.ids():
+                    self._move(station, request_id, now, must=hindered is _Hindrance.GONE)
+
+    def _hindrance(self, station: Station, now: int) -> "_Hindrance | None":
+        members = station.members or (station,)
+        if any(s.is_retired or s.is_quarantined(now) for s in members):
+            return _Hindrance.GONE
+        if not station.members and station.stage not in _COMING and not self._state.can_ever_fit(station):
+            return _Hindrance.GONE  # a size that was not known shows with the first load
+        is_lent = station.stage is not _READY and self._state.ledger.in_maintenance(station.needs)
+        return _Hindrance.LENT if is_lent else None
+
+    def _move(self, station: Station, request_id: str, now: int, *, must: bool) -> None:
+        state, request, due = self._state, station.line.get(request_id), station.line.due_of(request_id)
+        if missing := state.missing_of(request):
+            state.withdraw(station, request_id)
+            state.refuse(request_id, "model_not_found", f"{missing} is no longer in the config")
+            return
+        asked = state.stations[request.model]
+        usable = [s for s in self._choices(request, asked, now) if s is not station]
+        chosen = next(
+            (s for s in usable if self._hindrance(s, now) is None), usable[0] if must and usable else None
+        )
+        if chosen is not None:
+            state.withdraw(station, request_id)
+            forecast = now - request.arrived_at + self.policy.forecast(state, chosen, request, now).ms
+            self._admit(request, chosen, min(forecast, request.max_wait_ms), now, due)
+            state.note("tier", f"in place of {station.serving.name}", chosen.serving, request=request_id)
+        elif must:
+            state.withdraw(station, request_id)
+            self._refuse_unservable(request, asked, now)
 
     def lay_ghosts(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""
@@ -235,13 +278,12 @@ class Lanes:
 
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
-        for station in self._state.lines():
-            while (first := station.line.earliest_due()) and now >= first[0]:
-                self._expire_one(station, first[1], now)
+        while (first := self._state.patience.first()) and now >= first[0]:
+            due, request_id = first
+            self._expire_one(self._state.home[request_id], request_id, due, now)
 
-    def _expire_one(self, station: Station, request: Request, now: int) -> None:
-        due = station.line.due_of(request.id)
-        self._state.withdraw(station, request.id)
+    def _expire_one(self, station: Station, request_id: str, due: int, now: int) -> None:
+        request = self._state.withdraw(station, request_id)
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and station.stage in AWAY and self.policy.refuses_late:
             due = due if station.ghost is None else min(due, station.ghost.due)
@@ -258,10 +300,12 @@ class Lanes:
 
     def _bound(self, request: Request) -> str:
         """Whose patience it was."""
-        lane = self._state.catalog.find_lane(request.lane)
-        if request.max_wait_ms < lane.max_wait_ms:
+        lane = self._state.catalog.lanes.get(
+            request.lane
+        )  # None: our own rotation's, or removed since it came
+        if lane is not None and request.max_wait_ms < lane.max_wait_ms:
             return "the deadline of its caller"
-        return f"the max_wait of lane {lane.name}"
+        return f"the max_wait of lane {request.lane}"
 
 
 def _out_of_time(model: str, request: Request) -> str:

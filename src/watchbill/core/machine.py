@@ -19,17 +19,19 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
+from watchbill.core.absence import Missing
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.epochs import Epochs
+from watchbill.core.guarded import make_policy
 from watchbill.core.lanes import Lanes
 from watchbill.core.operator import Operator
+from watchbill.core.policy import Policy
 from watchbill.core.pressure import Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
 from watchbill.core.state import WAKE_MAX_MS, State
 from watchbill.core.station import PAUSE_MS, STAYING, Stage, Station
-from watchbill.core.tipping import POLICIES, Policy
 from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
 
@@ -46,15 +48,16 @@ class Machine:
         self, catalog: Catalog, known: Mapping[str, m.Knowledge], policy: Policy | None = None
     ) -> None:
         self.state = State(catalog, known)
-        self.policy = policy or POLICIES[catalog.policy.name]()
+        self.policy = policy or make_policy(catalog.policy)
         self._lanes = Lanes(self.state, self.policy)
         self._dispatch = Dispatch(self.state, self.policy)
         self._do = Transitions(self.state)
         self._residency, self._pressure = Residency(self.state, self._do), Pressure(self.state, self._do)
         self._operator = Operator(self.state, self._do)
         self._reconfigure = Reconfigure(self.state)
-        self._rotation, self._epochs = Rotation(self.state), Epochs(self.state)
+        self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
+        self._missing = Missing(self.state)
         self._seen = -1  # the state's changes when the last turn began
         self.routes = {
             m.Arrived: self._lanes.arrived,
@@ -74,8 +77,8 @@ class Machine:
             m.EvictAsked: self._operator.evict_asked,
             m.RetryAsked: self._operator.retry_asked,
             m.MaintenanceAsked: self._operator.maintenance_asked,
-            m.TaskEnded: self._rotation.task_ended,
-            m.Reconfigured: self._reconfigure.reconfigured,
+            m.TaskEnded: self.rotation.task_ended,
+            m.Reconfigured: self._reconfigured,
             m.Closing: self._closing,
             m.Tick: self._woke,
         }
@@ -125,6 +128,7 @@ class Machine:
 
     def _turn(self, now: int, *, overdue: bool) -> None:
         """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
+        self._lanes.rehome(now)
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
         self.state.muster(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
@@ -135,23 +139,30 @@ class Machine:
             self._residency.enforce_deadlines(now)
         self._do.drop_unwanted_plans(now)
         self._operator.answer(now)
-        self._epochs.turn(now)
+        self.epochs.turn(now)
         if overdue or is_new:
             self._reset_faulty(now)  # before grants: nobody is sent to a model that is about to be reset
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
-            self._lanes.resettle(now)
+            self._lanes.rehome(now)  # what was forced may have closed a model that can never come back
         self._plan(now)
         self._do.advance(now)
         self._reconfigure.settle()
-        self._rotation.turn(now)
-        self._watchdog.listen(self._rotation.interval_ms, now)
+        self.rotation.turn(now)
+        self._missing.turn(now)
+        self._watchdog.listen(self.rotation.interval_ms, now)
         self._arm(now)
 
     def _observed(self, event: m.Observed, now: int) -> None:
         self._residency.observed(event, now)
         self._pressure.observed(event, now)
+
+    def _reconfigured(self, event: m.Reconfigured, now: int) -> None:
+        before, rules = self.state.catalog.policy, event.catalog.policy
+        self._reconfigure.reconfigured(event, now)
+        if (rules.name, rules.strategy) != (before.name, before.strategy):
+            self.policy = self._lanes.policy = self._dispatch.policy = make_policy(rules)
 
     def _reset_faulty(self, now: int) -> None:
         for station, why in self._watchdog.faults(now):
@@ -186,9 +197,10 @@ class Machine:
         for station in self.state.stations.values():
             if station.stage is not Stage.ABSENT or station.is_planned_for:
                 self._add_wakes(station)
+        if (first := self.state.patience.first()) is not None:
+            wakes.append(first[0])
         for company in self.state.companies.values():
-            first = company.line.earliest_due()
-            wakes += [company.retry_at, company.ghost_ends, 0 if first is None else first[0]]
+            wakes += [company.retry_at, company.ghost_ends]
         later = [wake for wake in wakes if wake > now]
         if not later:
             return
@@ -198,9 +210,7 @@ class Machine:
             self.state.out.append(m.Wake(at))
 
     def _add_wakes(self, station: Station) -> None:
-        wakes, stage, first = self.state.wakes, station.stage, station.line.earliest_due()
-        if first is not None:
-            wakes.append(first[0])  # not `station.due()`: a ghost whose due has passed would hide it
+        wakes, stage = self.state.wakes, station.stage
         if station.ghost is not None:
             wakes.append(station.ghost_ends)
         if stage is Stage.READY:
@@ -211,7 +221,7 @@ class Machine:
             ]
             self.state.rest(station)
             return
-        if first is not None or station.model.permanent:
+        if station.line or station.model.permanent:
             wakes.append(station.retry_at)
         if stage is Stage.ASLEEP:
             self.state.rest(station)

@@ -255,6 +255,8 @@ class DeviceReading(Struct, frozen=True):
     available: int
     age_ms: int = 0  # how old the reading is; a failing probe keeps its last value
     constrained: Constraint | None = None  # why nothing new should be loaded there
+    power_w: float | None = None  # what a card draws, and the most it may; None where it does not tell
+    power_limit_w: float | None = None
 
 
 class ModelReading(Struct, frozen=True):
@@ -339,6 +341,7 @@ class PlanKind(StrEnum):
     ROTATION = "rotation"  # its background task, over models that nobody uses
     FIFO = "fifo"  # the oldest request of all waits for it
     TURNS = "turns"  # the same, after the others' quanta
+    CUSTOM = "custom"  # a policy of the operator's own wants it; the sentence says why
 
 
 class Action(Struct, frozen=True, gc=False):

@@ -114,7 +114,7 @@ class Pressure:
         if self._weighed == self._state.changes:
             return
         self._weighed = self._state.changes
-        for name in self._state.ledger.books:
+        for name in self._state.resources():
             over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             if over <= 0:
                 continue
@@ -127,16 +127,36 @@ class Pressure:
             staying = [s for s in resident if s.needs.get(name)]
             for station in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
+                    self._warn(station, name, over)
                     over -= station.frees().get(name, 0)
-                    self._close(station, self._state.ledger.books[name], now)
+                    self._do.close(station, "", self._excess(name), now, cause=self._cause(name))
 
-    def _close(self, station: Station, book: DeviceBook, now: int) -> None:
-        """Takes a model from a device that is lent, or holds more than it may."""
-        name = book.device.name
-        why, cause = f"{name} holds more than its budget", Cause.BUDGET
-        if book.in_maintenance:
-            why, cause = f"{name} is lent for maintenance: {book.lent_for}", Cause.MAINTENANCE
-        self._do.close(station, "", why, now, cause=cause)
+    def _warn(self, station: Station, resource: str, over: int) -> None:
+        """A permanent model that has to leave for want of budget is worth an alert (RES-02)."""
+        book = self._state.ledger.books.get(resource)
+        if not station.model.permanent or (book is not None and book.in_maintenance):
+            return
+        held = format_bytes(station.frees().get(resource, 0)) if book is not None else "1"
+        budget = format_bytes(book.budget) if book is not None else str(self._state.ledger.limit(resource))
+        text = f"{station.name} is permanent and leaves: {self._excess(resource)} of {budget}, and it holds {held}"
+        device = resource.partition("#")[0]
+        hint = f"give {device} more capacity or a smaller reserve, or the model a smaller context"
+        self._state.out.append(Alert("budget", f"{text}; {hint}", station.name, device))
+
+    def _cause(self, resource: str) -> Cause:
+        book = self._state.ledger.books.get(resource)
+        return Cause.MAINTENANCE if book is not None and book.in_maintenance else Cause.BUDGET
+
+    def _excess(self, resource: str) -> str:
+        """Why something has to leave that was right when it was loaded."""
+        device, _, what = resource.partition("#")
+        if what.startswith("group:"):
+            return f"{device} holds more than one model of group {what.removeprefix('group:')}"
+        if what:
+            return f"{device} holds more models than its max_resident"
+        if (book := self._state.ledger.books[device]).in_maintenance:
+            return f"{device} is lent for maintenance: {book.lent_for}"
+        return f"{device} holds more than its budget"
 
     def end_graces(self, now: int) -> None:
         """Cuts what still runs on an emergency's victim when its grace is over."""

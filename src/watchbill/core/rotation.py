@@ -29,6 +29,17 @@ class Rotation:
         every = self._state.catalog.rotation.every_ms
         return None if every is None else max(every, self._interval_ms or every)
 
+    @property
+    def running(self) -> str | None:
+        """The model whose task runs now."""
+        return self._running
+
+    def next_turn(self, now: int) -> tuple[str | None, int | None]:
+        """Whose turn is next, and in how many milliseconds; None while rotation is off, or has no task."""
+        if self.interval_ms is None or self._next_at is None:
+            return None, None
+        return self._next_model(now), max(0, self._next_at - now)
+
     def task_ended(self, event: TaskEnded, now: int) -> None:
         """Adapts the interval to what the task was worth."""
         self._running, self._state.active_at = None, now

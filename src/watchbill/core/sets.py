@@ -28,7 +28,7 @@ class Sets:
         """The companies that could serve it, the one asked for first."""
         found: list[Company] = []
         for members in self._ladder(request):
-            usable = not any(s.is_quarantined(now) for s in members)
+            usable = not any(s.is_retired or s.is_quarantined(now) for s in members)
             if usable and (all(s.stage is Stage.READY for s in members) or self._fits(members)):
                 company, self._state.is_still = self._state.companies.of(members, now), False
                 company.muster(self._state.stations, now)
@@ -70,8 +70,11 @@ class Sets:
         return self._state.permanents(*members)
 
     def _must_wait_for_health(self, company: Company) -> bool:
-        """RES-27: a device that is too hot or too full takes nothing new, so a smaller tier goes first."""
-        return company.stage is Stage.ABSENT and self._state.ledger.is_constrained(company.needs)
+        """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
+        ledger = self._state.ledger
+        if any(ledger.in_maintenance(s.needs) for s in company.members):
+            return company.stage is not Stage.READY
+        return company.stage is Stage.ABSENT and ledger.is_constrained(company.needs)
 
     def _shortage_text(self, members: _Members) -> str:
         """The sizes, resource by resource, of what is too much; groups are resources of one place."""

@@ -26,6 +26,7 @@ from watchbill.core.messages import (
     Refuse,
     Request,
 )
+from watchbill.core.patience import Patience
 from watchbill.core.room import actual_room, has_room, own_share, planned_room
 from watchbill.core.station import (
     AWAY,
@@ -63,6 +64,9 @@ class State:
         self._misses_permanent: bool | None = None
         self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
         self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
+        self._attempts = (
+            0  # the highest of a model that was forgotten: a late answer of its process fits no new one
+        )
         self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
         self.is_still = False  # nobody waits, nothing moves, nothing is missing; False: or nobody has looked
         self.stations: dict[str, Station] = {}
@@ -73,6 +77,7 @@ class State:
         self.home: dict[str, Station] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
+        self.patience = Patience()  # their deadlines
         self.is_haunted = False  # somebody may have a ghost; without it nobody has
         self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # stations on their way in or out of memory
@@ -95,6 +100,7 @@ class State:
         """Makes a station for a model and keeps the order by name: same input, same decisions."""
         station = Station(model, self.catalog.policy, known)
         station.silence = self.silent.get(model.engine)
+        station.attempt = self._attempts
         self.stations[model.name] = station
         self._sort()
         self.weigh(station)
@@ -107,6 +113,7 @@ class State:
 
     def remove(self, station: Station) -> None:
         """Forgets a station that is out of memory and no longer in the config."""
+        self._attempts = max(self._attempts, station.attempt)
         del self.stations[station.name]
         self._sort()
 
@@ -142,6 +149,11 @@ class State:
         if found is None:
             found = self._staged[stages] = tuple(s for s in self.managed if s.stage in stages)
         return found
+
+    def resources(self) -> list[str]:
+        """Everything that models take from the ledger: devices, their counts and their groups."""
+        shared = {resource for station in self.managed for resource in station.needs}
+        return [*self.ledger.books, *sorted(shared - self.ledger.books.keys())]
 
     def permanents(self, *but: Station) -> list[Mapping[str, int]]:
         """What the models that never leave need, apart from some of them: the permanent ones, and reserved cores."""
@@ -190,9 +202,17 @@ class State:
         """Whether a device keeps memory for this model, so that it stays through every swap."""
         return station.name in self.ledger.reserved_for
 
+    def missing_of(self, request: Request) -> str | None:
+        """The first model that a request needs and that is no longer in the config."""
+        for name in (request.model, *request.companions):
+            station = self.stations.get(name)
+            if station is None or station.is_retired:
+                return name
+        return None
+
     def tiers_below(self, station: Station) -> list[Station]:
         """The smaller members of a model's family, largest first."""
-        if station.model.family is None:
+        if station.model.family is None or station.model.exact:
             return []
         family = [s for s in self.stations.values() if s.model.family == station.model.family]
         family.sort(key=lambda s: (s.model.tier or 0, -sum(s.sizes().values()), s.name))
@@ -228,6 +248,8 @@ class State:
             told.append("actual free")
         if self._has_room not in (None, has_room(self.managed, self.planned_free())):
             told.append("room for all")
+        if self.waiting != len(self.patience) or self.waiting != sum(len(s.line) for s in self.lines()):
+            told.append("who waits")
         if self.is_still and (self.waiting or self.moving or self.is_haunted or self.companies):
             told.append("still")
         if not self.is_haunted and any(s.ghost is not None for s in self.lines()):
@@ -286,6 +308,7 @@ class State:
             station = self.companies.of((station, *beside), request.arrived_at)
         self.is_still = False
         station.line.join(request, due)
+        self.patience.begin(request.id, due)
         self.wakes.append(due)
         self.home[request.id] = station
         self.waiting += 1
@@ -294,6 +317,7 @@ class State:
     def withdraw(self, station: Station, request_id: str) -> Request:
         """Takes a request out of its line and its lane."""
         request = station.line.leave(request_id)
+        self.patience.end(request_id)
         if station.ghost is not None and not station.line:
             self.wakes.append(station.ghost_ends)
         self.waiting -= 1
@@ -374,12 +398,16 @@ class State:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
         if self.companies:
             return True
-        if self._misses_permanent is None:
-            self._misses_permanent = self._count_missing() > 0
-        if not (self.waiting or self.is_haunted or self._misses_permanent):
+        if not (self.waiting or self.is_haunted or self.misses_permanent()):
             self.is_still = not self.moving
             return False
         return any(s.line or s.ghost is not None or s.must_return for s in self.in_stage(*AWAY))
+
+    def misses_permanent(self) -> bool:
+        """Whether a permanent model is not there, be it that somebody took it out by hand."""
+        if self._misses_permanent is None:
+            self._misses_permanent = self._count_missing() > 0
+        return self._misses_permanent
 
     def _count_missing(self) -> int:
         """How many permanent models are not there, be it that somebody took them out by hand."""
@@ -393,6 +421,8 @@ class State:
 
     def haunt(self, station: Station, ghost: Ghost) -> None:
         """Keeps the place in the order of turns of somebody who is gone."""
+        if any(s.is_retired for s in station.members or (station,)):
+            return
         station.ghost, self.is_haunted, self.is_still = ghost, True, False
 
     def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
-from watchbill.core.messages import Knowledge, Mishap, Parting, Request
+from watchbill.core.messages import Cause, Knowledge, Mishap, Parting, Request
 from watchbill.core.waiting import Line
 
 __all__ = [
@@ -142,6 +142,7 @@ class Station:
     """One model."""
 
     members: "tuple[Station, ...]" = ()  # of a company
+    left: Cause | None = None  # why it left memory last
 
     def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:  # noqa: PLR0915  one line a fact
         self.model, self.rules, self.name = model, rules, model.name

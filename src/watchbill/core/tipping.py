@@ -1,7 +1,6 @@
 """The tipping point: which model comes in next, and which ones leave for it (RES-11).
 
-Three policies behind one protocol. A policy only chooses among legal changes: the ledger, exclusive groups,
-permanents and reservations bind every one of them.
+The three shipped policies behind the protocol of `policy`.
 
 `rate`, the default, in three parts:
 
@@ -25,7 +24,6 @@ times, and the machine does nothing but load. A turn therefore lasts at least a 
 import math
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
@@ -33,10 +31,11 @@ from watchbill.core.doubt import doubt
 from watchbill.core.eviction import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.policy import Plan, Policy
 from watchbill.core.state import State
 from watchbill.core.station import AWAY, PAUSE_MS, Stage, Station
 
-__all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns"]
+__all__ = ["POLICIES", "Balance", "Fifo", "Rate", "Turn", "Turns"]
 
 #: A turn is due this part of the request's max_wait before it would be too late, and no more than one load time.
 TURN_MARGIN = 0.05
@@ -52,31 +51,6 @@ JUST_MS = 3 * PAUSE_MS
 _Rank = tuple[WorkClass, bool, int]
 #: A load under way is given up for a higher class at most this often per target.
 ABORTS_MAX = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A change of what is resident: the target comes in, the victims leave."""
-
-    target: Station
-    victims: Cover
-    kind: PlanKind
-    reason: str  # with figures, for the journal and `explain`
-
-
-class Policy(Protocol):
-    """Which change comes next. One object, chosen in the config, without state of its own."""
-
-    refuses_late: bool
-    in_order: bool  # nobody starts before who came earlier, whichever model they want
-
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
-        """When a request would start on this model, by means and without margins."""
-        ...
-
-    def choose(self, state: State, now: int) -> Plan | None:
-        """The next change, or None when nothing should change now."""
-        ...
 
 
 # ------------------------------------------------------------------ what every policy needs

@@ -8,9 +8,9 @@ deadline. Never touches a process: it only says what is to be done.
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
 from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Rouse, Sleep, Stop
+from watchbill.core.policy import Plan
 from watchbill.core.state import State
 from watchbill.core.station import Running, Stage, Station
-from watchbill.core.tipping import Plan
 
 __all__ = ["Transitions"]
 
@@ -78,6 +78,7 @@ class Transitions:
         doze: bool = False,
     ) -> None:
         """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
+        station.left = cause
         if station.stage is Stage.PLANNED:
             self.unplan(station, now)
         if station.stage is Stage.ASLEEP:
@@ -257,7 +258,7 @@ class Transitions:
         now: int,
         mishap: Mishap = Mishap.LOAD_FAILED,
     ) -> None:
-        """Counts a failure; who waits for a model that is quarantined by it is told."""
+        """Counts a failure. Requests that wait for a model that is quarantined by it are moved or told by `lanes`."""
         station.fail(reason, hopeless=hopeless, now=now)
         station.trouble = mishap
         self._state.remeasured()  # a hopeless permanent keeps no memory from others
@@ -268,7 +269,6 @@ class Transitions:
         text = f"{station.name} is quarantined for {pause // 1000} s: {reason}"
         self._state.out.append(Alert("quarantine", text, station.name))
         self._state.note("quarantine", reason, station, ms=pause)
-        self._state.refuse_line(station, "model_failed", f"{station.name}: {reason}", pause)
 
     @staticmethod
     def load_limit(station: Station) -> int:

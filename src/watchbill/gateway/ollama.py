@@ -22,6 +22,7 @@ from watchbill.gateway.ollama_models import list_item, loaded_item, shown, statu
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.stream import Out
+from watchbill.gateway.unloading import Stay
 from watchbill.gateway.visit import Visit
 from watchbill.gateway.wishes import split_alias
 from watchbill.runtime.ticket import Start, Wish
@@ -127,12 +128,17 @@ class OllamaDoor:
     async def _load_only(
         self, visit: Visit, wish: Wish, telling: Telling, model: Model, *, leaves: bool
     ) -> Response:
-        """An empty prompt loads the model, or with `keep_alive: 0` unloads it."""
+        """An empty prompt loads the model, or with `keep_alive: 0` unloads it, unless it stays (RES-02)."""
+        stays: Stay | None = None
         if leaves:
-            self._gateway.unloading.begin(model, visit.key)
+            stays = self._gateway.unloading.begin(model, visit.key)
         else:
             await self._exchange.load(visit, wish)
-        told = telling.object("", done=True) | {"done_reason": "unload" if leaves else "load"}
+        told = telling.object("", done=True) | {
+            "done_reason": "unload" if leaves and stays is None else "load"
+        }
+        if stays is not None:
+            told |= {"watchbill": {"stays": stays.value}}
         return json_response(told, visit.lines(), content_type=_JSON)
 
     # ------------------------------------------------------------------ embeddings

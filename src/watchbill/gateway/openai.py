@@ -32,6 +32,7 @@ __all__ = ["OpenAiDoor"]
 _encode = msgspec.json.Encoder().encode
 #: A model's stage in the words that clients know.
 _STATES = {
+    "planned": "loading",
     "loading": "loading",
     "ready": "loaded",
     "draining": "loaded",

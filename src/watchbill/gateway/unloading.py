@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import cast
 
 from watchbill.catalog import ApiKey, Model
@@ -18,10 +19,19 @@ from watchbill.errors import TheirsError
 from watchbill.gateway.surface import DriverSurface
 from watchbill.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
 
-__all__ = ["Unloading"]
+__all__ = ["Stay", "Unloading"]
 
 _log = logging.getLogger("watchbill.gateway")
 MINUTE_S = 60.0
+
+
+class Stay(StrEnum):
+    """Why a model stays although a client asked for its unload."""
+
+    PERMANENT = "permanent"
+    SHARED = "shared"  # somebody else's engine
+    USED = "used"  # others use it, wait for it, or did lately; or its caller has asked for this too often
+    BUSY = "busy"  # too many unloads are under way
 
 
 class Unloading:
@@ -52,16 +62,23 @@ class Unloading:
         granted.append(now)
         return True
 
-    def begin(self, model: Model, key: ApiKey | None) -> bool:
-        """Starts to unload a model; False when it stays."""
-        if model.permanent or model.shared or model.name in self._tasks or len(self._tasks) >= UNLOADS_MAX:
-            return False
-        if self._is_used(model.name) or not self.grants(model, key):
-            return False
+    def begin(self, model: Model, key: ApiKey | None) -> Stay | None:
+        """Starts to unload a model. Says why, where it stays."""
+        if (stay := self._why_it_stays(model)) is not None or model.name in self._tasks:
+            return stay
+        if not self.grants(model, key):
+            return Stay.USED
         task = asyncio.create_task(self._unload(model.name), name=f"unload {model.name}")
         self._tasks[model.name] = task
         task.add_done_callback(lambda _: self._tasks.pop(model.name, None))
-        return True
+        return None
+
+    def _why_it_stays(self, model: Model) -> Stay | None:
+        if model.permanent or model.shared:
+            return Stay.PERMANENT if model.permanent else Stay.SHARED
+        if self._is_used(model.name):
+            return Stay.USED
+        return Stay.BUSY if len(self._tasks) >= UNLOADS_MAX and model.name not in self._tasks else None
 
     async def close(self) -> None:
         """Waits for nothing more."""

@@ -47,7 +47,11 @@ class Reading:
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
         """The same as the core reads it, with its age at `now`, and why nothing new should be loaded there."""
-        return DeviceReading(self.capacity, self.available, max(0, now - self.taken_at), constrained)
+        health = self.health or CardHealth()
+        age_ms = max(0, now - self.taken_at)
+        return DeviceReading(
+            self.capacity, self.available, age_ms, constrained, health.power_w, health.power_limit_w
+        )
 
 
 class Probe(Protocol):

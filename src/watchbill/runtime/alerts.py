@@ -6,11 +6,13 @@ long each may take. An alert that cannot be delivered is logged, not repeated.
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from watchbill.catalog import AlertRules
 from watchbill.core.messages import Alert, Note
-from watchbill.limits import ALERT_SEND_MS, ALERTS_WAITING_MAX
+from watchbill.limits import ALERT_SEND_MS, ALERTS_KEPT_MAX, ALERTS_WAITING_MAX
 
 __all__ = ["Alerts"]
 
@@ -27,6 +29,14 @@ class Alerts:
         self._rules, self._journal, self._deliver = rules, journal, deliver
         self._waiting: asyncio.Queue[Alert] = asyncio.Queue(ALERTS_WAITING_MAX)
         self._task: asyncio.Task[None] | None = None
+        self._recent: deque[tuple[float, Alert]] = deque(maxlen=ALERTS_KEPT_MAX)
+
+    def recent(self) -> list[dict[str, object]]:
+        """The last alerts, the newest first, for `status`. `t` is seconds since the epoch."""
+        return [
+            {"t": round(at, 3), "kind": a.kind, "text": a.text, "model": a.model, "device": a.device}
+            for at, a in reversed(self._recent)
+        ]
 
     def reconfigure(self, rules: AlertRules) -> None:
         """Sends to the new address from now on."""
@@ -35,6 +45,7 @@ class Alerts:
     def raise_(self, alert: Alert) -> None:
         """Writes the alert down at once and sends it when it can."""
         _LOG.warning("alert=%s model=%s %s", alert.kind, alert.model or "-", alert.text)
+        self._recent.append((time.time(), alert))
         self._journal(Note("alert", f"{alert.kind}: {alert.text}", alert.model, alert.device))
         if self._deliver is None or not (self._rules.command or self._rules.webhook):
             return

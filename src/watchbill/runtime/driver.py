@@ -37,7 +37,14 @@ from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Outcome, Start, Ticket, Wish
-from watchbill.runtime.views import request_view, requests_view, status_view
+from watchbill.runtime.views import (
+    epochs_view,
+    policy_view,
+    request_view,
+    requests_view,
+    rotation_view,
+    status_view,
+)
 
 __all__ = ["Driver", "Parts"]
 
@@ -229,9 +236,11 @@ class Driver:
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
         room, beside = self._room, {"maintenance": self.claims.view(), "spools": self._parts.spools()}
-        state = self._core.state
-        engines = room.view(state.silent, state.ledger.places)
-        return status_view(state, room.warm, self.now()) | {"engines": engines} | beside
+        core, now = self._core, self.now()
+        turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
+        engines = room.view(core.state.silent, core.state.ledger.places)
+        told = {"engines": engines, "alerts": self._parts.alerts.recent()}
+        return status_view(core.state, room.warm, now) | policy_view(core) | turns | told | beside
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""

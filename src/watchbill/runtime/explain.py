@@ -7,6 +7,7 @@ import copy
 
 from msgspec.structs import replace
 
+from watchbill.core.absence import absence_of, describe
 from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
@@ -27,6 +28,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     stage, price, policy = state_of(station, now), station.price(now), core.state.catalog.policy.name
     if why := policy_doubt(machine.state, station):
         policy += f", for now turns because {why}"
+    absence = absence_of(core.state, core.state.stations[request.model], now)
     asleep = f"{wakes_text(station)}; " if stage == "asleep" else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
@@ -52,6 +54,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     return {
         "model": request.model,
         "state": stage,
+        "absent_because": None if absence is None else describe(absence),
         "verdict": _verdict(granted, refused, plan, leaving),
         "reason": asleep + _reason(granted, refused, plan, _together(core, names, now), _held(core, names)),
         "companions": {name: state_of(core.state.stations[name], now) for name in beside},
@@ -94,7 +97,7 @@ def _expected_ms(admitted: Admit | Grant | None) -> int | None:
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
     """The state of a model, or of a company: that of its last member to come."""
     states = {state_of(core.state.stations[name], now) for name in names}
-    order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "loading")
+    order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "planned", "loading")
     return next((state for state in order if state in states), "ready")
 
 
@@ -130,6 +133,7 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
         return f"it waits {held}"
     return {
         "ready": "it is warm and all its slots are taken",
+        "planned": "it loads as soon as its memory is free",
         "loading": "it is being loaded",
         "draining": "it is leaving and comes back afterwards",
         "stopping": "it is leaving and comes back afterwards",

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 from watchbill import __version__
 from watchbill.catalog import WorkClass
+from watchbill.core.absence import Absence, absence_of, constraint_text, describe
 from watchbill.core.budget import DeviceBook
 from watchbill.core.doubt import doubt
-from watchbill.core.messages import Constraint, Request, Trouble
+from watchbill.core.guarded import Guarded
+from watchbill.core.machine import Machine
+from watchbill.core.messages import Constraint, Request
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
@@ -17,10 +20,13 @@ from watchbill.engines.base import Warm
 
 __all__ = [
     "constraint_view",
+    "epochs_view",
     "hindrance",
     "policy_doubt",
+    "policy_view",
     "request_view",
     "requests_view",
+    "rotation_view",
     "state_of",
     "status_view",
     "wakes_text",
@@ -28,7 +34,7 @@ __all__ = [
 
 _STATES = {
     Stage.ABSENT: "absent",
-    Stage.PLANNED: "loading",
+    Stage.PLANNED: "planned",
     Stage.LOADING: "loading",
     Stage.READY: "ready",
     Stage.DRAINING: "draining",
@@ -75,7 +81,8 @@ def _device(state: State, name: str) -> dict[str, object]:
         "budget": book.budget,
         "available": book.reading.available if book.reading else None,
         "used": state.used(name, Stage.READY, Stage.DRAINING),
-        "loading": state.used(name, Stage.PLANNED, Stage.LOADING),
+        "planned": state.used(name, Stage.PLANNED),
+        "loading": state.used(name, Stage.LOADING),
         "stopping": state.used(name, Stage.STOPPING),
         "asleep": state.used(name, Stage.ASLEEP),
         "emergency": book.emergency_since is not None,
@@ -98,23 +105,11 @@ def constraint_view(book: DeviceBook) -> dict[str, object] | None:
     return {"trouble": limit.trouble.value, **figures}
 
 
-def constraint_text(limit: Constraint) -> str:
-    """The same for people."""
-    match limit.trouble:
-        case Trouble.HEAT:
-            return f"{limit.figure:.0f} C, and its limit is {limit.limit:.0f} C"
-        case Trouble.MEMORY:
-            return f"others use {limit.figure:.0f} % of its memory, and its limit is {limit.limit:.0f} %"
-        case Trouble.POWER:
-            return f"{limit.figure:.0f} W, and its limit is {limit.limit:.0f} W"
-        case Trouble.THROTTLED:
-            return f"it slows itself down: {', '.join(limit.throttled)}"
-
-
 def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[str, object]:
     due = station.idle_ms - (now - station.last_used)
     idle = station.stage is Stage.READY and station.is_idle and not station.model.shared
     leaves = idle and state.is_leaving_when_idle(station)
+    absence = absence_of(state, station, now)
     return {
         "state": state_of(station, now),
         "engine": station.model.engine,
@@ -128,7 +123,8 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "loads": station.loads,
         "evictions": station.evictions,
         "pid": warm.pid if warm else None,
-        "reason": _reason(station),
+        "reason": _reason(station, absence),
+        "absence": None if absence is None else _absence(absence),
         "trouble": station.trouble,
         "permanent": station.model.permanent,
         "load_ms": round(station.load.ms),
@@ -151,12 +147,61 @@ def state_of(station: Station, now: int) -> str:
     return _STATES[station.stage]
 
 
-def _reason(station: Station) -> str | None:
+def _reason(station: Station, absence: Absence | None) -> str | None:
+    """Why it is not there, or not for much longer; of one that is there what went wrong before."""
+    if absence is not None:
+        return describe(absence)
     if station.stage in (Stage.DRAINING, Stage.STOPPING):
         return station.leaving_why
     if station.silence is not None:
         return station.silence
     return station.failure
+
+
+def _absence(absence: Absence) -> dict[str, object]:
+    """The same for scripts: the word, and its figures where there are any."""
+    return {
+        "why": absence.why.value,
+        "device": absence.device,
+        "needed": absence.needed or None,
+        "room": absence.room if absence.needed else None,
+        "cause": None if absence.cause is None else absence.cause.value,
+    }
+
+
+def rotation_view(core: Machine, now: int) -> dict[str, object]:
+    """Background rotation: how often, and whose turn is next."""
+    rotation, rules = core.rotation, core.state.catalog.rotation
+    model, next_ms = rotation.next_turn(now)
+    return {
+        "every_ms": rules.every_ms,
+        "interval_ms": rotation.interval_ms,
+        "next_ms": next_ms,
+        "next_model": model,
+        "running": rotation.running,
+    }
+
+
+def epochs_view(core: Machine, now: int) -> dict[str, dict[str, object]]:
+    """Windows of ingestion work: open until when, or open next when."""
+    return {
+        name: {
+            "models": list(epoch.models),
+            "open": (ends := core.epochs.ends_in(name, now)) is not None,
+            "ends_ms": ends,
+            "next_ms": core.epochs.next_in(name, now),
+        }
+        for name, epoch in core.state.catalog.epochs.items()
+    }
+
+
+def policy_view(core: Machine) -> dict[str, object]:
+    """How often a policy of somebody else's failed, and why last."""
+    guarded = core.policy if isinstance(core.policy, Guarded) else None
+    return {
+        "policy_failures": 0 if guarded is None else guarded.failures,
+        "policy_failure": None if guarded is None else guarded.last_failure,
+    }
 
 
 def _lane(state: State, name: str, now: int) -> dict[str, object]:

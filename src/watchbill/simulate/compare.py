@@ -7,15 +7,18 @@ Every run goes on after the traffic ends until everybody has an answer, so that 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from statistics import mean
 
 from watchbill.catalog import PolicyRules
-from watchbill.core.tipping import POLICIES, Policy
+from watchbill.core.guarded import make_policy
+from watchbill.core.policy import Policy
+from watchbill.core.tipping import POLICIES
 from watchbill.simulate.exhaustive import Exhaustive
 from watchbill.simulate.report import ClassFigures, Report
 from watchbill.simulate.scenario import Scenario
 
-__all__ = ["CONTENDERS", "Contender", "average", "run", "run_seeds"]
+__all__ = ["CONTENDERS", "Contender", "average", "contender_of", "run", "run_seeds"]
 
 #: How often the end of a run is looked for once its traffic has stopped.
 TAIL_STEP_MS = 1_000
@@ -40,6 +43,11 @@ CONTENDERS: Mapping[str, Contender] = {
     "turns": Contender("turns", POLICIES["turns"]),
     "rate": Contender("rate", POLICIES["rate"]),
 }
+
+
+def contender_of(name: str, rules: PolicyRules) -> Contender:
+    """The policy of this name: one of the table, or the one that the config brings."""
+    return CONTENDERS.get(name) or Contender(name, partial(make_policy, rules))
 
 
 def run(scenario: Scenario, contender: Contender, seed: int, rules: PolicyRules | None = None) -> Report:

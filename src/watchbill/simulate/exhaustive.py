@@ -9,9 +9,10 @@ that is never idle keeps everybody else out for ever.
 from watchbill.core.eviction import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.policy import Plan
 from watchbill.core.state import State
 from watchbill.core.station import Station
-from watchbill.core.tipping import Plan, arrival_order, movable, returning, waiting
+from watchbill.core.tipping import arrival_order, movable, returning, waiting
 
 __all__ = ["Exhaustive"]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import EvictAsked, Footprint, Knowledge
 from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.reloads import schedule_reloads
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
@@ -33,8 +34,10 @@ FAULTS = Faults(
 )  # fmt: skip
 
 
-def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> World:
-    """A world that nobody designed."""
+def random_world(
+    seed: int, *, faults: bool = True, policy: str = "rate", strategy: type[object] | None = None
+) -> World:
+    """A world that nobody designed. A policy of somebody else's comes with its class."""
     draw = random.Random(seed)
     devices = _devices(draw)
     time_limits = random.Random(f"time limits {seed}")
@@ -50,7 +53,7 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
         )
         for work_class in WorkClass
     }
-    rules = PolicyRules(policy, parallel_loads=draw.choice((1, 1, 2)))
+    rules = PolicyRules(policy, parallel_loads=draw.choice((1, 1, 2)), strategy=strategy)
     engines = {
         "scripted": EngineRules("scripted", "scripted"),
         "far": EngineRules("far", "remote", shared=True),
@@ -66,6 +69,7 @@ def random_world(seed: int, *, faults: bool = True, policy: str = "rate") -> Wor
         _traffic(draw, world, model, sets)
     if faults:
         _operator(draw, world, models)
+        schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
     return world
 
 
@@ -280,4 +284,9 @@ def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
     for number in range(draw.randint(0, 4)):
         model = draw.choice(models).name
         event = EvictAsked(number, model, draw.random() < 0.3)
-        world.at(draw.uniform(0, TROUBLE_MS), lambda event=event: world.feed(event))
+        world.at(draw.uniform(0, TROUBLE_MS), lambda event=event: _evict(world, event))
+
+
+def _evict(world: World, event: EvictAsked) -> None:
+    if event.model in world.catalog.models:  # the driver asks the core for no other
+        world.feed(event)

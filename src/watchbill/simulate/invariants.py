@@ -7,10 +7,10 @@ Memory is looked at when somebody takes some; everybody who waits or runs after 
 gone through, and there the core's kept sums are counted anew, which is the one look into its books.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Protocol
 
-from watchbill.catalog import Catalog, WorkClass
+from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.company import company_name
 from watchbill.core.machine import Machine
@@ -38,9 +38,10 @@ class Judged(Protocol):
 
     now: float
     catalog: Catalog
+    declared: dict[str, Model]  # removed ones included
     capacity: dict[str, int]
     engines: dict[str, SimEngine]
-    truth: Mapping[str, TrueModel]
+    truth: dict[str, TrueModel]
     callers: dict[str, Caller]
     open: dict[str, Caller]
     told_load_ms: dict[str, float]
@@ -68,6 +69,7 @@ class Judge:
         self._hung: dict[
             tuple[str, int], list[float]
         ] = {}  # model and attempt -> silent timeouts since it froze
+        self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
         self.waits = Waits(world, self.say)
 
     def say(self, law: str, detail: str) -> None:
@@ -85,13 +87,13 @@ class Judge:
     def ran(self, caller: Caller) -> None:
         """A running request ends: its lane's time limit holds for all its turns together."""
         ran_ms = caller.ran_ms + self._world.now - caller.granted_at
-        if ran_ms > self._world.catalog.find_lane(caller.request.lane).timeout_ms + TIME_LIMIT_SLACK_MS:
+        if ran_ms > caller.request.timeout_ms + TIME_LIMIT_SLACK_MS:
             self.say("a request ran longer than its time limit", f"{caller.request.id} {ran_ms:.0f} ms")
 
     def timed_out(self, caller: Caller) -> None:
         """A request had all its time; three on a frozen engine prove enough to ask it."""
         engine = self._world.engines[caller.served_by]
-        if engine.frozen_at is not None and not self._world.catalog.models[caller.served_by].shared:
+        if engine.frozen_at is not None and not self._world.declared[caller.served_by].shared:
             self._hung.setdefault((caller.served_by, engine.attempt), []).append(self._world.now)
 
     def _judge_hung(self) -> None:
@@ -103,6 +105,10 @@ class Judge:
                 del self._hung[name, attempt]
             elif len(times) >= 3 and self._world.now > times[2] + longest + LINGER_LIMIT_MS + 2 * CHECK_MS:
                 self.say("a hung engine is not found", name)
+
+    def reloaded(self) -> None:
+        """The config changed: what is in memory was right before, and has to go first."""
+        self._met |= {pair for pair, _ in self._pairs()}
 
     # ------------------------------------------------------------------ before the actions are carried out
 
@@ -149,7 +155,7 @@ class Judge:
         world, engine = self._world, self._world.engines[name]
         # The action itself comes just before its note: the engine already holds its memory.
         self._judge_groups()
-        if world.catalog.models[name].shared:
+        if world.declared[name].shared:
             self.say("a shared engine was managed", name)
         loading = sum(1 for e in world.engines.values() if e.power is Power.LOADING)
         if loading > world.catalog.policy.parallel_loads:
@@ -162,7 +168,7 @@ class Judge:
                 self.say("memory over the budget when a load was emitted", f"{name} {device} {held:,}")
 
     def _judge_closing(self, name: str, plan: m.PlanKind | None, target: str | None) -> None:
-        world, model = self._world, self._world.catalog.models[name]
+        world, model = self._world, self._world.declared[name]
         engine = world.engines[name]
         if model.shared:
             self.say("a shared engine was managed", name)
@@ -255,7 +261,7 @@ class Judge:
         self._served.add(action.model)
         if engine.power is not Power.WARM:
             self.say("a grant on a model that is not ready", f"{action.model} is {engine.power.value}")
-        if len(engine.jobs) + len(engine.lingering) > world.catalog.models[action.model].concurrency:
+        if len(engine.jobs) + len(engine.lingering) > world.declared[action.model].concurrency:
             self.say("more in flight than slots", action.model)
 
     def granting(self, action: m.Grant) -> None:
@@ -284,14 +290,24 @@ class Judge:
                 self.say("a companion was stopped while in use", f"{action.model} of {caller.request.id}")
 
     def _judge_groups(self) -> None:
+        pairs = dict(self._pairs())
+        self._met &= pairs.keys()
+        for pair, device in pairs.items():
+            if pair not in self._met:
+                self.say(
+                    "two of an exclusive group on one device", f"{' and '.join(sorted(pair))} on {device}"
+                )
+
+    def _pairs(self) -> Iterator[tuple[frozenset[str], str]]:
+        """Models of one group that hold memory of one device."""
         held: dict[tuple[str, str], str] = {}
         for name, engine in self._world.engines.items():
-            group = self._world.catalog.models[name].group
+            group = self._world.declared[name].group
             for device, size in engine.held.items():
                 if group is not None and size:
                     other = held.setdefault((group, device), name)
                     if other != name:
-                        self.say("two of an exclusive group on one device", f"{other} and {name} on {device}")
+                        yield frozenset((other, name)), device
 
     def _judge_plans(self) -> None:
         """A set is planned whole: nobody waits for the other half."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from watchbill.catalog import Catalog, Model
+from watchbill.catalog import Model
 from watchbill.core import messages as m
 from watchbill.simulate.callers import Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine
@@ -18,7 +18,7 @@ class _World(Protocol):
     now: float
     random: random.Random
     faults: Faults
-    catalog: Catalog
+    declared: dict[str, Model]
     engines: dict[str, SimEngine]
     tally: Tally
 
@@ -67,7 +67,7 @@ def reading(model: Model, engine: SimEngine) -> m.ModelReading:
 def nod_off(world: _World) -> None:
     """Engines that nobody tells fall asleep when they had nothing to do for their time."""
     for name, engine in world.engines.items():
-        model = world.catalog.models[name]
+        model = world.declared[name]
         idle = engine.power is Power.WARM and not engine.jobs and model.sleep_ms is not None
         if idle and not model.sleeps_when_told and world.now >= engine.used_at + (model.sleep_ms or 0):
             engine.doze()

@@ -53,7 +53,7 @@ class Places:
     def loaded(self, model: str, took_ms: float) -> None:
         """A model became warm."""
         self._loads[model] = self._loads.get(model, 0) + 1
-        for name in self._of[model]:
+        for name in self._of.get(model, ()):
             place = self._places.setdefault(name, _Place())
             place.largest_ms = max(place.largest_ms, took_ms)
 
@@ -61,7 +61,7 @@ class Places:
         """A model with work left for another one. Says which window had too much loading in it, if one had."""
         if self._loads[model] < LOADS_KNOWN:
             return None
-        for name in self._of[model]:
+        for name in self._of.get(model, ()):
             place = self._places[name]
             place.turns.append((began, took_ms))
             while place.turns and now - place.turns[0][0] > LONGEST_LOADS * place.largest_ms:

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.tipping import Policy
+from watchbill.core.policy import Policy
 from watchbill.errors import ConfigError
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import TrueModel

@@ -37,7 +37,7 @@ class Seen(Protocol):
     catalog: Catalog
     capacity: dict[str, int]
     engines: dict[str, SimEngine]
-    truth: Mapping[str, TrueModel]
+    truth: dict[str, TrueModel]
     open: dict[str, Caller]
     told_load_ms: dict[str, float]
     faults: Faults

@@ -13,7 +13,7 @@ from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.tipping import Policy
+from watchbill.core.policy import Policy
 from watchbill.simulate import naps
 from watchbill.simulate.callers import Caller, Faults, Tally
 from watchbill.simulate.checks import check
@@ -54,9 +54,12 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.faults = faults or Faults()
-        self.catalog, self.truth, self.capacity = catalog, truth, dict(capacity)
+        self.catalog, self.truth, self.capacity = catalog, dict(truth), dict(capacity)
+        self.declared = dict(
+            catalog.models
+        )  # every model that ever was in the config, as it was declared last
         told = {name: Knowledge(Footprint(dict(t.memory), dict(t.memory))) for name, t in truth.items()}
-        known = {**told, **(known or {})}
+        self.known = known = {**told, **(known or {})}
         self.told_load_ms = {name: k.load_ms for name, k in known.items() if k.load_ms is not None}
         self.core = Machine(catalog, known, policy)
         self.engines = {name: SimEngine(model) for name, model in truth.items()}
@@ -71,6 +74,8 @@ class World:
         self.look_every_ms: float = LOOK_EVERY_MS
         self.streams = False  # whether nothing continues a background answer: what has begun runs to its end
         self.mute = False  # engines think to the end before their first byte: a long prompt, a short answer
+        self.power_w: float | None = None  # what every card draws, and the most it may
+        self.power_limit_w: float | None = None
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
         self.journal: list[tuple[float, m.Note]] = []
@@ -139,22 +144,30 @@ class World:
         lane: str,
         then: Callable[[Caller], None] | None = None,
         companions: tuple[str, ...] = (),
+        exact: bool = False,
+        operator: bool = False,
     ) -> Caller:
         """Somebody asks a model, and needs its companions beside it."""
-        rules = self.catalog.find_lane(lane)
+        rules = self.catalog.lane_for(lane)
+        named = self.catalog.models.get(model)
         request = m.Request(
             f"r{len(self.callers) + 1:06d}",
             model,
-            lane,
+            rules.name,
             rules.work_class,
             int(self.now),
             rules.max_wait_ms,
             rules.timeout_ms,
-            rules.priority or self.catalog.models[model].priority,
+            rules.priority or (named.priority if named is not None else 3),
+            operator=operator,
+            exact=exact,
             companions=companions,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller
+        if not self.catalog.models.keys() >= {model, *companions}:
+            self._end(caller, "model_not_found")  # the driver says so by itself: the core never hears of it
+            return caller
         self.feed(m.Arrived(request))
         if self.happens(self.faults.caller_leaves):
             self.at(self.now + self.random.expovariate(1 / 10_000), lambda: self.leave(caller))
@@ -207,6 +220,20 @@ class World:
         if run in engine.lingering:
             engine.lingering.discard(run)
             self.feed(m.LetGo(engine.model.name, run, is_known))
+
+    # ------------------------------------------------------------------ the config
+
+    def reload(self, catalog: Catalog, truth: Mapping[str, TrueModel] | None = None) -> None:
+        """The operator changes the config. `truth` says what is true about models that are new."""
+        self.catalog = catalog
+        self.declared |= catalog.models
+        for name, model in (truth or {}).items():
+            self.truth[name] = model
+            engine = self.engines.setdefault(name, SimEngine(model))
+            engine.power = Power.WARM if catalog.models[name].shared else engine.power
+            self.known[name] = Knowledge(Footprint(dict(model.memory), dict(model.memory)))
+        self.judge.reloaded()
+        self.feed(m.Reconfigured(catalog, {name: self.known[name] for name in catalog.models}))
 
     # ------------------------------------------------------------------ actions about requests
 
@@ -387,11 +414,14 @@ class World:
         naps.nod_off(self)
         if self.happens(self.faults.probe_stuck):
             return
-        devices = {d: m.DeviceReading(c, self.available(d)) for d, c in self.capacity.items()}
+        power = (self.power_w, self.power_limit_w)
+        devices = {
+            d: m.DeviceReading(c, self.available(d), 0, None, *power) for d, c in self.capacity.items()
+        }
         models = {
-            name: naps.reading(self.catalog.models[name], engine)
+            name: naps.reading(self.declared[name], engine)
             for name, engine in self.engines.items()
-            if engine.power is not Power.OFF and not self.catalog.models[name].shared
+            if engine.power is not Power.OFF and not self.declared[name].shared
         }
         self.feed(m.Observed(int(self.now), devices, models))
 

@@ -1,0 +1,194 @@
+"""Absence: why a model is not in memory, as a fact with its figures, and in words.
+
+Every model that is absent has exactly one reason, the most lasting one first. `status`, `explain`, the journal and
+alerts all tell the same one. A permanent model that memory keeps away is worth an alert (RES-02, RES-04).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from watchbill.core.budget import DeviceBook
+from watchbill.core.messages import Alert, Cause, Constraint, Trouble
+from watchbill.core.state import State
+from watchbill.core.station import Stage, Station
+from watchbill.units import format_bytes
+
+__all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "describe"]
+
+
+class Why(StrEnum):
+    """What keeps a model out of memory."""
+
+    FAILED = "failed"  # its last load or its engine failed
+    NEVER_FITS = "never_fits"  # larger than what its device has for it beside permanent models
+    MAINTENANCE = "maintenance"  # its device is lent
+    UNWELL = "unwell"  # its device is too hot, too full, or draws too much
+    UNREADABLE = "unreadable"  # nothing recent is known of its device
+    SILENT = "silent"  # the program that hosts it does not answer
+    SETTLING = "settling"  # its device has just run out of memory
+    BY_HAND = "by_hand"  # the operator took it out; it returns when it is asked for
+    NO_ROOM = "no_room"  # wanted, and there is too little memory now
+    WAITING = "waiting"  # wanted, and others come first
+    LEFT = "left"  # it was there, and left for a cause
+    UNUSED = "unused"  # not asked for since the start
+
+
+#: What keeps a permanent model away that only a person can change.
+_ALARMING = (Why.NEVER_FITS, Why.NO_ROOM)
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why one model is not in memory."""
+
+    why: Why
+    device: str | None = None
+    needed: int = 0  # bytes, or places of a group or count
+    room: int = 0  # what there is for it
+    what: str | None = None  # the group or count of the device that is taken; None: its memory
+    cause: Cause | None = None  # of having left
+    detail: str = ""  # in the words of an engine or a card
+
+
+def absence_of(state: State, station: Station, now: int) -> Absence | None:
+    """Why a model is not in memory; None when it is, or is on its way."""
+    if station.stage is not Stage.ABSENT or station.model.shared:
+        return None
+    if station.failure is not None:
+        return Absence(Why.FAILED, detail=station.failure)
+    if station.silence is not None:
+        return Absence(Why.SILENT, detail=station.silence)
+    kept = state.permanents(station)
+    room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in station.needs}
+    if not all(
+        state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(station.needs)
+    ):
+        return Absence(Why.UNREADABLE, next(iter(station.needs), None))
+    if not state.can_ever_fit(station):
+        return _lacking(Why.NEVER_FITS, station.needs, room)
+    for book in state.ledger.books_of(station.needs):
+        if (held := _held_up(book, now)) is not None:
+            return held
+    if station.is_benched:
+        return Absence(Why.BY_HAND)
+    if station.line or station.ghost is not None or station.must_return:
+        is_short = bool(state.shortage_of(station))
+        return (
+            _lacking(Why.NO_ROOM, station.needs, state.planned_free(station))
+            if is_short
+            else Absence(Why.WAITING)
+        )
+    if station.left is not None:
+        return Absence(Why.LEFT, cause=station.left, detail=station.leaving_why)
+    return Absence(Why.UNUSED)
+
+
+def _lacking(why: Why, needs: Mapping[str, int], room: Mapping[str, int]) -> Absence:
+    """The first resource of which there is too little."""
+    resource = next((r for r, amount in needs.items() if amount > room.get(r, 0)), next(iter(needs), ""))
+    device, _, what = resource.partition("#")
+    return Absence(why, device, needs.get(resource, 0), max(0, room.get(resource, 0)), what or None)
+
+
+def _held_up(book: DeviceBook, now: int) -> Absence | None:
+    name = book.device.name
+    if book.in_maintenance:
+        return Absence(Why.MAINTENANCE, name)
+    if book.reading is not None and book.reading.constrained:
+        return Absence(Why.UNWELL, name, detail=constraint_text(book.reading.constrained))
+    if not book.may_load:
+        return Absence(Why.UNREADABLE, name)
+    return Absence(Why.SETTLING, name) if now < book.settled_at else None
+
+
+def describe(absence: Absence) -> str:
+    """The reason in words, and what to do where a person can do something."""
+    device, needed, room = absence.device, format_bytes(absence.needed), format_bytes(absence.room)
+    match absence.why:
+        case Why.FAILED | Why.SILENT:
+            return absence.detail
+        case Why.NEVER_FITS if absence.what:
+            return f"it can never be on {device}: {_taken(absence.what)} by a permanent model"
+        case Why.NEVER_FITS:
+            return (
+                f"it needs {needed} of {device}, where {room} is all there is beside permanent models; "
+                f"give it a smaller context, or {device} more capacity or a smaller reserve"
+            )
+        case Why.NO_ROOM if absence.what:
+            return f"it waits for {device}: {_taken(absence.what)}"
+        case Why.NO_ROOM:
+            return f"it needs {needed} of {device}, where {room} is available now"
+        case Why.MAINTENANCE:
+            return f"{device} is lent for maintenance"
+        case Why.UNWELL:
+            return f"{device} takes no new model: {absence.detail}"
+        case Why.UNREADABLE:
+            return f"{device} cannot be read; watchbill doctor says why"
+        case Why.SETTLING:
+            return f"{device} ran out of memory a moment ago"
+        case Why.BY_HAND:
+            return "it was taken out by hand, and returns when it is asked for"
+        case Why.WAITING:
+            return "it waits for its turn"
+        case Why.LEFT:
+            return f"it left: {absence.detail}" if absence.detail else "it left"
+        case Why.UNUSED:
+            return "it has not been asked for yet"
+
+
+def _taken(what: str) -> str:
+    return (
+        f"the place of its {what.replace(':', ' ')} is taken"
+        if what.startswith("group:")
+        else "max_resident is reached"
+    )
+
+
+def constraint_text(limit: Constraint) -> str:
+    """What a device suffers from, in words."""
+    match limit.trouble:
+        case Trouble.HEAT:
+            return f"{limit.figure:.0f} C, and its limit is {limit.limit:.0f} C"
+        case Trouble.MEMORY:
+            return f"others use {limit.figure:.0f} % of its memory, and its limit is {limit.limit:.0f} %"
+        case Trouble.POWER:
+            return f"{limit.figure:.0f} W, and its limit is {limit.limit:.0f} W"
+        case Trouble.THROTTLED:
+            return f"it slows itself down: {', '.join(limit.throttled)}"
+
+
+class Missing:
+    """Permanent models that memory keeps away: told once for each reason."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._told: dict[str, Why] = {}
+
+    def turn(self, now: int) -> None:
+        """Raises an alert for each permanent model that should be there and that there is no memory for."""
+        if not self._told and not self._state.misses_permanent():
+            return
+        missing = [s for s in self._state.in_stage(Stage.ABSENT) if s.must_return]
+        self._told = {s.name: self._told[s.name] for s in missing if s.name in self._told}
+        for station in missing:
+            absence = absence_of(self._state, station, now)
+            if (
+                absence is not None
+                and absence.why in _ALARMING
+                and self._told.get(station.name) is not absence.why
+            ):
+                self._told[station.name] = absence.why
+                self._tell(station, absence)
+
+    def _tell(self, station: Station, absence: Absence) -> None:
+        text = describe(absence)
+        self._state.note("absent", text, station, device=absence.device, size=absence.needed)
+        self._state.out.append(
+            Alert(
+                "absent",
+                f"{station.name} is permanent and not in memory: {text}",
+                station.name,
+                absence.device,
+            )
+        )

@@ -1,0 +1,144 @@
+"""Why a model is not in memory: one typed reason, told by status, explain, journal and alerts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from watchbill.catalog import BackgroundTask, Device, Model, RotationRules
+from watchbill.core import messages as m
+from watchbill.core.absence import Absence, Why, absence_of, describe
+from watchbill.core.station import Stage
+from watchbill.runtime.explain import explain
+from watchbill.runtime.views import rotation_view, status_view
+from watchbill.simulate.world import World
+from watchbill.units import Bytes, Millis
+
+GB = 10**9
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+
+
+def why(world: World, name: str) -> Why | None:
+    absence = absence_of(world.core.state, world.core.state.stations[name], int(world.now))
+    return None if absence is None else absence.why
+
+
+def alerts(world: World, kind: str) -> list[m.Alert]:
+    return [alert for alert in world.alerts if alert.kind == kind]
+
+
+def told(world: World, name: str) -> dict[str, object]:
+    """What `status` says of a model."""
+    view = status_view(world.core.state, {}, int(world.now))
+    return view["models"][name]  # type: ignore[index,return-value]
+
+
+def test_a_permanent_model_that_does_not_fit_at_start_says_why(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-02, RES-04, RES-26: not loaded, and journal, alert, status and explain name the figures."""
+    world = world_of(model("rock", 8, permanent=True))
+    world.foreign["gpu:0"] = 20 * GB
+    world.run(30_000)
+    assert why(world, "rock") is Why.NO_ROOM
+    [alert] = alerts(world, "absent")
+    assert (
+        "rock is permanent and not in memory: it needs 8 GB of gpu:0, where 4 GB is available now"
+        in alert.text
+    )
+    assert [note.event for _, note in world.journal].count("absent") == 1
+    assert told(world, "rock")["absence"] == {
+        "why": "no_room", "device": "gpu:0", "needed": 8 * GB, "room": 4 * GB, "cause": None,
+    }  # fmt: skip
+    assert "8 GB of gpu:0" in str(told(world, "rock")["reason"])
+    request = m.Request("x", "rock", "chat", world.catalog.lanes["chat"].work_class, 30_000, 60_000, 60_000)
+    assert "8 GB of gpu:0" in str(explain(world.core, request, 30_000)["absent_because"])
+    world.foreign["gpu:0"] = 0
+    world.run(60_000)
+    assert (why(world, "rock"), told(world, "rock")["state"]) == (None, "ready")
+
+
+def test_a_permanent_model_that_outgrows_its_budget_says_so(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-02, RES-26: it leaves with an alert that has the figures, and status says why it stays away."""
+    world = world_of(model("rock", 8, permanent=True), capacity_gb=10)
+    world.run(5_000)
+    engine = world.engines["rock"]
+    assert engine.held
+    world.reload(replace(world.catalog, devices={"gpu:0": Device("gpu:0", capacity=Bytes(7 * GB))}))
+    world.run(20_000)
+    [left] = alerts(world, "budget")
+    assert "rock is permanent and leaves: gpu:0 holds more than its budget of 7 GB" in left.text
+    assert why(world, "rock") is Why.NEVER_FITS
+    [absent] = alerts(world, "absent")
+    assert "7 GB is all there is" in absent.text
+
+
+@pytest.mark.parametrize("reason", ["unused", "left", "by_hand", "maintenance", "failed"])
+def test_every_absent_model_has_a_reason(world_of: WorldOf, model: ModelOf, reason: str) -> None:
+    """RES-26: status never leaves a model without a word."""
+    world = world_of(model("A", idle_ms=Millis(2_000)))
+    world.run(100)
+    if reason != "unused":
+        world.arrive("A", 300, lane="chat")
+        world.run(2_000)
+    if reason == "failed":
+        world.engines["A"].power_off()
+        world.feed(m.LoadFailed("A", world.engines["A"].attempt, "the file is corrupt", hopeless=True))
+    elif reason == "by_hand":
+        world.run(4_000)
+        world.feed(m.EvictAsked(1, "A"))
+    elif reason == "maintenance":
+        world.run(4_000)
+        world.feed(m.MaintenanceAsked(1, "gpu:0", True, "drivers"))
+    world.run(10_000)
+    assert why(world, "A") is Why(reason)
+    assert told(world, "A")["reason"]
+
+
+def test_reasons_are_told_in_words_for_every_kind() -> None:
+    """RES-26: the words come from the type, whatever its figures are."""
+    for kind in Why:
+        for what in (None, "group:heavy", "count"):
+            assert describe(Absence(kind, "gpu:0", 5, 3, what, detail="words"))
+
+
+def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: ModelOf) -> None:
+    """status: what is promised is one figure, what loads another."""
+    world = world_of(model("A"), model("B"))
+    world.arrive("A", 60_000, lane="batch")
+    world.run(8_000)
+    world.arrive("B", 300, lane="chat")
+    while world.core.state.stations["B"].stage is not Stage.PLANNED:
+        world.run(world.now + 50)
+    view = status_view(world.core.state, {}, int(world.now))
+    device = view["devices"]["gpu:0"]  # type: ignore[index]
+    assert (told(world, "B")["state"], device["loading"], device["planned"]) == ("planned", 0, 16 * GB)
+
+
+def test_a_task_longer_than_the_idle_time_leaves_its_model_there_for_that_time(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-16, RES-07: idle time counts from the end of the task."""
+    task = BackgroundTask(prompt="hello")
+    world = world_of(model("A", background=task, idle_ms=Millis(4_000)))
+    lane_work = 9_000
+    world.arrive("A", lane_work, lane="rotation")
+    world.run(3_500 + lane_work)
+    station = world.core.state.stations["A"]
+    assert (station.stage, station.running) == (Stage.READY, {})
+    world.run(3_000 + lane_work + 3_500)
+    assert station.stage is Stage.READY
+    world.run(3_000 + lane_work + 6_000)
+    assert station.stage is Stage.ABSENT
+
+
+def test_status_tells_the_rotations_interval_and_next_turn(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-16: how often, whose turn is next, and when."""
+    models = [model(name, 1, background=BackgroundTask(prompt="hello")) for name in "AB"]
+    world = world_of(*models)
+    rules = RotationRules(every_ms=Millis(600_000))
+    world.feed(m.Reconfigured(replace(world.catalog, rotation=rules), {}))
+    world.run(60_000)
+    view = rotation_view(world.core, 60_000)
+    assert view == {
+        "every_ms": 600_000, "interval_ms": 600_000, "next_ms": 540_000, "next_model": "A", "running": None,
+    }  # fmt: skip

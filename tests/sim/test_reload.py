@@ -1,0 +1,246 @@
+"""A config that changes while models load, drain, stop and are waited for."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+
+from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, WorkClass
+from watchbill.config.document import ModelTable
+from watchbill.core import messages as m
+from watchbill.core.definition import EFFECTS, SEEN_BY, Effect, effect_of
+from watchbill.core.station import Stage
+from watchbill.runtime.explain import explain
+from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.world import World
+from watchbill.units import Bytes, Millis
+
+WorldOf = Callable[..., World]
+ModelOf = Callable[..., Model]
+
+
+def without(world: World, *names: str) -> Catalog:
+    """The world's catalog without some models."""
+    kept = {name: model for name, model in world.catalog.models.items() if name not in names}
+    return replace(world.catalog, models=kept)
+
+
+def with_(world: World, *models: Model) -> Catalog:
+    """The world's catalog with these definitions."""
+    return replace(world.catalog, models={**world.catalog.models, **{m.name: m for m in models}})
+
+
+def ended(world: World) -> dict[str, int]:
+    """How often each outcome happened."""
+    found: dict[str, int] = {}
+    for caller in world.callers.values():
+        found[caller.outcome] = found.get(caller.outcome, 0) + 1
+    return found
+
+
+# ------------------------------------------------------------------ removed and put back
+
+
+@pytest.mark.parametrize("stage", [Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING])
+def test_a_model_that_is_put_back_before_its_process_is_gone_answers_again(
+    world_of: WorldOf, model: ModelOf, stage: Stage
+) -> None:
+    """LANE-04: an editor that saves twice. No request outlives its bound, whatever happens to its model."""
+    world = world_of(model("A"), model("B", 1))
+    whole = world.catalog
+    world.arrive("A", 8_000, lane="chat")
+    if stage is not Stage.LOADING:
+        world.run(4_000)
+        if stage is Stage.STOPPING:
+            world.leave(next(iter(world.callers.values())))
+    if stage is Stage.DRAINING:
+        world.feed(m.EvictAsked(1, "A"))
+    world.reload(without(world, "A"))
+    world.run(world.now + 50)
+    world.reload(whole)
+    late = world.arrive("A", 300, lane="chat")
+    view = explain(world.core, late.request, int(world.now))
+    assert view["model"] == "A"
+    world.run(world.now + 61_000)
+    assert late.outcome == "answered"
+    assert not world.open
+    assert not world.judge.broken
+
+
+def test_a_request_that_is_cut_on_a_removed_model_is_told(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04: a request without a byte goes back to its line; where the model is gone it is told at once."""
+    world = world_of(model("A"), model("B", 1))
+    world.mute = True
+    running = world.arrive("A", 8_000, lane="chat")
+    world.run(4_000)
+    assert running.state == "running"
+    world.reload(without(world, "A"))
+    world.run(world.now + 5_000)
+    assert running.outcome == "model_not_found"
+    assert "A" not in world.core.state.stations
+    assert not world.judge.broken
+
+
+def test_a_shared_model_that_is_removed_under_a_request_keeps_the_time_limit(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: what runs on a server of somebody else is cut at its timeout, though its model is gone."""
+    far = Model("far", "far", devices=(), shared=True)
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(10_000))}
+    world = world_of(model("A"), lanes=lanes)
+    engines = {**world.catalog.engines, "far": EngineRules("far", "remote", shared=True)}
+    world.reload(replace(with_(world, far), engines=engines), {"far": TrueModel("far", 0, {})})
+    running = world.arrive("far", 500_000, lane="chat")
+    world.run(1_000)
+    world.reload(without(world, "far"))
+    world.run(30_000)
+    assert running.outcome == "run_timeout"
+    assert "far" not in world.core.state.stations
+    assert not world.judge.broken
+
+
+def test_a_request_ends_though_its_lane_was_removed(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04: max_wait is a promise to the request, not to the lane."""
+    world = world_of(model("A"), model("B"))
+    world.arrive("A", 400_000, lane="batch")
+    world.run(4_000)
+    waiting = world.arrive("A", 300, lane="chat")
+    lanes = {"batch": world.catalog.lanes["batch"]}
+    world.reload(replace(world.catalog, lanes=lanes))
+    world.run(world.now + 61_000)
+    assert waiting.outcome == "wait_exceeded"
+    world.run(1_000_000)
+    assert not world.open
+    assert not world.judge.broken
+
+
+def test_a_renamed_model_leaves_under_its_old_name_and_loads_under_its_new_one(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-04: both names need the memory; the old one has to be gone first."""
+    world = world_of(model("A"))
+    old = world.arrive("A", 2_000, lane="chat")
+    world.run(3_500)
+    waiting = world.arrive("A", 2_000, lane="chat")
+    world.reload(replace(world.catalog, models={"Z": model("Z")}), {"Z": replace(world.truth["A"], name="Z")})
+    new = world.arrive("Z", 300, lane="chat")
+    world.run(60_000)
+    assert (old.outcome, waiting.outcome, new.outcome) == ("answered", "model_not_found", "answered")
+    assert set(world.core.state.stations) == {"Z"}
+    assert not world.judge.broken
+
+
+# ------------------------------------------------------------------ what a changed key does
+
+
+def changed(model: Model) -> dict[str, Model]:
+    """One other definition of a model for every field that it has."""
+    other: dict[str, object] = {
+        "engine": "other", "source": "/m/other.gguf", "memory": {"gpu:0": Bytes(2 * 10**9)}, "devices": ("ram",),
+        "aliases": ("alias",), "permanent": True, "shared": True, "priority": 1, "concurrency": 7, "inertia": 9.0,
+        "idle_ms": Millis(200_000), "stays_if_room": True,
+        "group": "heavy", "family": "tiers", "tier": 2, "exact": True,
+        "context": 99, "threads": 3, "mmap": True, "embedding": True, "prompt_cache": Bytes(5),
+        "load_timeout_ms": Millis(9_000), "command": "sleep", "health": "/up", "stop": "SIGINT", "probe": "none",
+        "env": {"A": "b"}, "arguments": ("--x",), "script": {"tokens": 1}, "background": BackgroundTask("hi"),
+        "capture": "spool", "sleep_ms": Millis(9_000), "sleeps_when_told": True, "asleep": {"gpu:0": Bytes(1)},
+        "quota": Bytes(9 * 10**9), "url": "http://127.0.0.1:1", "unit": "x.service", "image": "x",
+    }  # fmt: skip
+    return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
+
+
+#: Keys of the config whose names in the catalog differ.
+FIELDS_OF = {
+    "idle": ("idle_ms", "stays_if_room"),
+    "sleep": ("sleep_ms",),
+    "load_timeout": ("load_timeout_ms",),
+}
+
+
+def test_every_key_of_a_model_says_what_its_change_does() -> None:
+    """RES-09: a new key cannot be forgotten; the table names each of them, and nothing that does not exist."""
+    assert set(EFFECTS) == {field.name for field in fields(Model)}
+    of_keys = {name for key in ModelTable.model_fields for name in FIELDS_OF.get(key, (key,))}
+    assert of_keys <= set(EFFECTS)
+    assert set(EFFECTS) - of_keys == {"name", "shared", "sleeps_when_told"}  # copied from the engine
+    assert set(SEEN_BY) <= set(EFFECTS)
+
+
+@pytest.mark.parametrize("field", sorted(set(EFFECTS) - {"name"}))
+def test_a_changed_key_restarts_a_warm_model_only_where_its_process_would_differ(
+    world_of: WorldOf, model: ModelOf, field: str
+) -> None:
+    """RES-09: changing a priority must not unload a model."""
+    world = world_of(model("A", 1), model("B", 1))
+    first = world.arrive("A", 300, lane="chat")
+    world.run(5_000)
+    assert first.outcome == "answered"
+    before, other = world.catalog.models["A"], changed(world.catalog.models["A"])[field]
+    catalog = with_(world, other)
+    effect = effect_of(before, other, catalog)
+    engines = {**catalog.engines, "other": EngineRules("other", "process")}
+    world.reload(replace(catalog, engines=engines))
+    station = world.core.state.stations["A"]
+    restarts = effect is Effect.RESTART
+    assert (station.stage is not Stage.READY) == restarts
+    assert (EFFECTS[field] is Effect.RESTART) == restarts or field in SEEN_BY
+    if not restarts:
+        assert station.model == other
+        world.run(world.now + 1)
+        assert world.arrive("A", 300, lane="chat").state == "running"
+
+
+@pytest.mark.parametrize(
+    ("field", "driver", "effect"),
+    [
+        ("concurrency", "llamacpp", Effect.RESTART), ("concurrency", "process", Effect.AT_ONCE),
+        ("concurrency", "ollama", Effect.AT_ONCE), ("sleep_ms", "llamacpp", Effect.RESTART),
+        ("sleep_ms", "process", Effect.AT_ONCE), ("priority", "llamacpp", Effect.AT_ONCE),
+    ],
+)  # fmt: skip
+def test_a_key_that_the_engine_does_not_see_holds_at_once(
+    model: ModelOf, field: str, driver: str, effect: Effect
+) -> None:
+    """RES-10: slots are llama.cpp's, and only a number of ours where the engine was never told."""
+    old = replace(model("A"), engine="e")
+    catalog = Catalog({}, {"e": EngineRules("e", driver)}, {})
+    assert effect_of(old, changed(old)[field], catalog) is effect
+
+
+def test_new_bounds_hold_for_a_model_that_stays_warm(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-07: the idle time that was changed is the one that counts."""
+    world = world_of(replace(model("A", 1), idle_ms=Millis(300_000)))
+    world.arrive("A", 300, lane="chat")
+    world.run(5_000)
+    world.reload(with_(world, replace(world.catalog.models["A"], idle_ms=Millis(10_000))))
+    world.run(12_000)
+    assert world.core.state.stations["A"].stage is Stage.READY
+    world.run(15_000)
+    assert world.core.state.stations["A"].stage is Stage.ABSENT
+    assert not world.judge.broken
+
+
+def test_of_two_warm_models_that_are_put_into_one_group_one_leaves(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-08: the group holds from the reload on; the model that is not used leaves, the other stays warm."""
+    world = world_of(model("A", 1), model("B", 1))
+    for name in "AB":
+        world.arrive(name, 300, lane="chat")
+    world.run(9_000)
+    models = [replace(world.catalog.models[name], group="heavy") for name in "AB"]
+    world.reload(with_(world, *models))
+    world.run(world.now + 2_000)
+    stages = sorted(s.stage.value for s in world.core.state.stations.values())
+    assert stages == ["absent", "ready"]
+    assert not world.judge.broken
+
+
+def test_work_class_is_kept_by_a_request_whose_lane_changes(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-02: what waits was promised the bound of the lane as it was."""
+    world = world_of(model("A"))
+    world.arrive("A", 20_000, lane="chat")
+    world.run(4_000)
+    waiting = world.arrive("A", 300, lane="chat")
+    lanes = {**world.catalog.lanes, "chat": Lane("chat", WorkClass.BACKGROUND, max_wait_ms=Millis(1))}
+    world.reload(replace(world.catalog, lanes=lanes))
+    world.run(60_000)
+    assert waiting.outcome == "answered"
