@@ -20,7 +20,7 @@ import msgspec
 
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TooLarge
-from watchbill.gateway.body import parse_object
+from watchbill.gateway.body import has_disguised_name, parse_object
 from watchbill.limits import (
     JSON_DIGITS_MAX,
     JSON_FIELDS_MAX,
@@ -113,7 +113,7 @@ async def lift(body: bytes | bytearray) -> tuple[dict[str, object], Lifted]:
             walk.put(view[at : end + 1])
             at = end + 1
         await asyncio.sleep(0)
-    return parse_object(b"".join(walk.frame)), walk.lifted
+    return parse_object(b"".join(walk.frame), is_disguised=False), walk.lifted
 
 
 class _Walk:
@@ -136,6 +136,8 @@ class _Walk:
                 self._keep(self.lifted.add(_checked(text[0])))
                 done = text.end()
         self._keep(whole[done:])
+        if has_disguised_name(whole):
+            raise RequestError("the name of a field has an escaped letter; write it plainly in a large body")
         self._count(_TEXT.sub(b'""', whole))
         return len(whole)
 
