@@ -179,6 +179,8 @@ UPSTREAM_HEADERS_MAX = 128
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
+#: What is read of an engine's error.
+ERROR_BYTES_MAX = 64 * 2**10
 #: What is held back of a stream to be read at once, for a caller who wants a whole answer: some dozen events.
 ASSEMBLY_HELD_BYTES = 16 * 2**10
 #: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.

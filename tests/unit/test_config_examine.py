@@ -24,6 +24,9 @@ def said(found: list[Finding], *, grave: bool) -> list[str]:
     return [str(finding.problem).removeprefix("w.toml:") for finding in found if finding.is_grave == grave]
 
 
+LLAMA = '[models.a]\nengine = "llamacpp"\nsource = "a.gguf"\n'
+
+
 def model(name: str, rest: str = "") -> str:
     return f'[models.{name}]\nengine = "scripted"\n{rest}\n'
 
@@ -79,6 +82,16 @@ def test_permanent_models_that_together_exceed_the_machine_are_named() -> None:
 def test_what_was_seen_wrong_with_a_model_stands_at_its_key() -> None:
     found = findings(model("a"), a=ModelFacts("x.gguf is truncated; fetch it again", key="source"))
     assert said(found, grave=True) == ["1: models.a.source: x.gguf is truncated; fetch it again"]
+
+
+def test_a_context_beyond_what_the_model_was_trained_on_is_named() -> None:
+    """RES-02: requests get what there is; the config says more."""
+    found = findings(LLAMA + "context = 9000", a=ModelFacts(context=4096))
+    assert said(found, grave=True) == []
+    assert said(found, grave=False) == [
+        "4: models.a.context: is more than the 4096 tokens that it was trained on, which is what requests get; "
+        "write context = 4096"
+    ]
 
 
 def test_a_device_that_nothing_here_reads_is_named() -> None:

@@ -229,3 +229,16 @@ def read(text: str) -> None:
             assert line.isprintable()
             assert len(line) < 500
         raise Refused from error
+
+
+@pytest.mark.parametrize(("text", "is_right"), [
+    ("I notice {summary}.", True), ("Later.", True), ('{"a": 1}', True), ("{{x}}", True),
+    ("{type}", False), ("{payload.mood}", False), ("{sumary}", False),
+])  # fmt: skip
+def test_a_lanes_fallback_has_no_place_that_a_door_cannot_fill(text: str, is_right: bool) -> None:
+    """LANE-03, LANE-05: what would be answered literally is an error of the config."""
+    written = f"{MODEL}[lanes.b]\nfallback = '{text}'\n"
+    if is_right:
+        assert parse(written, base=BASE, origin="w.toml", environment={}).lanes["b"].fallback == text
+    else:
+        assert "lanes.b.fallback" in complaints(written)[0]

@@ -221,7 +221,7 @@ async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/embeddings"])
 async def test_an_engines_answer_without_end_is_cut(path: str, stream: bool) -> None:
-    """R37: also where the client asked for a stream and the engine answers with something else."""
+    """R34: also where the client asked for a stream and the engine answers with something else."""
     asked = {"model": "a", "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 1}
 
     async def ask(opened: House) -> RawAnswer:

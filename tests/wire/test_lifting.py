@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.house import HELLO, house
+from support.peer import stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TheirsError, TooLarge
@@ -86,7 +87,7 @@ LONG = JSON_WINDOW_BYTES
     ],
 )
 def test_a_long_text_is_checked_as_a_short_one_is(text: bytes) -> None:
-    """P4: what the decoder would refuse is refused here, too."""
+    """R42: what the decoder would refuse is refused here, too."""
     with pytest.raises(RequestError, match="not JSON"):
         asyncio.run(lift(b'{"a": "' + text + b'"}'))
 
@@ -120,7 +121,7 @@ async def longest_pause(work: Awaitable[object]) -> float:
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
-    """P4, R40: digits, values, fields, depth and size are bounded, and looked at a little at a time."""
+    """R42: digits, values, fields, depth and size are bounded, and looked at a little at a time."""
     body, kind = HOSTILE[name]
 
     async def read() -> TheirsError | None:
@@ -141,7 +142,7 @@ async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
     ids=["plain", "escapes", "unicode escapes", "UTF-8", "pairs", "quotes"],
 )
 async def test_a_body_of_one_huge_text_holds_up_nobody(text: bytes) -> None:
-    """P4, R40: neither is decoded nor encoded anew."""
+    """R42: neither is decoded nor encoded anew."""
     body = b'{"a": "' + text * (24_000_000 // len(text)) + b'"}'
     reading = asyncio.ensure_future(lift(body))
     assert await longest_pause(reading) < LAG_S_MAX
@@ -177,3 +178,27 @@ def _texts(value: object) -> list[str]:
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return [text for each in inner for text in _texts(each)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  any JSON
+
+
+HOSTILE_ANSWERS = {
+    "long integers": b'{"choices": [' + b",".join([b"7" * 4000] * 2000) + b"]}",
+    "many values": b'{"choices": [' + b",".join([b"[]"] * 2_000_000) + b"]}",
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/api/embed"])
+@pytest.mark.parametrize("name", HOSTILE_ANSWERS)
+async def test_an_engines_hostile_answer_holds_up_nobody(name: str, path: str, stream: bool) -> None:
+    """R34: as an event of a stream, or whole; a stream in the client's own dialect passes as it is."""
+    asked = {
+        "model": "a",
+        "max_tokens": 1,
+        "stream": stream,
+        "messages": [{"role": "user", "content": "x"}],
+        "input": "x",
+    }
+    async with house(stream_of(b"data: " + HOSTILE_ANSWERS[name] + b"\n\n")) as opened:
+        asking = asyncio.ensure_future(opened.ask(path, asked))
+        assert await longest_pause(asking) < LAG_S_MAX
+        assert (await asking).status in (200, 502)

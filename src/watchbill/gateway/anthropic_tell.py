@@ -10,11 +10,10 @@ An answer is a row of blocks (text, thinking, tool_use); one is open at a time, 
 
 from typing import cast
 
-import msgspec
-
 from watchbill.engines.sse import EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.engine_json import NO_STREAM, decode_fields
 from watchbill.gateway.events import Chunk, ChunkReader, event, read_chunk
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.toolcalls import ToolCalls
@@ -24,7 +23,6 @@ __all__ = ["PING", "Events", "Gathering", "Opening", "fallen_back", "fallen_back
 
 Fields = dict[str, object]
 
-_decode = msgspec.json.Decoder(Fields).decode
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 #: Where a delta of this type goes in its block.
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -224,8 +222,8 @@ def _start(id: str, model: str) -> bytes:
 def _kind(payload: bytes) -> object:
     """What an event is, None where it is no object."""
     try:
-        return _decode(payload).get("type")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return decode_fields(payload, NO_STREAM).get("type")
+    except EngineFailed:
         return None
 
 
@@ -242,10 +240,7 @@ class Gathering:
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises EngineRefused on an error within it, EngineFailed on garbage."""
         for payload in self._reader.feed(piece):
-            try:
-                self._take(_decode(payload))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+            self._take(decode_fields(payload, NO_STREAM))
 
     def result(self) -> Fields:
         """The whole message. Raises EngineFailed when the stream ended before its end."""
@@ -287,10 +282,9 @@ class Gathering:
 
 
 def _arguments(text: str) -> Fields:
-    try:
-        return _decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise EngineFailed(f"the model called a tool with arguments that are no JSON: {error}") from None
+    return decode_fields(
+        (text or "{}").encode("utf-8", "replace"), "the model called a tool with arguments that are no JSON"
+    )
 
 
 def _count(value: object) -> int:

@@ -16,13 +16,13 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.engine_json import NO_STREAM, decode_fields, is_decodable
 from watchbill.limits import ASSEMBLY_HELD_BYTES
 
 __all__ = ["Assembly"]
 
 Fields = dict[str, object]
 
-_decode = msgspec.json.Decoder(Fields).decode
 
 _CHAT = "chat.completion"
 #: Texts that say what something is, and are repeated rather than continued.
@@ -115,8 +115,9 @@ class Assembly:
             payloads.pop()
         if not payloads:
             return
+        together = b"[" + b",".join(payloads) + b"]"
         try:
-            events = _decode_plain(b"[" + b",".join(payloads) + b"]") if self.chat else []
+            events = _decode_plain(together) if self.chat and is_decodable(together) else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) == len(payloads):
@@ -166,10 +167,7 @@ class Assembly:
         if payload == DONE:
             self._is_done = True
             return
-        try:
-            event = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+        event = decode_fields(payload, NO_STREAM)
         if "error" in event:
             raise engine_error(502, event)
         self._take_fields(event)

@@ -9,14 +9,13 @@ from typing import cast
 import msgspec
 
 from watchbill.engines.sse import DONE, EventReader
-from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.engine_json import NO_STREAM, decode_fields
 
 __all__ = ["Chunk", "ChunkReader", "event", "read_chunk"]
 
 Fields = dict[str, object]
 
-_decode = msgspec.json.Decoder(Fields).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -56,10 +55,7 @@ class ChunkReader:
         return True
 
     def _read(self, payload: bytes) -> Chunk:
-        try:
-            fields = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+        fields = decode_fields(payload, NO_STREAM)
         if "error" in fields:
             raise engine_error(502, fields)
         return read_chunk(fields)

@@ -19,26 +19,26 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
 from watchbill.gateway.answers import engine_error, let_go, verdict
 from watchbill.gateway.body import encode
+from watchbill.gateway.engine_json import decode_fields
 from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.http.response import Answer
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.stream import Out
 from watchbill.gateway.summary import summarize_request
 from watchbill.gateway.visit import Visit
-from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
+from watchbill.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.runtime.ticket import Start, Wish
 
 if TYPE_CHECKING:
     from watchbill.gateway.house import House
 
-__all__ = ["Exchange", "Fields", "Sender", "Unknown", "Whole", "sender"]
+__all__ = ["Exchange", "Fields", "Sender", "Unknown", "Vectors", "Whole", "sender"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
 #: Called when the engine does not have the address; True when the sender now asks otherwise.
 Unknown = Callable[[], bool]
 
-_decode_fields = msgspec.json.Decoder(Fields).decode
 _JSON = "application/json"
 
 
@@ -53,10 +53,30 @@ class Whole(msgspec.Struct, frozen=True, gc=False):
         """The answer as fields. Raises EngineFailed when it is not JSON."""
         if self.assembled is not None:
             return self.assembled
+        return decode_fields(self.body, "the engine's answer is no JSON object")
+
+    def vectors(self) -> "Vectors":
+        """The answer to a request for embeddings. Its numbers, which may be millions, are passed on undecoded."""
         try:
-            return _decode_fields(self.body)
+            return _decode_vectors(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's answer is no JSON object: {error}") from None
+            raise EngineFailed(f"the engine's answer has no embeddings: {error}") from None
+
+
+class Vector(msgspec.Struct, frozen=True):
+    """One text's embedding."""
+
+    embedding: msgspec.Raw
+
+
+class Vectors(msgspec.Struct, frozen=True):
+    """The embeddings of several texts."""
+
+    data: list[Vector] = []
+    usage: Fields | None = None
+
+
+_decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
 class Exchange:
@@ -214,6 +234,7 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
         if relay.status == 200:
             return Whole(relay.content_type or _JSON, answer)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
+    answer = answer[:ERROR_BYTES_MAX]
     try:
         said: object = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -181,10 +181,9 @@ class OllamaDoor:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
                 asked["dimensions"] = body["dimensions"]
-            whole = (await self._exchange.fetch(visit, wish, sender(asked, "/v1/embeddings"))).fields()
-            data = cast("list[Fields]", whole.get("data") or [])
-            vectors = [each.get("embedding") for each in data]
-            usage = cast("Fields", whole.get("usage") or {})
+            whole = (await self._exchange.fetch(visit, wish, sender(asked, "/v1/embeddings"))).vectors()
+            vectors = [each.embedding for each in whole.data]
+            usage = whole.usage or {}
         elif wish.keep_alive_ms == 0:
             self._gateway.unloading.begin(model, visit.key)
         else:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
-import msgspec
-
-from watchbill.errors import EngineFailed, TheirsError
+from watchbill.errors import TheirsError
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.engine_json import NO_STREAM, decode_fields
 from watchbill.gateway.events import Chunk, ChunkReader, read_chunk
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.ndjson import LineReader, line
@@ -36,7 +35,6 @@ __all__ = [
 Fields = dict[str, object]
 
 _NS_PER_MS = 1_000_000
-_decode = msgspec.json.Decoder(Fields).decode
 
 
 def now_text() -> str:
@@ -160,10 +158,7 @@ class Passed:
         return b"".join(map(self._line, self._reader.end()))
 
     def _line(self, text: bytes) -> bytes:
-        try:
-            fields = _decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's stream is no stream of JSON objects: {error}") from None
+        fields = decode_fields(text, NO_STREAM)
         if "error" in fields:
             raise engine_error(502, fields)
         self.is_done = fields.get("done") is True

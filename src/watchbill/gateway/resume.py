@@ -13,9 +13,11 @@ from typing import cast
 import msgspec
 
 from watchbill.engines.connection import Outgoing
-from watchbill.engines.sse import DONE, EventReader, whole_events
+from watchbill.engines.sse import DONE, EventReader, EventTooLarge, whole_events
+from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
-from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
+from watchbill.gateway.engine_json import NO_STREAM, decode_fields
+from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX, SSE_EVENT_BYTES_MAX
 
 __all__ = ["Resumption"]
 
@@ -89,6 +91,8 @@ class Resumption:
         text = self._half + piece
         end = whole_events(text) if self._is_possible else len(text)
         whole, self._half = text[:end], text[end:]
+        if len(self._half) > SSE_EVENT_BYTES_MAX:
+            raise EventTooLarge
         if not self._is_possible or not whole:
             return whole
         payloads = self._reader.feed(whole)
@@ -108,8 +112,8 @@ class Resumption:
         if payload == DONE:
             return None
         try:
-            event = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            event = decode_fields(payload, NO_STREAM)
+        except EngineFailed:
             self._is_possible = False
             return None
         if self._named is None:
