@@ -121,6 +121,40 @@ def test_models_leave_before_the_kernel_kills_anything(
     daemon.stop()
 
 
+@pytest.mark.timeout(120)
+def test_several_models_leave_in_time_for_a_program_that_takes_memory_fast(group: Path, place: Place) -> None:
+    """RES-05, RES-06: in 2 GiB a hog takes 400 MB each second. With one victim at a time and two seconds of grace for
+    each the kernel killed the permanent model. Here all of them are gone before, and nothing is killed."""
+    tables = [
+        scripted(name, 'load = "100ms", service = "40s", memory = "300MB"', rules).replace(
+            'memory = "30MB"', 'memory = "300MB"'
+        )
+        for name, rules in (("logos", ""), ("pathos", ""), ("mnemos", "permanent = true"))
+    ]
+    place.config.write_text("[devices.ram]\nreserve = '400MiB'\n" + "".join(tables))
+    daemon = place.begin()
+    enter(group, daemon.pid)
+    daemon.wait_ready()
+    eventually(lambda: daemon.is_in("mnemos", "ready"), 30)
+    streams = [daemon.stream(name, 400) for name in ("logos", "pathos", "mnemos")]
+    for stream in streams:
+        stream.event()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOG, "300", "400", "1650"], stdout=subprocess.PIPE, text=True
+    ) as hog:
+        enter(group, hog.pid)
+        try:
+            assert "done\n" in iter(lambda: _line(hog), "")
+            assert kills(group) == 0 and hog.poll() is None
+        finally:
+            hog.kill()
+            for stream in streams:
+                stream.close()
+    assert {event["model"] for event in place.events("evict")} == {"logos", "pathos", "mnemos"}
+    assert not place.events("died")
+    daemon.stop()
+
+
 def _line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline()

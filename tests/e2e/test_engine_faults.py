@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+import pytest
 
 from e2e.place import Daemon, Place, eventually, gone, scripted
 
@@ -86,6 +87,7 @@ def test_an_engine_that_hangs_is_given_up_and_others_are_served(place: Place) ->
     assert daemon.stop() == 0
 
 
+@pytest.mark.timeout(400)  # the question to a model that hangs takes a minute by itself
 def test_a_frozen_engine_is_found_reset_and_serves_again(place: Place) -> None:
     """R31, RES-20: a stopped process (SIGSTOP) in a lane whose time is short: runs that time out lead to the question
     and the reset, nobody evicts it by hand, and the next request is answered by a fresh process."""

@@ -199,7 +199,7 @@ def test_the_judge_sees_known_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) ->
     """RES-04, RES-10, RES-12: a check that cannot fail is no check; each bug put back turns a law red."""
     BUGS[bug](monkeypatch)
     broken: set[str] = set()
-    for seed in range(24):
+    for seed in range(48):
         world = random_world(seed)
         try:
             run_out(world)

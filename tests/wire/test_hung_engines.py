@@ -107,7 +107,7 @@ class Place:
 
 
 async def until(happened: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not happened():  # noqa: ASYNC110  the condition is somebody else's
             await asyncio.sleep(0.01)
 
@@ -165,7 +165,7 @@ async def test_callers_who_leave_a_model_that_is_well_change_nothing(
     async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": slow})) as place:
         for _ in range(5):
             reader, writer = await place.open(*CALLS["openai streamed"][:2], "patient")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await reader.readuntil(b"data: ")
             writer.transport.abort()
             await until(lambda: not place.station.running)
@@ -204,7 +204,7 @@ async def test_an_engine_that_can_only_be_asked_for_its_health_is_found_too(
 
 async def until_up(place: Place) -> None:
     """A model without a probe counts as warm before its port is open."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await place.ask(*CALLS["openai"][:2], "patient"))[0] != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

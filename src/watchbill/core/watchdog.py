@@ -82,10 +82,14 @@ class Watchdog:
         which = (station.name, station.attempt)
         question = self._asked.get(which)
         if question is None:
-            if now >= self._well.get(which, -WELL_MS) + WELL_MS:
-                self._ask(station, now)
-            else:
+            if now < self._well.get(which, -WELL_MS) + WELL_MS:
                 station.is_suspect = False
+            elif station.lingering and not station.running:
+                station.is_suspect = (
+                    True  # it is asked when it has let go of what was cut: alone, which is a proof
+                )
+            else:
+                self._ask(station, now)
             return None
         is_over = now >= question.since + CHECK_MS
         if question.failure is None and not is_over:

@@ -178,7 +178,7 @@ class Judge:
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
-        is_free = not engine.jobs and not engine.lingering
+        is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if plan is m.PlanKind.RATE:

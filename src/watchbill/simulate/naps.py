@@ -68,6 +68,7 @@ def nod_off(world: _World) -> None:
     """Engines that nobody tells fall asleep when they had nothing to do for their time."""
     for name, engine in world.engines.items():
         model = world.declared[name]
-        idle = engine.power is Power.WARM and not engine.jobs and model.sleep_ms is not None
+        is_at_work = engine.jobs or engine.lingering or engine.frozen_at is not None
+        idle = engine.power is Power.WARM and not is_at_work and model.sleep_ms is not None
         if idle and not model.sleeps_when_told and world.now >= engine.used_at + (model.sleep_ms or 0):
             engine.doze()
