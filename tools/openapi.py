@@ -116,7 +116,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "Terms": record(
         waiting=NUMBER, coming=NUMBER, round_trip_ms=WHOLE, residual_ms=WHOLE, load_ms=WHOLE, reload_ms=WHOLE,
-        quantum_ms=WHOLE, linger_ms=WHOLE, asked_per_s=table(NUMBER),
+        quantum_ms=WHOLE, linger_ms=WHOLE, rebuild_ms=table(WHOLE), asked_per_s=table(NUMBER),
     ),
     "ModelDone": record(message=TEXT, model=TEXT),
     "DeviceDone": record(message=TEXT, device=TEXT),

@@ -70,6 +70,7 @@ class Dispatch:
             if (
                 running.request.work_class >= WorkClass.BACKGROUND
                 and not running.begun
+                and running.is_patient
                 and running.cut is None
             ):
                 self._state.cut(running, "requeue", now)
@@ -137,6 +138,8 @@ class Dispatch:
             station.learn_service(now - running.since, running.beside)
             if event.first_ms is not None:
                 station.first.learn(event.first_ms)
+                if event.prompt_bytes:
+                    station.context.keep(event.prompt_bytes, event.first_ms)
             station.well()
         else:
             state.is_still = False  # one that failed may have been the last straw
@@ -164,7 +167,11 @@ class Dispatch:
         station.is_suspect = station.is_suspect or (is_mute and not station.model.shared)
 
     def returned(self, event: Returned, now: int) -> None:
-        """Puts a request back at its place. One that was cut begins a new wait; its first one was kept."""
+        """Puts a request back at its place.
+
+        What a request has waited so far counts if it was cut before its first byte. One that stopped at a boundary has
+        begun to answer, and begins a new wait.
+        """
         running = self._take(event.id, now)
         if running is None:
             return
@@ -177,8 +184,7 @@ class Dispatch:
             self._state.refuse(request.id, "model_not_found", f"{missing} is no longer in the config")
             return
         request = _remainder(running, now)
-        since = request.arrived_at if running.cut in (None, "engine_failed") else now
-        due = max(now + 1, since + request.max_wait_ms)
+        due = max(now + 1, _due_again(running, now))
         self._state.join(station, request, min(due, request.ends_at) if request.ends_at else due)
 
     def let_go(self, event: LetGo, now: int) -> None:
@@ -236,6 +242,16 @@ def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:
     if parting is None:
         return not running.begun
     return not parting.has_spoken or parting.silent_ms >= min(LULL_MS, (now - running.since) / 2)
+
+
+def _due_again(running: Running, now: int) -> int:
+    """Until when a request may wait that had its turn and comes back."""
+    request = running.request
+    if running.cut == "boundary":
+        return now + request.max_wait_ms
+    if running.cut == "requeue":
+        return now + running.patience_left_ms
+    return request.arrived_at + request.max_wait_ms
 
 
 def _remainder(running: Running, now: int) -> Request:

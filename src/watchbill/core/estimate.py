@@ -9,7 +9,7 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["ArrivalRate", "MeanEstimate", "MedianEstimate"]
+__all__ = ["ArrivalRate", "Context", "MeanEstimate", "MedianEstimate"]
 
 #: How many measurements a median remembers.
 MEDIAN_WINDOW = 9
@@ -21,6 +21,8 @@ OFF_FACTOR = 3.0
 #: Answers differ by nature, so only so many long ones in a row count. Short ones prove nothing: where a few answers are
 #: very long, most of the others are far below the mean.
 LONG_IN_A_ROW = 3
+#: Shorter prompts say nothing about how long reading one takes.
+PROMPT_BYTES_MIN = 4_096
 #: Time constant of the learned arrival rate.
 RATE_WINDOW_MS = 60_000
 #: A rate over less time than this would be noise.
@@ -86,6 +88,31 @@ class MeanEstimate:
 
 def _is_off(ratio: float) -> bool:
     return not 1 / OFF_FACTOR <= ratio <= OFF_FACTOR
+
+
+class Context:
+    """What the slots of a model hold, and what reading it anew would take."""
+
+    __slots__ = ("_prompts", "_read")
+
+    def __init__(self, slots: int) -> None:
+        self._prompts: deque[int] = deque(maxlen=slots)  # bytes of the last prompt of each slot
+        self._read = MedianEstimate(1.0)  # milliseconds for each MiB
+
+    def keep(self, prompt_bytes: int, first_ms: int) -> None:
+        """A slot holds this prompt from now on; reading it took until the first token."""
+        self._prompts.append(prompt_bytes)
+        if prompt_bytes >= PROMPT_BYTES_MIN:
+            self._read.learn(first_ms * 2**20 / prompt_bytes)
+
+    def forget(self) -> None:
+        """The model leaves."""
+        self._prompts.clear()
+
+    @property
+    def rebuild_ms(self) -> float:
+        """By the slowest of the last prompts: the others were partly in the engine's cache already."""
+        return 0.0 if self._read.is_guess else self._read.high_ms * sum(self._prompts) / 2**20
 
 
 class ArrivalRate:

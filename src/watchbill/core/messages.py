@@ -148,6 +148,7 @@ class Ended(Event, frozen=True):
     ok: bool | None
     parting: Parting | None = None  # set where the run ended before its answer
     first_ms: int | None = None  # from the question to the first byte of the answer
+    prompt_bytes: int = 0  # of the question, where the engine keeps its context
 
 
 class Returned(Event, frozen=True):

@@ -22,7 +22,7 @@ from enum import Enum
 from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
-from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
+from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.messages import Cause, Knowledge, Mishap, Parting, Request
 from watchbill.core.waiting import Line
 
@@ -110,6 +110,18 @@ class Running(Struct, gc=False):
     is_orphaned: bool = False  # its engine died or was reset: its time goes on until another one has it
 
     @property
+    def is_patient(self) -> bool:
+        """Whether it may be sent back to its line for the sake of another: it has half of its patience left."""
+        request = self.request
+        return 2 * (self.since - request.arrived_at) <= request.max_wait_ms
+
+    @property
+    def patience_left_ms(self) -> int:
+        """How long it may wait again. One that had to go back without being patient has half of a new wait."""
+        request = self.request
+        return max(request.arrived_at + request.max_wait_ms - self.since, request.max_wait_ms // 2)
+
+    @property
     def deadline(self) -> int:
         """When it must be looked at: its time limit, or the end of the patience with its cut."""
         if self.cut is None or self.cut == "boundary":
@@ -171,11 +183,9 @@ class Station:
         self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
         self.wake = MedianEstimate(self.load_from_disk_ms)
         self.service, self.halt = MeanEstimate(SERVICE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
-        self.first, self.slowdown = (
-            MeanEstimate(FIRST_BYTE_GUESS_MS),
-            SLOWDOWN_GUESS,
-        )  # `first`: to its first byte
+        self.first, self.slowdown = MeanEstimate(FIRST_BYTE_GUESS_MS), SLOWDOWN_GUESS  # to its first byte
         self.rate = ArrivalRate()
+        self.context = Context(model.concurrency)
         self.last_class = self.plan_class = WorkClass.ROTATION  # of its newest arrival; for whom it is loaded
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
         self.idle_ms: int = model.idle_ms  # how long it stays without work: one or the other
@@ -185,10 +195,7 @@ class Station:
         self.plan_for = self.name  # its own plan, or that of a company
         self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
-        self.emergency, self.grace_ms = (
-            False,
-            0.0,
-        )  # it leaves because memory runs out, and has this long to drain
+        self.emergency, self.grace_ms = False, 0.0  # memory runs out, and it has this long to drain
         self.is_benched = self.in_epoch = False  # taken out by hand; its ingestion window is open
         self.successor: Model | None = None  # its new definition, once it is out of memory
         self.is_retired = False  # no longer in the config
@@ -233,6 +240,8 @@ class Station:
             self.rate.came(now)
         elif self.stage is Stage.READY:
             self.rate.left(now, self.linger_ms)
+        if stage not in (Stage.READY, Stage.DRAINING):
+            self.context.forget()
         self.stage, self.since = stage, now
         if self.lingering and stage not in (Stage.READY, Stage.DRAINING):
             self.lingering = {}  # what its process was doing ends with it

@@ -174,7 +174,7 @@ class Balance:
     coming: float  # weight of the requests that would probably come for the target during its turn
     load_ms: float  # of the target
     residual_ms: float  # until what runs on the victims has ended
-    reload_ms: float  # of the victim that takes longest to be back
+    reload_ms: float  # of the victim that takes longest to be back, its load and its lost context
     momentum: float  # weight per millisecond that is asked of the victims, inertia included
 
     @property
@@ -395,7 +395,7 @@ class Rate:
             coming=target.rate.seen(now) * target.quantum_ms,
             load_ms=target.load.ms,
             residual_ms=max((v.residual(now) for v in victims), default=0.0),
-            reload_ms=max((v.load.ms for v in victims), default=0.0),
+            reload_ms=max((v.load.ms + v.context.rebuild_ms for v in victims), default=0.0),
             momentum=sum(self._momentum(v, target, now) for v in victims),
         )
 

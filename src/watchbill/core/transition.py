@@ -101,10 +101,13 @@ class Transitions:
                     self._state.cut(running, "boundary", now)
 
     def _may_finish(self, station: Station, running: Running, plan: PlanKind | None) -> bool:
-        """Whether an answer that has not begun runs on: for a soft turn of an equal, where it is shorter than a swap.
+        """Whether an answer that has not begun runs on though its model leaves for another.
 
-        Sent back, it would wait for its model's next turn; four of them would bring the model back for one answer.
+        Its patience may be too short for another wait. And for a soft turn of an equal it is shorter than a swap: sent
+        back, it would wait for its model's next turn, and four of them would bring the model back for one answer.
         """
+        if plan is not None and not running.is_patient:
+            return True
         is_person = running.request.work_class is WorkClass.INTERACTIVE
         return plan is PlanKind.TURN and is_person and station.service.ms <= station.quantum_ms
 

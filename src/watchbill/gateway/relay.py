@@ -313,6 +313,8 @@ class Relay:
             outgoing = self.resume.ask(outgoing)
         if self.visit.lifted is not None:
             outgoing = self.visit.lifted.fill(outgoing)
+        if self.streamed:  # a stream is generated text, whose context the engine keeps
+            ticket.prompt_bytes = len(outgoing.body)
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
         ticket.on_cut = self._on_cut
         return call

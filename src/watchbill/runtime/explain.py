@@ -162,6 +162,9 @@ def _terms(balance: Balance, station: Station, core: Machine, now: int) -> dict[
         "reload_ms": round(balance.reload_ms),
         "quantum_ms": round(station.quantum_ms),
         "linger_ms": round(station.linger_ms),
+        "rebuild_ms": {
+            s.name: round(s.context.rebuild_ms) for s in core.state.managed if s.stage is Stage.READY
+        },
         "asked_per_s": {
             s.name: round(s.demand(now) * 1000, 4) for s in core.state.managed if s.stage is Stage.READY
         },

@@ -117,6 +117,7 @@ class Ticket:
     forecast_ms: int = 0
     started_at: int | None = None  # when the driver granted the turn
     first_at: int | None = None  # when the engine's first token came
+    prompt_bytes: int = 0  # of the question to the engine, where that generates text
     refusal: "TheirsError | None" = None
     turn: Start | None = None  # once it has come; `granted` waits for it
     #: Why the running request must end, once the driver said so; see core.messages.Cut.
@@ -194,7 +195,7 @@ class Ticket:
             self._ended = True
             failed = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.ENGINE_FAILED
             outcome = failed if ok is False else Outcome.OK
-            event = Ended(self.id, ok, self._parting, self._first_ms())
+            event = Ended(self.id, ok, self._parting, self._first_ms(), self.prompt_bytes)
             self.desk.ended(self, event, outcome, served=ok is True)
 
     def _first_ms(self) -> int | None:

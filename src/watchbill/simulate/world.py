@@ -306,6 +306,8 @@ class World:
             if caller.was_cut:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
+            left_ms = caller.request.arrived_at + caller.request.max_wait_ms - caller.granted_at
+            caller.due = self.now + max(left_ms, caller.request.max_wait_ms / 2)
             self.at(self.now, lambda: self._return(caller, parting))
         else:
             self.at(self.now, lambda: self._fail(caller, action.how, parting))
@@ -314,13 +316,14 @@ class World:
         """Background work reaches a boundary and keeps what it has."""
         if caller.state == "running" and caller.granted_at == granted:
             caller.work_ms = max(50.0, self._drop_job(caller))
+            caller.due = max(caller.due, self.now + caller.request.max_wait_ms)  # it has begun: a new wait
             self._return(caller)
 
     def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
         if caller.state != "running":
             return
         caller.ran_ms += self.now - caller.granted_at
-        caller.state, caller.due = "waiting", max(caller.due, self.now + caller.request.max_wait_ms)
+        caller.state = "waiting"
         self.feed(m.Returned(caller.request.id, parting))
 
     def _fail(self, caller: Caller, outcome: str, parting: m.Parting | None) -> None:
