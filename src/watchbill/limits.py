@@ -258,10 +258,13 @@ JSON_WINDOW_BYTES = 32 * 2**10
 #: Texts from this size on are lifted out of a large body. What is left is decoded at once: its bytes, values, fields
 #: and the digits of a number are bounded so that this takes less than 50 ms.
 JSON_LIFTED_BYTES_MIN = 512
+JSON_LIFTED_MAX = 10_000
 JSON_FRAME_BYTES_MAX = 4 * 2**20
 JSON_VALUES_MAX = 100_000
 JSON_FIELDS_MAX = 50_000
 JSON_DIGITS_MAX = 32
+#: Small pieces of a large body are sent together, in about this size.
+PIECES_BYTES = 256 * 2**10
 #: How long a large body waits until those before it are read; one is read at a time.
 JSON_TURN_MS = 30_000
 #: The body of typed work, and of an operator's call.

@@ -102,6 +102,7 @@ HOSTILE = {
     "escaped letters": (b'{"a": [' + b",".join([b'"%b"' % (b"\\u0061" * 80)] * 20_000) + b"]}", TooLarge),
     "short texts": (b'{"a": [' + b",".join([b'"%b"' % (b"x" * 400)] * 12_000) + b"]}", TooLarge),
     "a name in disguise": (b'{"m\\u006fdel": "a", "b": "' + b"x" * 400_000 + b'"}', RequestError),
+    "many long texts": (b'{"a": [' + b",".join([b'"%b"' % (b"x" * 600)] * 12_000) + b"]}", TooLarge),
     "no end": (b'{"a": "' + b"x" * 4_000_000, RequestError),
     "quotes alone": (b'{"a": ' + b'"' * 1_000_000, RequestError),
     "white space": (b'{"a":' + b" " * 20_000_000 + b"1}", TooLarge),

@@ -115,9 +115,9 @@ class Assembly:
             payloads.pop()
         if not payloads:
             return
-        together = b"[" + b",".join(payloads) + b"]"
+        is_plain = self.chat and all(map(is_decodable, payloads))
         try:
-            events = _decode_plain(together) if self.chat and is_decodable(together) else []
+            events = _decode_plain(b"[" + b",".join(payloads) + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) == len(payloads):

@@ -26,8 +26,10 @@ from watchbill.limits import (
     JSON_FIELDS_MAX,
     JSON_FRAME_BYTES_MAX,
     JSON_LIFTED_BYTES_MIN,
+    JSON_LIFTED_MAX,
     JSON_VALUES_MAX,
     JSON_WINDOW_BYTES,
+    PIECES_BYTES,
 )
 
 __all__ = ["Lifted", "lift"]
@@ -63,6 +65,8 @@ class Lifted:
 
     def add(self, text: Piece) -> bytes:
         """Takes the inside of a text; gives what stands in its place, with quotes."""
+        if len(self._texts) >= JSON_LIFTED_MAX:
+            raise TooLarge(f"the body has more than {JSON_LIFTED_MAX} long texts")
         beginning = _BEGINNING.match(text)
         start = beginning.end() if beginning is not None else 0
         mark = f'"{bytes(text[:start]).decode()}\\u0001{self._word}.{len(self._texts)}\\u0001"'
@@ -83,15 +87,42 @@ class Lifted:
         return cast("object", msgspec.json.decode(b"".join(pieces)))
 
     def _filled(self, frame: bytes) -> list[bytes]:
-        pieces: list[Piece] = []
+        pieces = _Pieces()
         done = 0
         for found in self._marks.finditer(frame):
             slashes = len(found[2])
-            pieces.append(frame[done : found.start() - slashes - len("u0001")])
-            pieces.append(_nested(self._texts[int(found[1])], slashes))
+            pieces.add(frame[done : found.start() - slashes - len("u0001")])
+            pieces.add(_nested(self._texts[int(found[1])], slashes))
             done = found.end()
-        pieces.append(frame[done:])
-        return cast("list[bytes]", pieces)  # whoever writes them to a socket takes views as well
+        pieces.add(frame[done:])
+        return pieces.end()
+
+
+class _Pieces:
+    """Pieces of a request: large ones as they are, small ones together. A socket takes its time with each of them."""
+
+    def __init__(self) -> None:
+        self._whole: list[Piece] = []
+        self._small: list[Piece] = []
+        self._size = 0
+
+    def add(self, piece: Piece) -> None:
+        if len(piece) >= JSON_WINDOW_BYTES:
+            self._join()
+            self._whole.append(piece)
+            return
+        self._small.append(piece)
+        self._size += len(piece)
+        if self._size >= PIECES_BYTES:
+            self._join()
+
+    def _join(self) -> None:
+        self._whole.append(b"".join(self._small))
+        self._small, self._size = [], 0
+
+    def end(self) -> list[bytes]:
+        self._join()
+        return cast("list[bytes]", self._whole)  # who writes them to a socket takes views as well
 
 
 def _nested(text: Piece, slashes: int) -> Piece:
