@@ -154,14 +154,14 @@ def _part(ordered: Sequence[float], share: float) -> float:
 
 
 def _told(name: str, seen: Mapping[str, Figures], missed: Sequence[str]) -> str:
-    title = Scenario.read(FOLDER / f"{name}.toml").title
-    lines = [f"\n{name}: {title}"]
+    read = Scenario.read(FOLDER / f"{name}.toml")
+    lines = [f"\n{name}: {read.title}"]
     for policy, f in seen.items():
         people = f", people {f.person_in_time} in time, p95 {f.person_p95_s:.1f} s, loops {f.loop_answers}"
         lines.append(
             f"  {policy:10s} {f.loads:3d} loads, {f.answers:4d} answers, {f.answers_per_s:.2f}/s, "
             f"mean {f.mean_s:.2f} s, p95 {f.p95_s:.2f} s, {f.total_s:.1f} s in all"
-            + (people if f.person_in_time or f.loop_answers else "")
+            + (people if len(read.traffic) > 1 else "")
         )
     lines += [f"  {'MISSED' if goal.text in missed else 'pass'}: {goal.text}" for goal in GOALS[name]]
     return "\n".join(lines)
