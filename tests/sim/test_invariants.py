@@ -163,7 +163,7 @@ def _old_sums(patch: pytest.MonkeyPatch) -> None:
     def remeasured(self: State) -> None:
         kept = self._planned  # pyright: ignore[reportPrivateUsage]
         original(self)
-        if self.changes % 7 == 0:
+        if self.changes % 3 == 0:
             self._planned = kept  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(State, "remeasured", remeasured)

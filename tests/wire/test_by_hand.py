@@ -57,7 +57,7 @@ async def test_a_load_brings_the_very_model_that_was_named_or_says_why_not() -> 
 async def test_a_failed_load_names_the_model_once(begins: str) -> None:
     """RES-20: engines name the model in their errors, or do not; what people read names it once."""
 
-    async def fails(_model: Model, _attempt: int) -> Warm:
+    async def fails(_model: Model, _attempt: int, _expected_ms: int | None = None) -> Warm:
         raise LoadError(f"{begins} with status 9", hopeless=True)
 
     async with house() as opened:

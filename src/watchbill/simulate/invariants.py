@@ -174,7 +174,7 @@ class Judge:
             self.say("a shared engine was managed", name)
         if engine.power is Power.ASLEEP:
             return  # it gave its turn up itself
-        voluntary = plan is not None
+        voluntary = plan not in (None, m.PlanKind.FIFO)  # strict order closes whatever stands in its way
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
