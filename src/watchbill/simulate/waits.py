@@ -15,8 +15,9 @@ from typing import Protocol
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.machine import Machine
 from watchbill.core.station import AGING_STEPS
-from watchbill.core.tipping import SOFT_TURN_LOWER
+from watchbill.core.tipping import SOFT_TURN_LOWER, Rate
 from watchbill.core.waiting import HEAD_START_MS
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -41,6 +42,7 @@ class Seen(Protocol):
     open: dict[str, Caller]
     told_load_ms: dict[str, float]
     faults: Faults
+    core: Machine
 
 
 class Waits:
@@ -53,7 +55,8 @@ class Waits:
         ] = {}  # waiting model -> attempt of who is there, since when
         self._free: dict[str, float] = {}  # waiting model -> since when there is room for it
         self._places = _places(world.catalog, world.capacity)
-        self._is_calm = world.catalog.policy.name == "rate" and not world.faults.any and bool(self._places)
+        ours = isinstance(world.core.policy, Rate)
+        self._is_calm = ours and not world.faults.any and bool(self._places)
 
     def planned(self, name: str, kind: m.PlanKind | None) -> None:
         """A model is about to be loaded."""
