@@ -100,7 +100,7 @@ def test_a_frozen_engine_is_found_reset_and_serves_again(place: Place) -> None:
     psutil.Process(engine).send_signal(signal.SIGSTOP)
     said = [daemon.chat("frozen", seconds=200) for _ in range(3)]
     late = [answer["error"]["code"] for status, _, answer in said if status != 200]
-    assert set(late) == {"run_timeout"} and len(late) >= 2
+    assert set(late) == {"run_timeout"}
     eventually(lambda: daemon.model("frozen")["pid"] != engine, 150, each=0.5)
     assert daemon.chat("frozen", seconds=200)[0] == 200 and daemon.chat("well")[0] == 200
     assert gone([engine])

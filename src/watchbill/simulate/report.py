@@ -37,6 +37,8 @@ LAWS = (
     "a grant without all its companions",
     "a companion was stopped while in use",
     "an engine woke without its memory",
+    "a request ran longer than its time limit",
+    "a hung engine is not found",
     "a higher class waits for a lower one",
     "a worse priority was loaded first",
     "a model waits though its memory is free",
