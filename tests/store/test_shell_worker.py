@@ -134,3 +134,30 @@ def test_a_failed_try_is_put_back_and_the_last_one_is_poison(cli: Cli, path: Pat
         assert reasons == {"retries exhausted: no network", "never"}
         spool.recover()
         assert [each.name for each in spool.layout.folder(State.IN_FLIGHT).iterdir()] == []
+
+
+def test_a_plain_release_uses_up_no_try(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-05: only a failure and a death count, so one death after many releases is the first try."""
+    for _ in range(5):
+        leased = cli("dequeue")[1]
+        assert leased.endswith("~1.jsonl")
+        assert cli("release", leased)[0] == 0
+    assert cli("release", cli("dequeue")[1], "--failed", "no network")[0] == 0
+    leased = cli("dequeue")[1]
+    assert leased.endswith("~2.jsonl") and cli("release", leased)[0] == 0
+    assert cli("dequeue", "--for", "0s")[1].endswith("~2.jsonl")
+    assert recovered(path) == 1
+    cli("dequeue", "--for", "0s")
+    assert recovered(path) == 0
+    with Spool(path) as spool:
+        (bad,) = entries(spool, State.POISON)
+    assert str(bad.reason["reason"]).endswith("in try 3 of 3")
+
+
+def test_a_release_keeps_the_tries_of_what_a_foreign_worker_leased(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-05: a foreign rename counts no try, so there is none to take back."""
+    assert cli("release", cli("dequeue")[1], "--failed", "no network")[0] == 0
+    (name,) = (file.name for file in (path / "queue").iterdir() if "~1" in file.name)
+    (path / "queue" / name).rename(path / "queue-in-flight" / name)
+    assert cli("release", name, "--force")[0] == 0
+    assert (path / "queue" / name).exists()

@@ -22,6 +22,7 @@ from watchbill.spool.limits import BUNDLE_BYTES_MAX
 from watchbill.spool.names import attempt_of, is_bundle, is_event, lines_of, ns_of, stem_of, with_attempt
 from watchbill.spool.owner import LOCK_NAME, take_dead
 from watchbill.spool.queue import Spool
+from watchbill.spool.recovery import counts_tries
 from watchbill.spool.replay import replay_dead, unreplayed
 from watchbill.spool.term import holds
 
@@ -194,12 +195,22 @@ def find_leased(spool: Spool, path: Path) -> Entry:
     return entry
 
 
-def release_named(spool: Spool, what: str | Entry, *, force: bool = False, holder: bool = False) -> str:
+def release_named(
+    spool: Spool, what: str | Entry, *, force: bool = False, holder: bool = False, failed: bool = False
+) -> str:
     """Put an event in flight back. Refused while its worker is alive, unless forced, or by the holder of a shell's
-    lease."""
+    lease. Only one that `failed` has used up a try."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.IN_FLIGHT)
     _refuse_living(spool.layout, entry, force, holder)
-    return _move(spool.layout, entry, State.QUEUE, entry.name)
+    name = entry.name if failed else _before_lease(spool.layout, entry)
+    return _move(spool.layout, entry, State.QUEUE, name)
+
+
+def _before_lease(layout: Layout, entry: Entry) -> str:
+    """Return the name without the try that its lease began."""
+    inside = entry.path.relative_to(layout.folder(State.IN_FLIGHT))
+    is_counted = len(inside.parts) > 1 and counts_tries(layout.folder(State.IN_FLIGHT) / inside.parts[0])
+    return with_attempt(entry.name, max(0, entry.attempt - 1)) if is_counted else entry.name
 
 
 def poison_named(

@@ -22,7 +22,7 @@ from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
 from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.term import holds
 
-__all__ = ["RECOVER_EVERY_S", "Recovered", "recover"]
+__all__ = ["RECOVER_EVERY_S", "Recovered", "counts_tries", "recover"]
 
 #: Pause between two looks for dead workers, dead writers, and whether the spool is still where it was, in seconds.
 RECOVER_EVERY_S = 5.0
@@ -64,13 +64,12 @@ def _recover_entry(
 def _recover_folder(
     layout: Layout, folder: Path, attempts: int, result: Recovered, foreign_lease_s: float
 ) -> None:
-    ours = _WORKER.fullmatch(folder.name) is not None
-    if not ours and not (folder / LOCK_NAME).exists():
+    if not counts_tries(folder):
         for path in _files(folder):
             if _foreign_is_over(path, foreign_lease_s):
                 _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
         return
-    lock = take_dead(folder, make_lock=ours)
+    lock = take_dead(folder, make_lock=_is_worker(folder))
     if lock is None:
         return
     try:
@@ -85,6 +84,15 @@ def _recover_folder(
         remove_folder(folder)
     finally:
         os.close(lock)
+
+
+def counts_tries(folder: Path) -> bool:
+    """Whether this is a worker of ours, whose leases have their try in the name; a foreign rename keeps the name."""
+    return _is_worker(folder) or (folder / LOCK_NAME).exists()
+
+
+def _is_worker(folder: Path) -> bool:
+    return _WORKER.fullmatch(folder.name) is not None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -105,7 +113,8 @@ def _take_back(layout: Layout, path: Path, attempts: int, result: Recovered, att
     state = State.POISON if worn_out else State.QUEUE
     name = with_attempt(path.name, attempt)
     if worn_out:
-        reason = {"reason": "retries exhausted: its worker died each time", "error": "worker died"}
+        text = f"retries exhausted: its worker died, or its lease ran out, in try {attempt} of {attempts}"
+        reason = {"reason": text, "error": "worker died"}
         write_file(
             f"{state.value}/{name}.reason.json", reason_bytes(name, attempt, reason), dir_fd=layout.root_fd
         )

@@ -96,7 +96,7 @@ def fail(spool: Spool, path: Path, reason: str) -> State:
     if worn_out:
         poison_named(spool, entry, f"retries exhausted: {reason}", holder=True)
     else:
-        release_named(spool, entry, holder=True)
+        release_named(spool, entry, holder=True, failed=True)
     _leave(entry)
     return State.POISON if worn_out else State.QUEUE
 
