@@ -590,7 +590,7 @@ def test_a_retry_after_a_death_has_what_is_left_of_its_time(world_of: WorldOf, m
 def test_a_request_whose_time_ends_before_its_model_is_back_is_told(
     world_of: WorldOf, model: ModelOf
 ) -> None:
-    """LANE-04: the time goes on while the engine that died is loaded anew."""
+    """LANE-04: the time goes on while the engine that died is loaded anew; a death never looks like a timeout."""
     lanes = {"chat": Lane("chat", timeout_ms=Millis(2_000))}
     world = world_of(model("A"), lanes=lanes, load_ms=8_000)
     world.mute = True
@@ -599,8 +599,23 @@ def test_a_request_whose_time_ends_before_its_model_is_back_is_told(
     began = caller.started_at
     world._die(world.engines["A"], world.engines["A"].attempt)
     world.run(30_000)
-    assert began is not None and caller.outcome == "run_timeout" and caller.ended_at is not None
+    assert began is not None and caller.outcome == "engine_failed" and caller.ended_at is not None
     assert caller.ended_at - began < 2_100 and not world.judge.broken
+
+
+def test_a_request_whose_patience_ended_before_its_engine_died_is_told_of_the_death(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: an engine's death never looks like a wait that took too long."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(60_000), max_wait_ms=Millis(10_000))}
+    world = world_of(model("A"), lanes=lanes, load_ms=8_000)
+    world.mute = True
+    caller = world.arrive("A", 50_000, lane="chat")
+    world.run(20_000)
+    assert caller.state == "running"
+    world._die(world.engines["A"], world.engines["A"].attempt)
+    world.run(60_000)
+    assert caller.outcome == "engine_failed" and not world.judge.broken
 
 
 def test_who_made_way_pays_for_its_own_time_only(world_of: WorldOf, model: ModelOf) -> None:

@@ -292,8 +292,8 @@ class Lanes:
         why = f" ({station.failure})" if station.failure else ""
         text = f"{station.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
         code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
-        if request.ends_at and now >= request.ends_at:
-            code, text = "run_timeout", _out_of_time(station.name, request)
+        if request.ends_at:  # whichever bound came first: without the death it would not wait
+            code, text = "engine_failed", _out_of_time(station.name, request)
         why += ": its memory is lent for maintenance" if code == "maintenance" else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
         self._state.note("expire", self._bound(request), station, request=request.id, ms=waited)
@@ -309,5 +309,5 @@ class Lanes:
 
 
 def _out_of_time(model: str, request: Request) -> str:
-    """Its engine died, and its second try could not even begin."""
-    return f"{model} died during this request, and was not back within the timeout of lane {request.lane}"
+    """Its engine died, and its next try could not even begin."""
+    return f"{model} died during this request, and was not back within the time that lane {request.lane} gives it"
