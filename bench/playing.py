@@ -128,9 +128,11 @@ class Callers:
             headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             reply = connection.getresponse()
-            reply.read()
+            # After ten seconds of waiting a stream has its 200, and a refusal comes as an event in it.
+            failed = b'data: {"error"' in reply.read()
         finally:
             connection.close()
+        status = http.client.SERVICE_UNAVAILABLE if failed else reply.status
         now = time.monotonic()
-        self._asked.append(Asked(model, lane, reply.status, (now - began) * 1000, now - self._began))
-        return reply.status
+        self._asked.append(Asked(model, lane, status, (now - began) * 1000, now - self._began))
+        return status
