@@ -5,7 +5,7 @@ that a caller can choose; the error between forecast and start is recorded for e
 a guess says so: a guess refuses no request.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ class Forecast(NamedTuple):
         """So much later, by the load times of these models."""
         return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
 
+    def after(self, ms: float) -> "Forecast":
+        """This late at the least."""
+        return Forecast(max(self.ms, ms), self.is_guess)
+
 
 #: What nothing stands in the way of, or nothing can be said about.
 NOW = Forecast(0.0, False)
@@ -41,17 +45,19 @@ def forecast_start(
     *,
     ahead: Sequence[Station] = (),
     turn_in_ms: float = 0.0,
+    stays: Callable[[Station], bool] = lambda _: False,
 ) -> Forecast:
     """When the request starts: once the model is warm and what stands before it is served.
 
     For a model that is not in memory: `ahead` are the models whose turn comes first, and its own turn does not begin
-    before `turn_in_ms` where another one has to leave for it.
+    before `turn_in_ms` where another one has to leave for it. A model that `stays` does not leave sooner though it
+    runs dry for a moment: its callers are likely to come back.
     """
     if station.silence is not None or not state.ledger.can_forecast(station.needs):
         return (
             NOW  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
         )
-    warm = _Way(state, request.work_class, now, turn_in_ms).until_warm(station, ahead)
+    warm = _Way(state, request.work_class, now, turn_in_ms, stays).until_warm(station, ahead)
     serving = station.serving
     running = serving.in_use if station.stage is Stage.READY else 0
     before = station.line.ahead_of(request)
@@ -76,6 +82,7 @@ class _Way:
     work_class: WorkClass
     now: int
     turn_in_ms: float
+    stays: Callable[[Station], bool]
 
     def until_warm(self, station: Station, ahead: Sequence[Station]) -> Forecast:
         match station.stage:
@@ -84,14 +91,41 @@ class _Way:
             case Stage.LOADING:
                 return NOW.plus(max(0.0, station.since + station.load.ms - self.now), guessed_by=[station])
             case Stage.PLANNED:
-                return NOW.plus(self._until_left(station) + station.load.ms, guessed_by=[station])
+                bus = self._until_bus(
+                    station, [s for s in self._coming() if s.plan_order < station.plan_order]
+                )
+                return bus.after(self._until_left(station)).plus(station.load.ms, guessed_by=[station])
             case Stage.DRAINING | Stage.STOPPING:
-                return NOW.plus(station.drain_ms(self.now) + station.load.ms, guessed_by=[station])
+                bus = self._until_bus(station, self._coming())
+                return bus.after(station.drain_ms(self.now)).plus(station.load.ms, guessed_by=[station])
             case Stage.ABSENT | Stage.ASLEEP:
                 pause = max(0, station.retry_at - self.now)
                 queue = sum(s.load.ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
                 room = self._until_room(station)
-                return room.plus(pause + queue + station.load.ms, guessed_by=[station, *ahead])
+                bus = self._until_bus(station, self._coming())
+                clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
+                return clear.plus(pause + queue + station.load.ms, guessed_by=[station, *ahead])
+
+    def _coming(self) -> tuple[Station, ...]:
+        """The models on their way in."""
+        return self.state.in_stage(Stage.PLANNED, Stage.LOADING)
+
+    def _until_bus(self, station: Station, others: Sequence[Station]) -> Forecast:
+        """Until the loads before this one have ended, where they share its bus (RES-24)."""
+        own = station.members or (station,)
+        one_bus = self.state.catalog.policy.parallel_loads == 1
+        before = [
+            s
+            for s in others
+            if s not in own
+            and not s.is_stuck(self.now)
+            and (one_bus or s.needs.keys() & station.needs.keys())
+        ]
+        left_ms = sum(
+            max(0.0, s.since + s.load.ms - self.now) if s.stage is Stage.LOADING else s.load.ms
+            for s in before
+        )
+        return NOW.plus(left_ms, guessed_by=before)
 
     def _until_left(self, target: Station) -> float:
         """Until the last of a plan's victims is gone."""
@@ -119,7 +153,8 @@ class _Way:
         now, dry_ms = self.now, self._until_dry(station)
         if station.stage in (Stage.READY, Stage.ASLEEP):
             quantum_ms = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
-            turn_ms = min(max(quantum_ms, self.turn_in_ms), dry_ms)
+            turn_ms = max(quantum_ms, self.turn_in_ms)
+            turn_ms = turn_ms if self.stays(station) else min(turn_ms, dry_ms)
             return max(turn_ms, station.residual(now)) + station.halt.ms
         load_ms = station.load.ms
         load_ms += station.since - now if station.stage is Stage.LOADING else self._until_left(station)

@@ -64,6 +64,9 @@ LULL_MS = 3_000
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
 _INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an enum is slow
+#: A load that takes longer than this no longer counts as being on the bus.
+STUCK_FACTOR = 2
+STUCK_EXTRA_MS = 2_000
 #: Callers that ask again at once need about this long.
 PAUSE_MS = 20
 #: Priorities are 1 to 5; a request moves up one for each such part of its patience that is over.
@@ -456,6 +459,16 @@ class Station:
             seen = (taken_ms / service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         service.learn(taken_ms / self.batch_factor(beside))
+
+    @property
+    def stuck_at(self) -> float:
+        """When its load takes so much longer than usual that it is hardly still reading its weights."""
+        usual = self.load_from_disk_ms if self.load.is_guess else self.load.high_ms
+        return self.since + STUCK_FACTOR * usual + STUCK_EXTRA_MS
+
+    def is_stuck(self, now: int) -> bool:
+        """Whether its load hangs, as far as can be told before its limit."""
+        return self.stage is Stage.LOADING and now >= self.stuck_at
 
     @property
     def quantum_ms(self) -> float:

@@ -220,7 +220,13 @@ class Rate:
         hard_at = min(station.due() or due, due) - _lead_ms(station, request, _drains(state, now))
         soft_at = _soft_at(state, station, oldest, now, unsure=doubt(state, [station]) is not None)
         turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
-        return forecast_start(state, station, request, now, ahead=ahead, turn_in_ms=turn_in_ms)
+        waiting = self._weight_waiting(state, station) + state.catalog.policy.weights[request.work_class]
+
+        def stays(other: Station) -> bool:
+            """Whether the balance would not tip when it runs dry: what is asked of it weighs more than what waits."""
+            return other.price(now) * (station.load.ms + other.load.ms) >= waiting
+
+        return forecast_start(state, station, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. whatever fits, or tips the balance, beside it."""
@@ -388,16 +394,21 @@ class Rate:
 
     def balance(self, state: State, target: Station, victims: Cover, now: int) -> Balance:
         """Weighs what waits against what would leave."""
-        leased_counts = not state.local_interactive_waits()
-        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
         return Balance(
-            waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
+            waiting=self._weight_waiting(state, target),
             coming=target.rate.seen(now) * target.quantum_ms,
             load_ms=target.load.ms,
             residual_ms=max((v.residual(now) for v in victims), default=0.0),
             reload_ms=max((v.load.ms + v.context.rebuild_ms for v in victims), default=0.0),
             momentum=sum(self._momentum(v, target, now) for v in victims),
         )
+
+    @staticmethod
+    def _weight_waiting(state: State, target: Station) -> float:
+        """The weight of everything that waits for memory which the target needs as well."""
+        leased_counts = not state.local_interactive_waits()
+        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
+        return sum(s.weight_waiting(leased_counts=leased_counts) for s in lines)
 
     @staticmethod
     def _momentum(victim: Station, target: Station, now: int) -> float:

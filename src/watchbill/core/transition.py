@@ -152,7 +152,7 @@ class Transitions:
             if not station.running and not station.users and not (naps and station.lingering):
                 self._put_away(station, now)
         for station in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
-            if self._is_in_the_way(station):
+            if self._is_in_the_way(station, now):
                 station.clear_since = None
                 continue
             if not shortage(station.needs, self._state.actual_free(station)):
@@ -160,13 +160,17 @@ class Transitions:
             elif station.clear_since is None:
                 station.clear_since = now
 
-    def _is_in_the_way(self, station: Station) -> bool:
+    def _is_in_the_way(self, station: Station, now: int) -> bool:
         """Whether a planned load waits for something that ends by itself: a victim that leaves, or the bus."""
-        return self.has_leaving(station) or not self._bus_is_free(station)
+        return self.has_leaving(station) or not self._bus_is_free(station, now)
 
-    def _bus_is_free(self, station: Station) -> bool:
-        """RES-24: models load one at a time per device and per host, unless the config allows more."""
-        loading = self._state.in_stage(Stage.LOADING)
+    def _bus_is_free(self, station: Station, now: int) -> bool:
+        """RES-24: models load one at a time per device and per host, unless the config allows more.
+
+        A load that takes far longer than it should is stuck: it keeps its memory, and no longer the others' turn.
+        """
+        loading = [s for s in self._state.in_stage(Stage.LOADING) if not s.is_stuck(now)]
+        self._state.wakes += [s.stuck_at for s in loading]
         if len(loading) >= self._state.catalog.policy.parallel_loads:
             return False
         books = self._state.ledger.books

@@ -157,7 +157,12 @@ class Judge:
         self._judge_groups()
         if world.declared[name].shared:
             self.say("a shared engine was managed", name)
-        loading = sum(1 for e in world.engines.values() if e.power is Power.LOADING)
+        stations, now = world.core.state.stations, int(world.now)
+        loading = sum(
+            1
+            for name, e in world.engines.items()
+            if e.power is Power.LOADING and not (name in stations and stations[name].is_stuck(now))
+        )
         if loading > world.catalog.policy.parallel_loads:
             self.say("more loads at once than allowed", name)
         for device, size in engine.held.items():
