@@ -134,6 +134,7 @@ class Judge:
                 self.waits.planned(name, note.plan)
                 if note.target is not None and note.target != name:
                     self._sets.append(note.target.split(" + "))
+                    self._planned |= set(self._sets[-1])
             case "unplan":
                 self._planned.discard(name)
                 self._sets = [each for each in self._sets if name not in each]

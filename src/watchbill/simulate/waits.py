@@ -101,6 +101,7 @@ class Waits:
     def _look_free(self, name: str, planned: set[str]) -> None:
         world, place = self._world, self._places[name]
         promised = any(world.catalog.models[other].memory.get(place) for other in planned)
+        promised |= any(caller.beside for caller in world.open.values())  # a set may have its place kept
         if promised or self._occupant(place) is not None:
             self._free.pop(name, None)
         elif world.now - self._free.setdefault(name, world.now) > IDLE_SLACK_MS:
