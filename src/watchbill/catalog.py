@@ -240,8 +240,8 @@ class Server:
 
     @property
     def key_bodies_max(self) -> Bytes:
-        """What a key that says nothing about it may take of `bodies_max`: half, and always one body."""
-        return Bytes(max(self.body_max, self.bodies_max // 2))
+        """What a key that says nothing about it may take of `bodies_max`: a quarter, and always one body."""
+        return Bytes(max(self.body_max, self.bodies_max // 4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,10 @@ PIPELINED_MAX = 64
 KEEP_ALIVE_MS = 75_000
 #: Who is refused because the bodies that are inside are too large together may come again after this.
 BODIES_RETRY_MS = 1_000
+#: A body up to this size is small. Small ones, and those of admin keys, have a reserve each beyond
+#: `server.bodies_max`: this part of it.
+SMALL_BODY_BYTES_MAX = 64 * 2**10
+BODY_RESERVES = 16
 #: Memory is given back to the system when bodies of this size were released, a moment after the first.
 HEAP_RETURN_BYTES = 8 * 2**20
 HEAP_RETURN_MS = 200

@@ -167,6 +167,38 @@ async def test_bodies_of_one_key_leave_room_for_others() -> None:
         assert (await opened.ask("/v1/chat/completions", content, headers=auth("other"))).status == 200
 
 
+async def test_large_uploads_keep_neither_small_bodies_nor_operators_out() -> None:
+    """LANE-08: with `bodies_max` full of half-sent bodies a small one comes in, and so does any of an operator; also
+    these have a bound."""
+    keys = (*(ApiKey(name, name) for name in "abcdo"), ApiKey("boss", "boss", admin=True))
+    server = Server(keys=keys, body_max=Bytes(4 * MIB), bodies_max=Bytes(16 * MIB))
+    small, large = 64 * 2**10, 200 * 2**10
+    said = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+    async with house(server=server) as opened:
+        for name in "abcd":
+            await send_slowly(opened, 4 * MIB, 4 * MIB - 1, **auth(name))
+        await eventually(lambda: opened.gateway.bodies.held == 16 * MIB - 4)
+        assert (await raw(await send_slowly(opened, large, 0, **auth("o")))).code == "overloaded"
+        assert (await opened.ask("/v1/chat/completions", said, headers=auth("o"))).status == 200
+        for _ in range(16):  # the reserve of small ones
+            await send_slowly(opened, small, small - 1, **auth("o"))
+        await eventually(lambda: opened.gateway.bodies.held == 16 * MIB - 4 + 16 * (small - 1))
+        assert (await raw(await send_slowly(opened, small, 0, **auth("o")))).code == "overloaded"
+        said["messages"] = [{"role": "user", "content": "x" * large}]
+        assert (await opened.ask("/v1/chat/completions", said, headers=auth("boss"))).status == 200
+        assert (await raw(await send_slowly(opened, 2 * MIB, 0, **auth("boss")))).code == "overloaded"
+
+
+async def test_a_key_has_a_quarter_of_all_bodies_unless_it_says_otherwise() -> None:
+    """LANE-08: two keys cannot take everything."""
+    server = Server(keys=(ApiKey("a", "a"),), body_max=Bytes(MIB), bodies_max=Bytes(8 * MIB))
+    async with house(server=server) as opened:
+        for _ in range(2):
+            await send_slowly(opened, MIB, MIB - 1, **auth("a"))
+        await eventually(lambda: opened.gateway.bodies.held == 2 * MIB - 2)
+        assert (await raw(await send_slowly(opened, MIB, 0, **auth("a")))).code == "lane_full"
+
+
 async def test_a_key_over_its_bounds_is_refused_before_its_body_is_sent() -> None:
     """LANE-08: a request counts as open while its body comes, so uploads in progress are bounded, too."""
     server = Server(keys=(ApiKey("bot", "bot", requests_max=1),))

@@ -33,7 +33,7 @@ class KeyTable(Table):
     bodies_max: Size | None = Field(
         default=None,
         ge=1024,
-        description="Bytes of its requests' bodies at once; more get 429. Default: half of the server's.",
+        description="Bytes of its requests' bodies at once; more get 429. Default: a quarter of the server's.",
     )
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
