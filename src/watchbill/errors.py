@@ -25,6 +25,7 @@
         ├── DiskFailed               507  disk_failed
         ├── InMaintenance            503  maintenance
         ├── Preempted                503  preempted
+        │   └── Cancelled            503  preempted
         ├── ShuttingDown             503  shutting_down
         ├── Overloaded               503  overloaded
         ├── TooLarge                 413  too_large
@@ -41,7 +42,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "ConfigError", "DiskFailed", "EngineFailed", "Forbidden", "IllegalTransition",
+    "AuthenticationFailed", "Cancelled", "ConfigError", "DiskFailed", "EngineFailed", "Forbidden", "IllegalTransition",
     "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted", "Problem",
     "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
@@ -227,6 +228,10 @@ class Preempted(TheirsError):
 
     code = "preempted"
     status = 503
+
+
+class Cancelled(Preempted):
+    """This request was cancelled, by its caller or by the operator."""
 
 
 class ShuttingDown(TheirsError):

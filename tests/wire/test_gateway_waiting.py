@@ -85,6 +85,23 @@ async def hang(asked: Asked, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+async def test_a_request_that_was_cancelled_by_hand_is_not_sent_again(path: str, is_running: bool) -> None:
+    """LANE-08: SDKs retry every 503 unless they are told not to, and would undo the cancel."""
+    said = {"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": False}
+    async with house(hang) as opened:
+        if not is_running:
+            opened.engine.gate.clear()
+        asked = asyncio.ensure_future(opened.ask(path, said))
+        await eventually(lambda: opened.peer.working > 0 if is_running else opened.count("waiting") == 1)
+        [id] = [str(request["id"]) for request in opened.driver.requests()]
+        assert (await opened.ask(f"/wb/v1/requests/{id}", method="DELETE")).status == 200
+        answer = await asked
+        assert (answer.status, answer.headers.get("x-should-retry")) == (503, "false")
+        assert "retry-after" not in answer.headers and b"cancelled" in answer.body
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/rerank"])
 async def test_an_answer_that_takes_too_long_is_503_with_retry_after(path: str) -> None:
     """LANE-04: in a lane without a fallback, in every dialect's shape."""

@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from watchbill.errors import EngineFailed, LaneFull, NeverFits, TheirsError
+from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.response import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
@@ -119,11 +119,11 @@ def _retry_headers(error: TheirsError) -> dict[str, str]:
     """When, and whether, to try again."""
     status = status_of(error)
     headers: dict[str, str] = {}
-    if status in _RETRYABLE:
+    if status in _RETRYABLE and not isinstance(error, Cancelled):
         known = error.retry_after_ms
         seconds = _RETRY_AFTER_DEFAULT_S if known is None else -(-known // 1000)
         headers["Retry-After"] = str(max(1, min(RETRY_AFTER_S_MAX, seconds)))
-    if isinstance(error, NeverFits) or status == 501:
+    if isinstance(error, (NeverFits, Cancelled)) or status == 501:
         headers["x-should-retry"] = "false"  # SDKs retry every 5xx otherwise
     if isinstance(error, LaneFull):
         headers["x-should-retry"] = "true"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
-from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capturing import Tap
 from watchbill.gateway.resume import Resumption
@@ -41,6 +41,7 @@ _REPEATABLE = frozenset({"connect", "closed", "truncated"})
 _ANY_ATTEMPT = -1
 _CUTS: dict[str, type[TheirsError]] = {
     "preempted": Preempted,
+    "cancelled": Cancelled,
     "run_timeout": RunTimeout,
     "shutting_down": ShuttingDown,
     "engine_failed": EngineFailed,

@@ -261,9 +261,9 @@ class Driver:
         if ticket.is_waiting:
             self._tickets.pop(id, None)
             self.feed(m.Left(id))
-            ticket.refuse(errors.Preempted("this request was cancelled, by its caller or by the operator"))
+            ticket.refuse(errors.Cancelled())
         else:
-            ticket.cut_off("preempted")
+            ticket.cut_off("cancelled")
         return True
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:

@@ -48,6 +48,7 @@ _CUTS = {
     "run_timeout": Outcome.RUN_TIMEOUT,
     "engine_failed": Outcome.ENGINE_FAILED,
     "preempted": Outcome.PREEMPTED,
+    "cancelled": Outcome.PREEMPTED,  # by hand
     "shutting_down": Outcome.SHUTTING_DOWN,
 }
 
