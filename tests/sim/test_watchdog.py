@@ -4,11 +4,14 @@ import random
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.watchdog import CHECK_MS
+from watchbill.runtime.explain import explain
+from watchbill.runtime.views import status_view
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
@@ -156,6 +159,34 @@ def test_who_came_while_a_model_was_asked_is_served_when_it_was_found_well(
     assert len(asked) == 1 and first.state == "waiting"
     world.feed(m.Checked("A", asked[0].attempt))
     assert first.state == "running"
+
+
+def test_a_model_that_is_asked_whether_it_is_well_does_not_read_as_healthy(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: status and explain say what keeps everybody waiting, and stop when it was found well."""
+    world = world_of(
+        model("A", concurrency=2), lanes=lane(), faults=Faults(answer_fails=1.0, until_ms=12_000)
+    )
+    asked: list[m.Check] = []
+    world._acts[m.Check] = asked.append
+    for number in range(3):
+        world.at(8_000 + number * 500, lambda: world.arrive("A", 100, lane="chat"))
+    world.run(13_000)
+    first = world.arrive("A", 5_000, lane="chat")
+    why = "answers failed; it is being asked whether it is well"
+    assert model_view(world) == ("ready", why, "suspect")
+    assert explain(world.core, replace(first.request, id="next"), int(world.now))["reason"] == why
+    world.feed(m.Checked("A", asked[0].attempt))
+    assert model_view(world) == ("ready", None, None)
+    said = explain(world.core, replace(first.request, id="next"), int(world.now))
+    assert said["verdict"] == "starts now"
+
+
+def model_view(world: World) -> tuple[object, ...]:
+    models = status_view(world.core.state, {}, int(world.now))["models"]
+    assert isinstance(models, dict)
+    return tuple(models["A"][key] for key in ("state", "reason", "trouble"))
 
 
 def test_a_good_end_opens_the_door_at_once(world_of: WorldOf, model: ModelOf) -> None:

@@ -28,6 +28,12 @@ class Mishap(StrEnum):
     DISK_FAILED = "disk_failed"  # a full or failing disk, and no fault of the model
 
 
+class Doubted(StrEnum):
+    """What keeps everybody from a model that is in memory, while nothing is known to be wrong with it."""
+
+    SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is under way
+
+
 class Proof(StrEnum):
     """What proved a model warm, as its `probe` names it."""
 

@@ -13,7 +13,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Balance, Rate, movable
-from watchbill.runtime.views import hindrance, policy_doubt, state_of, wakes_text
+from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
 
 __all__ = ["duplicate", "explain"]
 
@@ -112,9 +112,10 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
 
 
 def _held(core: Machine, names: tuple[str, ...]) -> str | None:
-    """What keeps one of them from being loaded, whoever asks."""
-    stations = (core.state.stations[name] for name in names)
-    return next((why for s in stations if _must_come(s) and (why := hindrance(core.state, s))), None)
+    """What keeps one of them from being loaded or from serving, whoever asks."""
+    stations = [core.state.stations[name] for name in names]
+    waits = (f"it waits {why}" for s in stations if _must_come(s) and (why := hindrance(core.state, s)))
+    return next(waits, None) or next((why for s in stations if (why := suspicion(s))), None)
 
 
 def _must_come(station: Station) -> bool:
@@ -130,7 +131,7 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
     if plan is not None:
         return plan.reason
     if held is not None:
-        return f"it waits {held}"
+        return held
     return {
         "ready": "it is warm and all its slots are taken",
         "planned": "it loads as soon as its memory is free",

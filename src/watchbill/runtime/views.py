@@ -12,7 +12,7 @@ from watchbill.core.budget import DeviceBook
 from watchbill.core.doubt import doubt
 from watchbill.core.guarded import Guarded
 from watchbill.core.machine import Machine
-from watchbill.core.messages import Constraint, Request
+from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
@@ -29,6 +29,7 @@ __all__ = [
     "rotation_view",
     "state_of",
     "status_view",
+    "suspicion",
     "wakes_text",
 ]
 
@@ -125,7 +126,7 @@ def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[
         "pid": warm.pid if warm else None,
         "reason": _reason(station, absence),
         "absence": None if absence is None else _absence(absence),
-        "trouble": station.trouble,
+        "trouble": Doubted.SUSPECT if suspicion(station) else station.trouble,
         "permanent": station.model.permanent,
         "load_ms": round(station.load.ms),
         "load_is_guess": station.load.is_guess,
@@ -155,7 +156,14 @@ def _reason(station: Station, absence: Absence | None) -> str | None:
         return station.leaving_why
     if station.silence is not None:
         return station.silence
-    return station.failure
+    return suspicion(station) or station.failure
+
+
+def suspicion(station: Station) -> str | None:
+    """Why nobody is sent to a model that is in memory: the watchdog's question has it to itself."""
+    if station.stage is not Stage.READY or not station.is_suspect:
+        return None
+    return "answers failed; it is being asked whether it is well"
 
 
 def _absence(absence: Absence) -> dict[str, object]:
@@ -262,13 +270,14 @@ def _running_reason(station: Station, request: Request) -> str:
 
 def _waiting_reason(state: State, station: Station, request_id: str) -> str:
     ahead = station.line.position(request_id)
+    suspect = next((s for s in station.members or (station,) if suspicion(s)), None)
     if station.members and station.stage is not Stage.READY:
         return _missing_reason(state, station)
     match station.stage:
         case Stage.READY if station.silence is not None:
             return f"{station.name} is in memory, but it waits {hindrance(state, station)}"
-        case Stage.READY if station.is_suspect:
-            return f"answers of {station.name} failed; it is asked whether it is well"
+        case Stage.READY if suspect is not None:
+            return f"answers of {suspect.name} failed; it is asked whether it is well"
         case Stage.READY:
             return f"{ahead} before it; {station.name} serves {station.model.concurrency} at a time"
         case Stage.LOADING:
