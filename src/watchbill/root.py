@@ -6,7 +6,7 @@ written by a newer Watchbill is refused instead of misread. Never takes the daem
 signals a process; it only tells whether the one that is written down still lives.
 
     ROOT/VERSION            the layout's number
-    ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon
+    ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon, and which folder its root is
     ROOT/run/daemon.lock    held by the daemon for as long as it lives
     ROOT/logs/              the daemon's log, and one file per engine
     ROOT/models/            model files that `pull` fetched
@@ -63,6 +63,7 @@ class DaemonRecord(NamedTuple):
     boot_id: str
     url: str
     version: str
+    folder: str = ""  # the folder that is its root, wherever it is moved; empty in records of older versions
 
     def is_alive(self) -> bool:
         """Whether this very process still runs: same boot, same pid, same start time."""
@@ -159,15 +160,20 @@ class Root:
     def write_daemon(self, url: str) -> DaemonRecord:
         """Writes down this process as the daemon that answers at `url`."""
         pid = os.getpid()
-        record = DaemonRecord(pid, start_time(pid) or 0, boot_id(), url, __version__)
+        record = DaemonRecord(pid, start_time(pid) or 0, boot_id(), url, __version__, _identity(self.path))
         _replace(self.daemon_file, json.dumps(record._asdict()) + "\n")
         return record
 
     def read_daemon(self) -> DaemonRecord | None:
-        """The daemon's record, or None when there is none. Raises ConfigError for a root of another user."""
+        """The daemon's record, or None when there is none. Raises ConfigError for a root of another user.
+
+        A record that came with a copy of another root is none: it speaks of that root's daemon.
+        """
         try:
             with self.daemon_file.open("rb") as file:
-                return _parse_record(file.read(DAEMON_RECORD_BYTES_MAX))
+                record = _parse_record(file.read(DAEMON_RECORD_BYTES_MAX))
+            is_ours = record is not None and record.folder in {"", _identity(self.path)}
+            return record if is_ours else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:
@@ -260,11 +266,17 @@ def _parse_record(text: bytes) -> DaemonRecord | None:
         return None
     fields = cast("dict[str, object]", found)
     pid, started = fields.get("pid"), fields.get("start_time")
-    texts = [fields.get(name) for name in ("boot_id", "url", "version")]
+    texts = [fields.get(name) for name in ("boot_id", "url", "version", "folder")]
     if not (isinstance(pid, int) and pid > 0 and isinstance(started, int)):
         return None
-    boot, url, version = (text if isinstance(text, str) else "" for text in texts)
-    return DaemonRecord(pid, started, boot, url, version)
+    boot, url, version, folder = (text if isinstance(text, str) else "" for text in texts)
+    return DaemonRecord(pid, started, boot, url, version, folder)
+
+
+def _identity(folder: Path) -> str:
+    """Which folder it is, by whatever path: a copy is another one, a moved or mounted one is the same."""
+    found = folder.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """The state root: where it is, who may look into it, and whose it is."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -83,6 +84,19 @@ def test_a_daemon_finds_its_own_record_and_takes_it_away(tmp_path):
     root.forget_daemon()
     root.forget_daemon()
     assert root.read_daemon() is None
+
+
+def test_the_record_in_a_copy_of_a_root_is_none_and_a_moved_root_keeps_its_own(tmp_path):
+    """design 9: commands for the copy must not reach the daemon of the original."""
+    root = Root(tmp_path / "root")
+    root.create()
+    written = root.write_daemon("http://127.0.0.1:1")
+    shutil.copytree(root.path, tmp_path / "copy")
+    assert Root(tmp_path / "copy").read_daemon() is None
+    (tmp_path / "link").symlink_to(root.path)
+    assert Root(tmp_path / "link").read_daemon() == written
+    moved = Root(root.path.rename(tmp_path / "moved"))
+    assert moved.read_daemon() == written
 
 
 def test_a_record_is_dead_when_pid_time_or_boot_is_another(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import pytest
 
 from watchbill.cli.quick import lead_with_command
-from watchbill.root import boot_id, start_time
+from watchbill.root import Root, boot_id, start_time
 
 ALL = [
     ["status"], ["models"], ["requests"], ["load", "m"], ["evict", "m"], ["explain", "m"], ["cancel", "r"],
@@ -243,6 +244,19 @@ def test_a_command_for_a_root_never_reaches_another_daemon(alone, daemon, tmp_pa
             told = f"start one with: watchbill --root '{empty}' up\n"
         assert (done.returncode, daemon.heard) == (3, [])
         assert done.stderr.endswith(told), done.stderr
+
+
+@pytest.mark.parametrize("command", ALL_WITH_A_ROOT, ids=" ".join)
+def test_a_command_for_a_copied_root_never_reaches_the_originals_daemon(alone, daemon, tmp_path, command):
+    """design 9: `cp -r` takes the record of a living daemon along; there is none on the copy all the same."""
+    original = Root(tmp_path / "original")
+    original.create()
+    original.write_daemon(daemon.url)
+    copy = tmp_path / "copy"
+    shutil.copytree(original.path, copy)
+    done = alone(*command, "--root", str(copy))
+    assert (done.returncode, daemon.heard) == (3, []), done.stderr
+    assert f"no daemon runs on {copy}" in done.stderr
 
 
 @pytest.mark.parametrize(
