@@ -11,7 +11,7 @@ import os
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from watchbill.cli.bounds import (
@@ -23,7 +23,7 @@ from watchbill.cli.bounds import (
 from watchbill.errors import ConfigError, NotReachable, TheirsError
 from watchbill.root import Root, find_root
 
-__all__ = ["DEFAULT_URL", "Client", "DaemonRefused", "find_url", "quoted"]
+__all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "find_address", "quoted"]
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 
@@ -37,25 +37,33 @@ class DaemonRefused(TheirsError):
         self.reason = reason  # the error's `code`
 
 
-def find_url(
+class Address(NamedTuple):
+    """Where the daemon should be."""
+
+    url: str
+    #: Somebody named it, or the root's own daemon lives there. Elsewhere any program may listen: it gets no key.
+    is_trusted: bool
+
+
+def find_address(
     chosen: str | None, root: Root, *, is_named: bool = False, environment: Mapping[str, str] = os.environ
-) -> str:
+) -> Address:
     """The daemon's address: --url, else $WATCHBILL_URL, else what the daemon of this root wrote down.
 
     A root that was named (by --root: `is_named`; or by $WATCHBILL_HOME) leads to its own daemon and to no other: raises
     NotReachable when none runs on it. The usual root leads to the usual address.
     """
     if chosen:
-        return chosen
+        return Address(chosen, True)
     named = environment.get("WATCHBILL_URL")
     if named and not is_named:
-        return named
+        return Address(named, True)
     record = root.read_daemon()
-    if not is_named and not environment.get("WATCHBILL_HOME"):
-        return record.url if record is not None and record.url else DEFAULT_URL
-    if record is None or not record.url or not record.is_alive():
+    if record is not None and record.url and record.is_alive():
+        return Address(record.url, True)
+    if is_named or environment.get("WATCHBILL_HOME"):
         raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command('up')}")
-    return record.url
+    return Address(record.url if record is not None and record.url else DEFAULT_URL, False)
 
 
 def quoted(name: str) -> str:
@@ -66,9 +74,11 @@ def quoted(name: str) -> str:
 class Client:
     """Talks to one daemon. Every call opens a connection of its own."""
 
-    __slots__ = ("_host", "_key", "_port", "_prefix", "_root", "_tls", "url")
+    __slots__ = ("_host", "_is_withheld", "_key", "_port", "_prefix", "_root", "_tls", "url")
 
-    def __init__(self, url: str, key: str | None = None, root: Root | None = None) -> None:
+    def __init__(
+        self, url: str, key: str | None = None, root: Root | None = None, *, is_trusted: bool = True
+    ) -> None:
         self._root = root  # whose daemon it is, for hints
         try:
             parts = urlsplit(url)
@@ -86,6 +96,7 @@ class Client:
             raise ConfigError(
                 "$WATCHBILL_API_KEY cannot be a key: it has a character that is not of printable ASCII"
             )
+        self._is_withheld = bool(self._key) and not is_trusted
 
     def get(self, path: str) -> bytes:
         """The body at `path`, unchanged."""
@@ -111,7 +122,7 @@ class Client:
             with self._translated():
                 answer = self._send(connection, method, path, body)
                 if answer.status >= 400:
-                    raise _refusal(answer, _read(answer))
+                    raise self._refusal(answer, _read(answer))
             yield self._lines(answer)
         finally:
             connection.close()
@@ -125,8 +136,26 @@ class Client:
         finally:
             connection.close()
         if answer.status >= 400:
-            raise _refusal(answer, content)
+            raise self._refusal(answer, content)
         return content
+
+    def _refusal(self, answer: http.client.HTTPResponse, content: bytes) -> TheirsError:
+        message, code = _error_in(content)
+        if answer.status == 401:
+            message = f"{message.rstrip('.') or 'a key is needed'}; {self._advice_on_key()}"
+        return DaemonRefused(
+            message or f"the daemon answered {answer.status} {answer.reason}",
+            answered=answer.status,
+            reason=code,
+        )
+
+    def _advice_on_key(self) -> str:
+        if self._is_withheld:
+            return (
+                f"$WATCHBILL_API_KEY was not sent, because no daemon of this root runs at {self.url}; "
+                f"if you trust what does, add: --url {self.url}"
+            )
+        return "put the key into $WATCHBILL_API_KEY"
 
     def _lines(self, answer: http.client.HTTPResponse) -> Iterator[str]:
         while True:
@@ -147,7 +176,7 @@ class Client:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object
     ) -> http.client.HTTPResponse:
         headers = {"Accept": "application/json", "Connection": "close"}
-        if self._key:
+        if self._key and not self._is_withheld:
             headers["Authorization"] = f"Bearer {self._key}"
         content = None
         if body is not None:
@@ -207,17 +236,6 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 def _is_plain(text: str) -> bool:
     """Whether it can go into the head of a request as it is."""
     return text.isascii() and text.isprintable()
-
-
-def _refusal(answer: http.client.HTTPResponse, content: bytes) -> TheirsError:
-    message, code = _error_in(content)
-    if answer.status == 401:
-        message = f"{message.rstrip('.') or 'a key is needed'}; put the key into $WATCHBILL_API_KEY"
-    return DaemonRefused(
-        message or f"the daemon answered {answer.status} {answer.reason}",
-        answered=answer.status,
-        reason=code,
-    )
 
 
 def _error_in(content: bytes) -> tuple[str, str]:

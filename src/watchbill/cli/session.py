@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.cli.client import Client, find_url, parse
+from watchbill.cli.client import Client, find_address, parse
 from watchbill.cli.status import draw_catalog, draw_requests, draw_status, fields, rows_of
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import NotReachable
@@ -29,8 +29,9 @@ def open_session(url: str | None = None, root: Path | None = None, *, quiet: boo
     """Finds root and daemon; talks to nobody yet."""
     found = find_root(root)
     key = os.environ.get("WATCHBILL_API_KEY")
-    address = find_url(url, found, is_named=root is not None)
-    return Session(found, Client(address, key, found), Terminal(quiet=quiet))
+    address = find_address(url, found, is_named=root is not None)
+    client = Client(address.url, key, found, is_trusted=address.is_trusted)
+    return Session(found, client, Terminal(quiet=quiet))
 
 
 def open_for_doctor(

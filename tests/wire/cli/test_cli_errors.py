@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from watchbill.cli.client import DEFAULT_URL, find_address
 from watchbill.cli.quick import lead_with_command
 from watchbill.root import Root, boot_id, start_time
 
@@ -134,6 +135,27 @@ def test_a_missing_key_is_explained_and_a_present_one_is_sent(watchbill, daemon)
     watchbill.settings["WATCHBILL_API_KEY"] = "s3cret"
     watchbill("models", "--json")
     assert daemon.heard[-1].headers["Authorization"] == "Bearer s3cret"
+
+
+def test_a_key_is_kept_from_an_address_where_no_daemon_of_the_usual_root_lives(alone, daemon):
+    """P8: any program may listen where a daemon was once, or usually is. A living daemon and a named address get it."""
+    root = Root(alone.home / ".local/share/watchbill")
+    root.create()
+    alive = root.write_daemon(daemon.url)
+    dead = json.dumps(alive._replace(start_time=alive.start_time + 1)._asdict())
+    alone.settings = {"WATCHBILL_API_KEY": "s3cret", "WATCHBILL_HOME": ""}
+    daemon.answers[("GET", "/wb/v1/status")] = (401, {"error": {"message": "a key is needed"}})
+    for content, arguments, is_sent in (
+        (json.dumps(alive._asdict()), [], True),
+        (dead, [], False),
+        (dead, ["--url", daemon.url], True),
+    ):
+        root.daemon_file.write_text(content)
+        done = alone("status", *arguments)
+        assert ("Authorization" in daemon.heard[-1].headers) is is_sent
+        assert (f"add: --url {daemon.url}" in done.stderr) is not is_sent
+    root.forget_daemon()
+    assert find_address(None, root, environment={}) == (DEFAULT_URL, False)
 
 
 @pytest.mark.parametrize("key", ["line\nbreak", "\u20ac"])
