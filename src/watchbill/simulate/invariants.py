@@ -185,6 +185,8 @@ class Judge:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
+        # Nobody is sent to a model that the watchdog suspects, also before it can be asked.
+        is_free = is_free and not world.core.state.stations[name].is_suspect
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if plan is m.PlanKind.RATE:
