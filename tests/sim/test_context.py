@@ -1,65 +1,54 @@
 """Context that a swap would lose is part of a model's momentum."""
 
-from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
+from collections.abc import Callable
+
+import pytest
+
+from watchbill.catalog import Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.tipping import Rate
-from watchbill.units import Bytes, Millis
+from watchbill.simulate.world import World
 
-GB = 10**9
-SIZE = {"gpu:0": Bytes(16 * GB)}
-
-
-class House:
-    """A core with two models of which one fits; answers take 1 s, 0.5 s of it for reading the prompt."""
-
-    def __init__(self) -> None:
-        models = {n: Model(n, "scripted", memory=SIZE, devices=("gpu:0",), concurrency=2) for n in "ab"}
-        lanes = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(120_000))}
-        devices = {"gpu:0": Device("gpu:0", capacity=Bytes(24 * GB))}
-        catalog = Catalog(devices, {"scripted": EngineRules("scripted", "scripted")}, models, lanes)
-        self.core = Machine(catalog, {n: m.Knowledge(m.Footprint(SIZE, SIZE), 3_000, 1_000) for n in "ab"})
-        self.now, self._count = 0, 0
-        self.do(m.Observed(0, {"gpu:0": m.DeviceReading(24 * GB, 24 * GB)}, {}))
-
-    def do(self, event: m.Event) -> None:
-        for action in self.core.step(event, self.now):
-            if isinstance(action, m.Load):
-                self.now += 3_000
-                self.do(m.Loaded(action.model, action.attempt, dict(SIZE)))
-
-    def ask(self, model: str, prompt_bytes: int) -> None:
-        """One question and its answer."""
-        self._count += 1
-        request = m.Request(
-            f"r{self._count}", model, "chat", WorkClass.INTERACTIVE, self.now, 120_000, 600_000
-        )
-        self.do(m.Arrived(request))
-        self.now += 1_000
-        self.do(m.Ended(request.id, True, None, 500, prompt_bytes))
-
-    def round_trip_ms(self) -> float:
-        state = self.core.state
-        return Rate().balance(state, state.stations["b"], (state.stations["a"],), self.now).round_trip_ms
+MIB = 2**20
 
 
-def test_lost_context_makes_a_round_trip_longer() -> None:
+@pytest.fixture
+def core(world_of: Callable[..., World], model: Callable[..., Model]) -> Machine:
+    """A core in which `a` is warm, and `b` fits only without it."""
+    world = world_of(model("a", concurrency=2), model("b"))
+    world.run(1)
+    world.arrive("a", 100, lane="chat")
+    return world.run(10_000).core
+
+
+def answer(core: Machine, now: int, prompt_bytes: int) -> None:
+    """`a` answers a prompt that it has read within half a second."""
+    request = m.Request(f"asked {now}", "a", "chat", WorkClass.INTERACTIVE, now, 60_000, 600_000)
+    core.step(m.Arrived(request), now)
+    core.step(m.Ended(request.id, True, None, 500, prompt_bytes), now + 1_000)
+
+
+def round_trip_ms(core: Machine, now: int) -> float:
+    stations = core.state.stations
+    return Rate().balance(core.state, stations["b"], (stations["a"],), now).round_trip_ms
+
+
+def test_lost_context_makes_a_round_trip_longer(core: Machine) -> None:
     """RES-11: the contexts in the slots, times the learned time to read a prompt, count as part of the reload."""
-    house = House()
-    house.ask("a", 100)
-    short = house.round_trip_ms()
-    house.ask("a", 512 * 1024)
-    house.ask("a", 512 * 1024)
-    assert house.round_trip_ms() - short == 1_000  # two slots, half a second each
-    house.ask("a", 100)  # the older of the two contexts has gone from its slot
-    assert 500 <= house.round_trip_ms() - short <= 501
+    answer(core, 20_000, 100)
+    short = round_trip_ms(core, 29_000)
+    answer(core, 30_000, MIB)
+    answer(core, 40_000, MIB)
+    assert round_trip_ms(core, 49_000) - short == 1_000  # two slots, half a second each
+    answer(core, 50_000, 100)  # the older of the two contexts has gone from its slot
+    assert 500 <= round_trip_ms(core, 59_000) - short <= 501
 
 
-def test_context_is_lost_with_its_model() -> None:
+def test_context_is_lost_with_its_model(core: Machine) -> None:
     """RES-11: a model that was away has none to lose."""
-    house = House()
-    house.ask("a", 512 * 1024)
-    station = house.core.state.stations["a"]
+    answer(core, 20_000, MIB)
+    station = core.state.stations["a"]
     assert station.context.rebuild_ms == 500
-    house.do(m.Died("a", station.attempt, "killed"))
+    core.step(m.Died("a", station.attempt, "killed"), 30_000)
     assert station.context.rebuild_ms == 0

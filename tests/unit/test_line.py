@@ -30,3 +30,18 @@ def test_the_oldest_and_the_most_impatient_are_those_a_look_at_everybody_finds()
             assert first is not None
             assert first[0] == min(due for _, due in here.values())
         assert len(line) == len(here)
+
+
+def test_requests_that_left_are_not_kept() -> None:
+    """LANE-08: a model that is served for weeks keeps nothing of those that waited for it."""
+    for is_asked in (False, True):
+        line = Line()
+        stays = Request("stays", "m", "lane", WorkClass.INTERACTIVE, 0, 1_000, 1_000)
+        line.join(stays, 10**9)
+        for number in range(1, 5_000):
+            line.join(Request(f"r{number}", "m", "lane", WorkClass.INTERACTIVE, number, 1_000, 1_000), 10**9)
+            if is_asked:
+                assert line.oldest() is line.oldest_of_top() is stays
+            line.leave(f"r{number}")
+        kept = (getattr(line, name) for name in Line.__slots__)
+        assert len(repr(list(kept))) < 20_000

@@ -23,7 +23,7 @@ times, and the machine does nothing but load. A turn therefore lasts at least a 
 
 import math
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
@@ -220,11 +220,13 @@ class Rate:
         hard_at = min(station.due() or due, due) - _lead_ms(station, request, _drains(state, now))
         soft_at = _soft_at(state, station, oldest, now, unsure=doubt(state, [station]) is not None)
         turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
-        waiting = self._weight_waiting(state, station) + state.catalog.policy.weights[request.work_class]
+        weight = state.catalog.policy.weights[request.work_class]
 
         def stays(other: Station) -> bool:
-            """Whether the balance would not tip when it runs dry: what is asked of it weighs more than what waits."""
-            return other.price(now) * (station.load.ms + other.load.ms) >= waiting
+            """Whether the balance, with this request in it, would not tip when the other model runs dry."""
+            balance = self.balance(state, station, (other,), now)
+            waiting, asked = balance.waiting + weight, other.inertia * other.demand(now)
+            return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
         return forecast_start(state, station, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
 
@@ -304,8 +306,8 @@ class Rate:
             return None
         ends = now + head.station.load.ms + head.station.quantum_ms
         soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
-        mine = head.station.turn_class()
-        higher = [t for t in soon if t.station.turn_class() < mine]
+        mine, *_ = head.station.rank(now)
+        higher = [t for t in soon if t.station.rank(now)[0] < mine]
         return min(higher, key=lambda t: (t.station.rank(now), t.due, t.station.name), default=None)
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
@@ -394,21 +396,16 @@ class Rate:
 
     def balance(self, state: State, target: Station, victims: Cover, now: int) -> Balance:
         """Weighs what waits against what would leave."""
+        leased_counts = not state.local_interactive_waits()
+        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
         return Balance(
-            waiting=self._weight_waiting(state, target),
+            waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
             coming=target.rate.seen(now) * target.quantum_ms,
             load_ms=target.load.ms,
             residual_ms=max((v.residual(now) for v in victims), default=0.0),
             reload_ms=max((v.load.ms + v.context.rebuild_ms for v in victims), default=0.0),
             momentum=sum(self._momentum(v, target, now) for v in victims),
         )
-
-    @staticmethod
-    def _weight_waiting(state: State, target: Station) -> float:
-        """The weight of everything that waits for memory which the target needs as well."""
-        leased_counts = not state.local_interactive_waits()
-        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
-        return sum(s.weight_waiting(leased_counts=leased_counts) for s in lines)
 
     @staticmethod
     def _momentum(victim: Station, target: Station, now: int) -> float:

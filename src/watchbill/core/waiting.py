@@ -26,16 +26,15 @@ _Key = tuple[WorkClass, bool, int, str]
 class Line:
     """The waiting requests of one model. Everything is O(log n) or better, except memory moves of a flat list."""
 
-    __slots__ = ("_arrivals", "_by_class", "_dues", "_keys", "_waiting", "counts")
+    __slots__ = ("_arrivals", "_dues", "_keys", "_waiting", "counts")
 
     def __init__(self) -> None:
         self._keys: list[_Key] = []
         self._waiting: dict[str, tuple[Request, int, _Key]] = {}  # id -> request, due, key
         self._dues: list[tuple[int, str]] = []  # a heap; entries of requests that left are skipped
-        self._arrivals: list[tuple[int, str]] | None = (
-            None  # the same by arrival, once somebody asked for the oldest
-        )
-        self._by_class: dict[WorkClass, list[tuple[int, str]]] = {}
+        # The same by arrival, a heap for each class; made when the oldest is asked for, and dropped when it holds too
+        # many requests that left.
+        self._arrivals: dict[WorkClass, list[tuple[int, str]]] | None = None
         self.counts = [0] * len(WorkClass)
 
     def __len__(self) -> int:
@@ -51,9 +50,8 @@ class Line:
         self._waiting[request.id] = (request, due, key)
         heappush(self._dues, (due, request.id))
         if self._arrivals is not None:
-            heappush(self._arrivals, (request.arrived_at, request.id))
+            heappush(self._arrivals.setdefault(request.work_class, []), (request.arrived_at, request.id))
         self.counts[request.work_class] += 1
-        heappush(self._by_class.setdefault(request.work_class, []), (request.arrived_at, request.id))
 
     def leave(self, request_id: str) -> Request:
         """Takes a request out, wherever it stands."""
@@ -63,8 +61,10 @@ class Line:
         if len(self._dues) > HEAP_SLACK * (len(self._keys) + 16):
             self._dues = [(due, id) for id, (_, due, _) in self._waiting.items()]
             heapify(self._dues)
-        if self._arrivals is not None and len(self._arrivals) > HEAP_SLACK * (len(self._keys) + 16):
-            self._arrivals = None
+        if self._arrivals is not None:
+            entries = sum(map(len, self._arrivals.values()))
+            if entries > HEAP_SLACK * (len(self._keys) + 16):
+                self._arrivals = None
         return request
 
     def first(self) -> Request | None:
@@ -109,22 +109,24 @@ class Line:
 
     def oldest(self) -> Request:
         """Who has waited longest, of whatever class. Somebody must wait."""
-        if self._arrivals is None:
-            self._arrivals = [(entry[0].arrived_at, id) for id, entry in self._waiting.items()]
-            heapify(self._arrivals)
-        while (first := self._arrivals[0])[1] not in self._waiting:
-            heappop(self._arrivals)
-        return self._waiting[first[1]][0]
+        classes = (work_class for work_class in WorkClass if self.counts[work_class])
+        return min(map(self._oldest_of, classes), key=lambda request: (request.arrived_at, request.id))
 
     def oldest_of_top(self) -> Request | None:
         """The oldest request of the highest class that waits."""
-        if not self._keys:
-            return None
-        top = self._keys[0][0]
-        heap = self._by_class[top]
-        while heap[0][1] not in self._waiting:
-            heappop(heap)
-        return self._waiting[heap[0][1]][0]
+        return self._oldest_of(self._keys[0][0]) if self._keys else None
+
+    def _oldest_of(self, work_class: WorkClass) -> Request:
+        if self._arrivals is None:
+            self._arrivals = {}
+            for request, _, _ in self._waiting.values():
+                self._arrivals.setdefault(request.work_class, []).append((request.arrived_at, request.id))
+            for heap in self._arrivals.values():
+                heapify(heap)
+        heap = self._arrivals[work_class]
+        while (entry := self._waiting.get(heap[0][1])) is None or entry[0].work_class is not work_class:
+            heappop(heap)  # it left, or came back with another class
+        return entry[0]
 
     def ids(self) -> list[str]:
         """Everybody, in order."""

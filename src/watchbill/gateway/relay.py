@@ -315,7 +315,7 @@ class Relay:
         if self.visit.lifted is not None:
             outgoing = self.visit.lifted.fill(outgoing)
         if self.streamed:  # a stream is generated text, whose context the engine keeps
-            ticket.prompt_bytes = len(outgoing.body)
+            ticket.prompt_bytes = len(outgoing.body) + sum(map(len, outgoing.rest))
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
         ticket.on_cut = self._on_cut
         return call

@@ -62,8 +62,6 @@ class Waits:
         """A model is about to be loaded."""
         if not self._is_calm or kind not in (m.PlanKind.TURN, m.PlanKind.RATE) or name not in self._places:
             return
-        if self._world.core.state.stations[name].ghost is not None:
-            return  # the turn of a request that had to be refused, whose class is no longer seen here
         mine = self._rank(name)
         for other in self._waiting():
             rank = self._rank(other)
