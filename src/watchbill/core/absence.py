@@ -14,7 +14,7 @@ from watchbill.core.state import State
 from watchbill.core.station import Stage, Station
 from watchbill.units import format_bytes
 
-__all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "describe"]
+__all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "describe", "obstacle_of"]
 
 
 class Why(StrEnum):
@@ -58,7 +58,7 @@ def absence_of(state: State, station: Station, now: int) -> Absence | None:
     if station.failure is not None:
         return Absence(Why.FAILED, detail=station.failure)
     if station.silence is not None:
-        return Absence(Why.SILENT, detail=station.silence)
+        return obstacle_of(state, station, now)  # nothing else can be said of it
     kept = state.permanents(station)
     room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in station.needs}
     if not all(
@@ -67,9 +67,8 @@ def absence_of(state: State, station: Station, now: int) -> Absence | None:
         return Absence(Why.UNREADABLE, next(iter(station.needs), None))
     if not state.can_ever_fit(station):
         return _lacking(Why.NEVER_FITS, station.needs, room)
-    for book in state.ledger.books_of(station.needs):
-        if (held := _held_up(book, now)) is not None:
-            return held
+    if (obstacle := obstacle_of(state, station, now)) is not None:
+        return obstacle
     if station.is_benched:
         return Absence(Why.BY_HAND)
     if station.line or station.ghost is not None or station.must_return:
@@ -84,6 +83,14 @@ def absence_of(state: State, station: Station, now: int) -> Absence | None:
     return Absence(Why.UNUSED)
 
 
+def obstacle_of(state: State, station: Station, now: int) -> Absence | None:
+    """What keeps every model from being loaded where this one belongs: its host, or a device that it needs."""
+    if station.silence is not None:
+        return Absence(Why.SILENT, detail=station.silence)
+    held = (_held_up(book, now) for book in state.ledger.books_of(station.needs))
+    return next((obstacle for obstacle in held if obstacle is not None), None)
+
+
 def _lacking(why: Why, needs: Mapping[str, int], room: Mapping[str, int]) -> Absence:
     """The first resource of which there is too little."""
     resource = next((r for r, amount in needs.items() if amount > room.get(r, 0)), next(iter(needs), ""))
@@ -94,7 +101,7 @@ def _lacking(why: Why, needs: Mapping[str, int], room: Mapping[str, int]) -> Abs
 def _held_up(book: DeviceBook, now: int) -> Absence | None:
     name = book.device.name
     if book.in_maintenance:
-        return Absence(Why.MAINTENANCE, name)
+        return Absence(Why.MAINTENANCE, name, detail=book.lent_for)
     if book.reading is not None and book.reading.constrained:
         return Absence(Why.UNWELL, name, detail=constraint_text(book.reading.constrained))
     if not book.may_load:
@@ -120,7 +127,7 @@ def describe(absence: Absence) -> str:
         case Why.NO_ROOM:
             return f"it needs {needed} of {device}, where {room} is available now"
         case Why.MAINTENANCE:
-            return f"{device} is lent for maintenance"
+            return f"{device} is lent for maintenance: {absence.detail}"
         case Why.UNWELL:
             return f"{device} takes no new model: {absence.detail}"
         case Why.UNREADABLE:

@@ -56,7 +56,8 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "state": stage,
         "absent_because": None if absence is None else describe(absence),
         "verdict": _verdict(granted, refused, plan, leaving),
-        "reason": asleep + _reason(granted, refused, plan, _together(core, names, now), _held(core, names)),
+        "reason": asleep
+        + _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now)),
         "companions": {name: state_of(core.state.stations[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
@@ -111,10 +112,10 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
     return "waits"
 
 
-def _held(core: Machine, names: tuple[str, ...]) -> str | None:
+def _held(core: Machine, names: tuple[str, ...], now: int) -> str | None:
     """What keeps one of them from being loaded or from serving, whoever asks."""
     stations = [core.state.stations[name] for name in names]
-    waits = (f"it waits {why}" for s in stations if _must_come(s) and (why := hindrance(core.state, s)))
+    waits = (f"it waits {why}" for s in stations if _must_come(s) and (why := hindrance(core.state, s, now)))
     return next(waits, None) or next((why for s in stations if (why := suspicion(s))), None)
 
 

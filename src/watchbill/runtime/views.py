@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from watchbill import __version__
 from watchbill.catalog import WorkClass
-from watchbill.core.absence import Absence, absence_of, constraint_text, describe
+from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
 from watchbill.core.budget import DeviceBook
 from watchbill.core.doubt import doubt
 from watchbill.core.guarded import Guarded
@@ -255,7 +255,7 @@ def request_view(
         "position": None if running else station.line.position(request_id),
         "reason": _running_reason(station, request)
         if running
-        else _waiting_reason(state, station, request_id),
+        else _waiting_reason(state, station, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
         "forecast_ms": forecasts.get(request_id),
@@ -268,14 +268,14 @@ def _running_reason(station: Station, request: Request) -> str:
     return f"{station.name} is answering it{beside}"
 
 
-def _waiting_reason(state: State, station: Station, request_id: str) -> str:
+def _waiting_reason(state: State, station: Station, request_id: str, now: int) -> str:
     ahead = station.line.position(request_id)
     suspect = next((s for s in station.members or (station,) if suspicion(s)), None)
     if station.members and station.stage is not Stage.READY:
-        return _missing_reason(state, station)
+        return _missing_reason(state, station, now)
     match station.stage:
         case Stage.READY if station.silence is not None:
-            return f"{station.name} is in memory, but it waits {hindrance(state, station)}"
+            return f"{station.name} is in memory, but it waits {hindrance(state, station, now)}"
         case Stage.READY if suspect is not None:
             return f"answers of {suspect.name} failed; it is asked whether it is well"
         case Stage.READY:
@@ -284,17 +284,20 @@ def _waiting_reason(state: State, station: Station, request_id: str) -> str:
             return f"{station.name} is loading, which takes about {station.load.ms / 1000:.1f} s"
         case Stage.PLANNED:
             leaving = [s.name for s in state.managed if s.leaving_for == station.name]
+            loading = [s.name for s in state.in_stage(Stage.LOADING)]
+            if leaving:
+                return f"{station.name} loads when {', '.join(leaving)} has left"
             return f"{station.name} loads when " + (
-                f"{', '.join(leaving)} has left" if leaving else "its memory is there"
+                f"the load of {', '.join(loading)} has ended" if loading else "its memory is there"
             )
         case Stage.DRAINING | Stage.STOPPING:
             return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
         case Stage.ASLEEP:
-            held = hindrance(state, station)
+            held = hindrance(state, station, now)
             return f"{wakes_text(station)}; it waits {held or 'for its memory'}"
         case Stage.ABSENT:
             why = f"; its last load failed: {station.failure}" if station.failure else ""
-            held = hindrance(state, station)
+            held = hindrance(state, station, now)
             return f"{station.name} is not in memory and waits {held or 'for its turn'}{why}"
 
 
@@ -304,32 +307,37 @@ def wakes_text(station: Station) -> str:
     return f"{station.name} is asleep, wakes in about {station.wake.ms / 1000:.1f} s{guess}"
 
 
-def _missing_reason(state: State, company: Station) -> str:
+def _missing_reason(state: State, company: Station, now: int) -> str:
     """Why a set is not complete: where each member is that is not there."""
     missing = [f"{s.name} is {_MISSING[s.stage]}" for s in company.members if s.stage is not Stage.READY]
-    return f"needs {company.name} in memory together; {', '.join(missing)}{_held_up(state, company)}"
+    return f"needs {company.name} in memory together; {', '.join(missing)}{_held_up(state, company, now)}"
 
 
-def _held_up(state: State, company: Station) -> str:
-    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := hindrance(state, s))]
+def _held_up(state: State, company: Station, now: int) -> str:
+    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := hindrance(state, s, now))]
     failures = [f"{s.name} failed last: {s.failure}" for s in company.members if s.failure]
     return "".join(f"; waits {each}" for each in why[:1]) + "".join(f"; {each}" for each in failures)
 
 
-def hindrance(state: State, station: Station) -> str | None:
-    """What keeps every model from being loaded there, if anything does."""
-    if station.silence is not None:
-        return f"until {station.model.engine} answers again: {station.silence}"
-    for name, book in state.ledger.books.items():
-        if not station.needs.get(name):
-            continue
-        if book.in_maintenance:
-            return f"until {name} is back from maintenance ({book.lent_for})"
-        if (limit := _constraint(book)) is not None:
-            return f"until {name} is well again: {constraint_text(limit)}"
-        if not book.may_load:
-            return f"until {name} can be read again"
-    return None
+def hindrance(state: State, station: Station, now: int) -> str | None:
+    """What a request waits for that has nothing to do with other requests, if anything: "until ..."."""
+    obstacle = obstacle_of(state, station, now)
+    if obstacle is None:
+        return None
+    device, detail = obstacle.device, obstacle.detail
+    match obstacle.why:
+        case Why.SILENT:
+            return f"until {station.model.engine} answers again: {detail}"
+        case Why.MAINTENANCE:
+            return f"until {device} is back from maintenance ({detail})"
+        case Why.UNWELL:
+            return f"until {device} is well again: {detail}"
+        case Why.UNREADABLE:
+            return f"until {device} can be read again"
+        case Why.SETTLING:
+            return f"until {device}, which ran out of memory, has settled"
+        case _:
+            return None
 
 
 def _int(value: object) -> int:
