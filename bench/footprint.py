@@ -58,10 +58,10 @@ async def fill(endpoint: Endpoint, model: Model) -> None:
 
     async def one(tokens: int) -> None:
         text = "lamp stone " * int(tokens / per_word / 2)
-        path, wish = "/v1/completions", {"prompt": text, "max_tokens": 16, "logprobs": 5}
+        path, submission = "/v1/completions", {"prompt": text, "max_tokens": 16, "logprobs": 5}
         if model.embedding:
-            path, wish = "/v1/embeddings", {"input": text}
-        status, body = await asyncio.to_thread(ask, endpoint, path, wish)
+            path, submission = "/v1/embeddings", {"input": text}
+        status, body = await asyncio.to_thread(ask, endpoint, path, submission)
         assert status == 200, body[:500]
 
     longest = model.context - 40
@@ -86,13 +86,13 @@ async def measure(engine: OwnedEngine, path: Path, context: int, slots: int, how
     return Row(path.stem, context, slots, how, predicted.total, warm.memory[RAM], used)
 
 
-async def run(wishes: list[str]) -> int:
+async def run(caller_options: list[str]) -> int:
     print("| model | context x slots | predicted | warm | used | above |\n|---|---|---|---|---|---|")
     verdicts: list[str] = []
     with tempfile.TemporaryDirectory() as root:
         engine = OwnedEngine(LlamaRecipe(), Path(root), lambda *_: None)
-        for wish in wishes:
-            path, context, slots, *how = wish.split(":")
+        for submission in caller_options:
+            path, context, slots, *how = submission.split(":")
             row = await measure(engine, Path(path), int(context), int(slots), how[0] if how else "")
             above = f"{(row.predicted / row.used - 1) * 100:+.0f} %"
             figures = " | ".join(f"{size / MIB:.0f} MiB" for size in (row.predicted, row.warm, row.used))
@@ -100,8 +100,12 @@ async def run(wishes: list[str]) -> int:
             print(f"| {name} | {row.context} x {row.slots} | {figures} | {above} |", flush=True)
             verdicts.append(row.verdict)
         await engine.close()
-    bad = [f"{wish}: {verdict}" for wish, verdict in zip(wishes, verdicts, strict=True) if verdict != "ok"]
-    print("\n".join(bad) if bad else f"all {len(wishes)} predictions within their bounds")
+    bad = [
+        f"{submission}: {verdict}"
+        for submission, verdict in zip(caller_options, verdicts, strict=True)
+        if verdict != "ok"
+    ]
+    print("\n".join(bad) if bad else f"all {len(caller_options)} predictions within their bounds")
     return 1 if bad else 0
 
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from gateway import first_match, process
 from load_generator import request
-from support.house import CATALOG, MIB, House, house
+from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from watchbill.catalog import Catalog, Lane, Model, WorkClass
 from watchbill.core.machine import Machine
 from watchbill.core.messages import (
@@ -45,7 +45,7 @@ from watchbill.core.messages import (
     Observed,
     Request,
 )
-from watchbill.runtime.ticket import Ticket, Wish
+from watchbill.runtime.ticket import Submission, Ticket
 from watchbill.units import Millis
 
 #: The goals: CPU time of one decision, memory of one waiting request, and the core's part of it.
@@ -89,14 +89,14 @@ def cpu_us() -> float:
     return time.thread_time_ns() / 1_000
 
 
-async def one_round(opened: House, models: int, queued: int) -> Figures:
+async def one_round(opened: OpenGateway, models: int, queued: int) -> Figures:
     """Queues everybody, and sends everybody away."""
     before, arrive, leave = rss(), list[float](), list[float]()
     tickets: list[Ticket] = []
     for number in range(queued):
-        wish = Wish(f"m{number % models}")
+        submission = Submission(f"m{number % models}")
         began = cpu_us()
-        tickets.append(opened.driver.submit(wish))
+        tickets.append(opened.driver.submit(submission))
         arrive.append(cpu_us() - began)
     waits = [asyncio.ensure_future(ticket.granted()) for ticket in tickets]
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def one_round(opened: House, models: int, queued: int) -> Figures:
     return Figures(arrive, leave, taken, left)
 
 
-def time_decisions(opened: House) -> list[float]:
+def time_decisions(opened: OpenGateway) -> list[float]:
     """Times the core alone from now on, inside the driver."""
     core, spent = opened.driver._core, list[float]()
     step = core.step
@@ -133,7 +133,7 @@ def time_decisions(opened: House) -> list[float]:
 
 
 async def measure(how: str, models: int, queued: int) -> bool:
-    async with house(catalog=catalog_of(models, queued)) as opened:
+    async with open_gateway(catalog=catalog_of(models, queued)) as opened:
         if how == "loading":
             opened.engine.gate.clear()
         else:

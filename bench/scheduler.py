@@ -141,15 +141,15 @@ class _House:
 
 
 def _decision_us(models: int, fits: bool) -> tuple[float, float]:
-    house = _House(models, fits=fits)
+    open_gateway = _House(models, fits=fits)
     for i in range(QUEUED):
-        house.arrive(house.names[i % models])
+        open_gateway.arrive(open_gateway.names[i % models])
     taken: list[int] = []
     for i in range(DECISIONS):
-        house.now += 7
-        taken.append(house.arrive(house.names[i % models]))
-        if house.running:
-            taken.append(house.end())
+        open_gateway.now += 7
+        taken.append(open_gateway.arrive(open_gateway.names[i % models]))
+        if open_gateway.running:
+            taken.append(open_gateway.end())
     return statistics.median(taken) / 1000, sorted(taken)[int(0.99 * len(taken))] / 1000
 
 

@@ -11,12 +11,12 @@ Energy is load time x power: what the card may draw at most, or a usual figure w
 request that has used up half of its patience goes first, by its deadline.
 """
 
-from watchbill.core.eviction import cover
+from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Plan
 from watchbill.core.state import State
-from watchbill.core.station import Station
 from watchbill.core.tipping import movable, returning, waiting
 
 #: What loading takes from the wall where no card tells.
@@ -35,9 +35,9 @@ class Thrift:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
         """When a request would start: after the room, the load, and what stands before it."""
-        return forecast_start(state, station, request, now)
+        return forecast_start(state, model, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """The cheapest load, unless a request has waited for long."""
@@ -48,12 +48,12 @@ class Thrift:
                 return plan
         return None
 
-    def _order(self, state: State, target: Station, now: int) -> tuple[bool, float, str]:
+    def _order(self, state: State, target: ModelState, now: int) -> tuple[bool, float, str]:
         if self._is_impatient(state, target, now):
             return (False, target.due() or 0, target.name)
         return (True, joules(state, target) / max(1, len(target.line)), target.name)
 
-    def _bring_in(self, state: State, target: Station, now: int) -> Plan | None:
+    def _bring_in(self, state: State, target: ModelState, now: int) -> Plan | None:
         leaving = [s for s in movable(state, target) if not s.running and not s.users and s.has_had_turn(now)]
         victims = cover(state.shortage_of(target), leaving, lambda s: self._to_bring_back(state, s, now))
         if victims is None:
@@ -65,30 +65,30 @@ class Thrift:
             target, victims, PlanKind.CUSTOM if victims else PlanKind.FITS, f"its load costs {cost:.0f} J"
         )
 
-    def _is_impatient(self, state: State, target: Station, now: int) -> bool:
+    def _is_impatient(self, state: State, target: ModelState, now: int) -> bool:
         """Whether its most impatient request has used up half of its time; if not, asks to be called then."""
         first = target.line.earliest_due()
         if first is None:
-            return target.ghost is not None
+            return target.held_turn is not None
         due, request = first
         at = due - (1 - IMPATIENT) * request.max_wait_ms
         if now < at:
             state.wakes.append(at)
         return now >= at
 
-    def _to_bring_back(self, state: State, victim: Station, now: int) -> float:
+    def _to_bring_back(self, state: State, victim: ModelState, now: int) -> float:
         wanted = 1.0 if victim.line or victim.rate.seen(now) > 0 else RARELY_WANTED
         return wanted * joules(state, victim)
 
 
-def joules(state: State, station: Station) -> float:
+def joules(state: State, model: ModelState) -> float:
     """What one load of a model costs."""
-    limits = [book.reading.power_limit_w for book in state.ledger.books_of(station.needs) if book.reading]
+    limits = [book.reading.power_limit_w for book in state.ledger.books_of(model.needs) if book.reading]
     watts = sum(limit or USUAL_W for limit in limits) or USUAL_W
-    return station.load.ms / 1000 * watts
+    return model.load.ms / 1000 * watts
 
 
-def is_near_limit(state: State, station: Station) -> bool:
+def is_near_limit(state: State, model: ModelState) -> bool:
     """Whether a card that a model needs draws nearly all that it may."""
-    readings = [book.reading for book in state.ledger.books_of(station.needs) if book.reading]
+    readings = [book.reading for book in state.ledger.books_of(model.needs) if book.reading]
     return any(r.power_w and r.power_limit_w and r.power_w >= NEAR_LIMIT * r.power_limit_w for r in readings)

@@ -43,8 +43,8 @@ from watchbill.runtime.deliver import Deliverer
 from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks
-from watchbill.runtime.knowledge import Memories
-from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.sizes import Sizes
 
@@ -234,11 +234,11 @@ def _make_driver(
             make_engine=lambda rules, on_death, on_host: make_engine(
                 rules, root=root.path, on_death=on_death, on_host=on_host, withheld=withheld
             ),
-            memories=Memories(catalog, Sizes(root.path)),
+            memories=LearnedSizes(catalog, Sizes(root.path)),
             root=root.path,
             journal=journal,
             alerts=alerts,
-            make_lookout=partial(Lookout, probes=_probes(ram, catalog, setting.screen), ram=ram),
+            make_lookout=partial(ProbeLoop, probes=_probes(ram, catalog, setting.screen), ram=ram),
             recorder=Recorder(setting.options.record, Driver.now()),
             spools=spools.view,
         ),

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.house import House, house
+from support.open_gateway import OpenGateway, open_gateway
 from watchbill.catalog import Server
 from watchbill.errors import TheirsError
 from watchbill.gateway.body import encode, parse_object
 from watchbill.gateway.lifting import lift
-from watchbill.gateway.wishes import RANGES, check_ranges
+from watchbill.gateway.options import RANGES, check_ranges
 from watchbill.limits import JSON_DEPTH_MAX, JSON_VALUES_MAX
 from watchbill.units import Bytes
 
@@ -61,7 +61,7 @@ BAD_MODELS = {
 }
 
 
-async def check_refused(opened: House, path: str, content: bytes) -> None:
+async def check_refused(opened: OpenGateway, path: str, content: bytes) -> None:
     answer = await opened.ask(path, content)
     assert 400 <= answer.status < 500, answer.body
     assert answer.json["error"]["code"] in ("invalid_request", "model_not_found", "too_large")
@@ -72,7 +72,7 @@ async def check_refused(opened: House, path: str, content: bytes) -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_body_that_is_no_request_is_refused(path: str) -> None:
     """R42: 4xx, never 500, and the engine never sees it."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         for name, content in BAD_BODIES.items():
             if path.endswith("evict") and name in ("empty", "the stream twice"):
                 continue  # legal here: nothing of it is passed on
@@ -82,7 +82,7 @@ async def test_a_body_that_is_no_request_is_refused(path: str) -> None:
 
 async def test_a_body_without_a_usable_model_is_refused() -> None:
     """R43, R49"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         for fields in BAD_MODELS.values():
             await check_refused(opened, "/v1/chat/completions", json.dumps(fields).encode())
         assert not opened.peer.asked
@@ -90,7 +90,7 @@ async def test_a_body_without_a_usable_model_is_refused() -> None:
 
 async def test_a_body_beyond_the_limit_is_refused_unread() -> None:
     """R42: 413, announced or not, and the connection is not kept."""
-    async with house(server=Server(body_max=Bytes(10_000))) as opened:
+    async with open_gateway(server=Server(body_max=Bytes(10_000))) as opened:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         announced = await opened.send(head + b"Content-Length: 10001\r\n\r\n")
         assert (announced.status, announced.code) == (413, "too_large")
@@ -104,7 +104,7 @@ async def test_a_body_beyond_the_limit_is_refused_unread() -> None:
 
 async def test_memory_stays_flat_under_huge_bodies() -> None:
     """R42: 30 MB of empty lists would be a gigabyte of objects."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for filler in (b"[],", b"{},", b"0,"):
             content = b'{"model": "a", "x": [' + filler * (30_000_000 // len(filler)) + b"0]}"
@@ -124,7 +124,7 @@ async def test_many_values_are_legal_up_to_the_bound() -> None:
 
 async def test_compressed_bodies_are_not_opened() -> None:
     """R42: a small body may be a large one."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         headers = {"Content-Encoding": "gzip"}
         answer = await opened.ask("/v1/chat/completions", b"\x1f\x8b" + b"0" * 100, headers=headers)
         assert (answer.status, answer.code) == (415, "invalid_request")
@@ -222,7 +222,7 @@ BAD_HEADS = {
 @pytest.mark.parametrize("request_bytes", BAD_HEADS.values(), ids=BAD_HEADS)
 async def test_http_that_could_mean_two_things_is_refused(request_bytes: bytes) -> None:
     """R43: refused, nothing reflected raw, and the house goes on."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.send(request_bytes)
         assert 400 <= answer.status < 500
         assert not opened.peer.asked
@@ -231,7 +231,7 @@ async def test_http_that_could_mean_two_things_is_refused(request_bytes: bytes) 
 
 async def test_a_load_balancer_may_come_without_a_host() -> None:
     """R43: HTTP/1.0 knows none, and no browser comes without; an empty one in HTTP/1.1 is refused as before."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         assert (await opened.send(b"GET /health HTTP/1.0\r\n\r\n")).status == 200
         assert (await opened.send(b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n")).status == 403
         assert (await opened.send(b"GET /health HTTP/1.1\r\nHost:\r\n\r\n")).status == 403
@@ -252,7 +252,7 @@ async def test_what_is_no_http_is_an_error_like_any_other(
     request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R43: in the shape of every error; one line in the log, with no trace of our insides or of what was sent."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         with caplog.at_level("INFO"):
             answer = await opened.send(request_bytes)
         assert (answer.status, answer.code) == (400, "invalid_request")
@@ -263,7 +263,7 @@ async def test_what_is_no_http_is_an_error_like_any_other(
 
 async def test_line_breaks_in_names_are_not_reflected() -> None:
     """R43: encoded line breaks stay inside JSON."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask("/v1/models/a%0d%0aX-Evil:%201")
         assert answer.status == 404 and "x-evil" not in answer.headers
         answer = await opened.ask("/wb/v1/explain?model=%0d%0aX-Evil:%201")
@@ -275,7 +275,7 @@ async def test_line_breaks_in_names_are_not_reflected() -> None:
 async def test_a_web_form_without_an_origin_is_read_as_json() -> None:
     """pitfalls.md: `curl -d` sends a form type; /wb/v1 demands JSON."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    async with house() as opened:
+    async with open_gateway() as opened:
         assert (await opened.ask("/v1/chat/completions", BODY, headers=form)).status == 200
         answer = await opened.ask("/wb/v1/models/a/evict", b"{}", headers=form)
         assert (answer.status, answer.code) == (415, "invalid_request")
@@ -285,7 +285,7 @@ async def test_a_web_form_without_an_origin_is_read_as_json() -> None:
 
 async def test_a_flood_of_requests_is_bounded_and_leaves_nothing() -> None:
     """R23: the queue refuses, callers leave, and what they held is given back."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n" + BODY

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from support.house import HELLO, House, house
+from support.open_gateway import HELLO, OpenGateway, open_gateway
 from watchbill.catalog import ApiKey, Server
 from watchbill.gateway import auth
 from watchbill.gateway.auth import Access
@@ -27,7 +27,7 @@ def address(pattern: str) -> str:
     return pattern
 
 
-def matrix(opened: House) -> list[tuple[str, str, Access | None]]:
+def matrix(opened: OpenGateway) -> list[tuple[str, str, Access | None]]:
     """Every address x method, with what the router asks for it; None where nothing is served."""
     routes = opened.gateway.routes()
     known = {(method, path): access for method, path, access, _ in routes}
@@ -52,7 +52,7 @@ def disguises(path: str) -> list[str]:
     ]
 
 
-async def status(opened: House, method: str, path: str, **headers: str) -> int:
+async def status(opened: OpenGateway, method: str, path: str, **headers: str) -> int:
     body = b"{}" if method in ("POST", "PUT", "PATCH") else None
     every = {name.replace("_", "-"): value for name, value in headers.items()}
     if method == "HEAD":
@@ -66,7 +66,7 @@ async def status(opened: House, method: str, path: str, **headers: str) -> int:
 
 async def test_every_route_and_method_is_closed_without_a_key() -> None:
     """R44: denied by default; only /health and /ready are open."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method, pattern, access in matrix(opened):
             got = await status(opened, method, address(pattern))
             open_door = access is Access.OPEN
@@ -76,7 +76,7 @@ async def test_every_route_and_method_is_closed_without_a_key() -> None:
 
 async def test_addresses_in_disguise_are_closed_without_a_key() -> None:
     """R44: encoded, doubled, absolute, dotted paths."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method, pattern, access in matrix(opened):
             if access in (Access.KEY, Access.ADMIN):
                 for path in disguises(address(pattern)):
@@ -104,7 +104,7 @@ WRONG = {
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG)
 async def test_a_wrong_key_is_refused(headers: dict[str, str]) -> None:
     """R44"""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         answer = await opened.ask("/v1/models", headers=headers)
         assert (answer.status, answer.code) == (401, "authentication_failed")
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -113,7 +113,7 @@ async def test_a_wrong_key_is_refused(headers: dict[str, str]) -> None:
 
 async def test_the_same_header_twice_is_refused() -> None:
     """R44: two keys that could disagree are none."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         line = f"Authorization: Bearer {KEY}\r\n"
         request = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{line}{line}\r\n"
         assert (await opened.send(request.encode())).status in (400, 401)
@@ -121,7 +121,7 @@ async def test_the_same_header_twice_is_refused() -> None:
 
 async def test_the_right_key_opens_what_is_its_own() -> None:
     """R44: an ordinary key may call models, and changes nothing for others."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method, pattern, access in matrix(opened):
             if pattern.endswith("events"):
                 continue
@@ -139,7 +139,7 @@ async def test_the_right_key_opens_what_is_its_own() -> None:
 async def test_a_key_decides_the_lane_and_never_reaches_an_engine() -> None:
     """api.md: callers who cannot send headers get their lane by API key."""
     body = {"model": "a", "messages": []}
-    async with house(HELLO, server=SERVER) as opened:
+    async with open_gateway(HELLO, server=SERVER) as opened:
         answer = await opened.ask("/v1/chat/completions", body, headers={"Authorization": f"bearer {KEY}"})
         assert answer.headers["x-watchbill-lane"] == "batch"
         assert "authorization" not in opened.peer.asked[0].headers
@@ -197,7 +197,7 @@ BAD_HOSTS = [
 
 async def test_only_known_hosts_are_served_on_every_route_and_method() -> None:
     """R46: DNS rebinding, for every method; Ray forgot DELETE."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method, pattern, _ in matrix(opened):
             for host in ("evil.example", "127.0.0.1.evil.example"):
                 got = await status(
@@ -209,7 +209,7 @@ async def test_only_known_hosts_are_served_on_every_route_and_method() -> None:
 
 async def test_hosts() -> None:
     """R46: what is a known host and what only looks like one."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for host in GOOD_HOSTS:
             assert (await opened.ask("/health", headers={"Host": host})).status == 200, host
         for host in BAD_HOSTS:
@@ -218,7 +218,7 @@ async def test_hosts() -> None:
 
 async def test_addresses_are_hosts_where_the_bind_is_wide() -> None:
     """R46: an address cannot be rebound; a name still can."""
-    async with house(server=Server(host="0.0.0.0", keys=SERVER.keys)) as opened:
+    async with open_gateway(server=Server(host="0.0.0.0", keys=SERVER.keys)) as opened:
         assert (await opened.ask("/health", headers={"Host": "192.168.1.5:8470"})).status == 200
         assert (await opened.ask("/health", headers={"Host": "evil.example"})).status == 403
 
@@ -238,7 +238,7 @@ BAD_ORIGINS = [
 
 async def test_only_known_web_pages_may_call_on_every_route_and_method() -> None:
     """R46: cross-site requests, also those that need no preflight."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method, pattern, _ in matrix(opened):
             got = await status(
                 opened,
@@ -257,7 +257,7 @@ async def test_only_known_web_pages_may_call_on_every_route_and_method() -> None
 async def test_a_known_web_page_may_call_and_ask_before() -> None:
     """R46: preflight with an allow-list; our own pages need no entry."""
     origin = {"Origin": "https://page.example"}
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         asks = {
             **origin,
             "Access-Control-Request-Method": "POST",
@@ -280,7 +280,7 @@ async def test_a_known_web_page_may_call_and_ask_before() -> None:
 
 async def test_no_web_page_may_call_by_default() -> None:
     """R46: no CORS by default."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask("/v1/models", headers={"Origin": "https://page.example"})
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
 
@@ -290,7 +290,7 @@ async def test_no_web_page_may_call_by_default() -> None:
 )
 async def test_a_line_break_in_an_address_goes_round_no_guard(path: str) -> None:
     """R44: found by schemathesis: such an address matched nothing, and the library answered without us."""
-    async with house(server=SERVER) as opened:
+    async with open_gateway(server=SERVER) as opened:
         for method in ("GET", "POST"):
             assert (await opened.ask(path, method=method)).status == 401
             assert await status(opened, method, path, Authorization=f"Bearer {KEY}") in (403, 404, 405)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from support.house import House, eventually, house, raw
+from support.open_gateway import OpenGateway, eventually, open_gateway, raw
 from support.peer import Asked, stream_of
 from watchbill.gateway import body
 from watchbill.gateway.http.listener import Listener
@@ -30,7 +30,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "BODY_RECEIPT_MS", 800)
 
 
-async def drip(opened: House, text: bytes, pause_s: float) -> bytes:
+async def drip(opened: OpenGateway, text: bytes, pause_s: float) -> bytes:
     """Sends a byte at a time and returns what comes back before the end of the connection."""
     reader, writer = await opened.connect()
     answer = asyncio.ensure_future(reader.read())
@@ -45,7 +45,7 @@ async def drip(opened: House, text: bytes, pause_s: float) -> bytes:
 
 async def test_headers_that_never_end_are_not_waited_for() -> None:
     """R39: a byte now and then keeps no connection open."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await drip(opened, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500, 0.02)
         assert answer.startswith(b"HTTP/1.1 408") and answer.endswith(b"}}")
 
@@ -53,7 +53,7 @@ async def test_headers_that_never_end_are_not_waited_for() -> None:
 async def test_a_late_client_that_still_sends_sees_why_it_is_sent_away() -> None:
     """R39: a connection that is closed under what still arrives would be reset, and the answer lost with it."""
     loop = asyncio.get_running_loop()
-    async with house() as opened:
+    async with open_gateway() as opened:
         with socket.create_connection(("127.0.0.1", opened.serving.port)) as client:
             client.setblocking(False)
             client.send(b"GET /health HTTP/1.1\r\nX: ")
@@ -68,7 +68,7 @@ async def test_a_late_client_that_still_sends_sees_why_it_is_sent_away() -> None
 
 async def test_a_connection_without_a_word_is_closed() -> None:
     """R39"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, _ = await opened.connect()
         async with asyncio.timeout(5):
             assert (await reader.read()).startswith(b"HTTP/1.1 408")
@@ -76,7 +76,7 @@ async def test_a_connection_without_a_word_is_closed() -> None:
 
 async def test_the_header_deadline_is_armed_anew_for_every_request() -> None:
     """R39: a good first request does not excuse a slow second one; idling between them is allowed."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await raw(reader)).status == 200
@@ -91,7 +91,7 @@ async def test_the_header_deadline_is_armed_anew_for_every_request() -> None:
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
 async def test_a_body_that_stops_is_not_waited_for(framing: bytes) -> None:
     """R39"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n\r\n"
         reader, writer = await opened.connect()
         writer.write(head + b'5\r\n{"mod')
@@ -105,7 +105,7 @@ async def test_a_body_that_stops_is_not_waited_for(framing: bytes) -> None:
 
 async def test_a_body_a_byte_at_a_time_ends_at_the_whole_deadline() -> None:
     """R39: being alive is not enough."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
         reader, writer = await opened.connect()
         writer.write(head)
@@ -118,7 +118,7 @@ async def test_a_body_a_byte_at_a_time_ends_at_the_whole_deadline() -> None:
 
 async def test_slow_clients_do_not_harm_others() -> None:
     """R39: two hundred of them, and a request is served at once."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         for _ in range(200):
             _, writer = await opened.connect()
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
@@ -141,7 +141,7 @@ async def test_a_reader_that_stops_is_cut_and_the_engine_freed() -> None:
             await writer.drain()
             sent += len(block)
 
-    async with house(flood) as opened:
+    async with open_gateway(flood) as opened:
         reader, writer = await opened.connect()
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -160,7 +160,7 @@ async def test_a_reader_that_stops_is_cut_and_the_engine_freed() -> None:
 
 async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
     """R40: an answer that is ready waits for nobody for ever."""
-    async with house(stream_of(BIG, content_type="application/json")) as opened:
+    async with open_gateway(stream_of(BIG, content_type="application/json")) as opened:
         reader, writer = await opened.connect()
         writer.write(EMBEDDINGS)
         await reader.readexactly(1000)
@@ -171,7 +171,7 @@ async def test_a_reader_that_stops_before_a_whole_answer_is_cut() -> None:
 
 async def test_a_reader_that_is_slow_but_reads_gets_its_whole_answer() -> None:
     """R40: only who reads nothing is cut; a large answer over a slow line takes its time."""
-    async with house(stream_of(BIG, content_type="application/json")) as opened:
+    async with open_gateway(stream_of(BIG, content_type="application/json")) as opened:
         reader, writer = await opened.connect()
         writer.write(EMBEDDINGS)
         await reader.readuntil(b"\r\n\r\n")

@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
-class Desk:
+class Driver:
     """A root with the example's config, a repository, and people who commit."""
 
     def __init__(self, folder: Path) -> None:
@@ -83,12 +83,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    if desk.daemon is not None:
-        desk.daemon.kill()
-        desk.daemon.communicate()
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    if driver.daemon is not None:
+        driver.daemon.kill()
+        driver.daemon.communicate()
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -98,73 +98,77 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(desk: Desk) -> None:
+def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(driver: Driver) -> None:
     """SPOOL-04, SPOOL-05, SPOOL-09, SPOOL-11: nothing is missing, each event once, in order, of its kind."""
-    desk.run("git", "init", "-q", "texts")
-    desk.run("watchbill", "spool", "hook", "install", "texts", "--spool", "corpus")
-    desk.commit("piece.md", "first")  # nobody drains yet
-    wait_for(lambda: desk.waiting() == 1)
-    desk.up()
-    wait_for(lambda: len(desk.corpus()) == 1)
-    desk.commit("piece.md", "second")
-    wait_for(lambda: len(desk.corpus()) == 2)
-    told = json.loads(desk.run("watchbill", "status", "--json"))["spools"]["corpus"]
+    driver.run("git", "init", "-q", "texts")
+    driver.run("watchbill", "spool", "hook", "install", "texts", "--spool", "corpus")
+    driver.commit("piece.md", "first")  # nobody drains yet
+    wait_for(lambda: driver.waiting() == 1)
+    driver.up()
+    wait_for(lambda: len(driver.corpus()) == 1)
+    driver.commit("piece.md", "second")
+    wait_for(lambda: len(driver.corpus()) == 2)
+    told = json.loads(driver.run("watchbill", "status", "--json"))["spools"]["corpus"]
     assert (told["appended"], told["poisoned"], told["capture_stored"], told["complaint"]) == (2, 0, 0, "")
-    assert "SPOOL" in desk.run("watchbill", "status")
-    assert desk.down() == 0
-    stats = json.loads(desk.run("watchbill", "spool", "stats", "--spool", "corpus", "--json"))
+    assert "SPOOL" in driver.run("watchbill", "status")
+    assert driver.down() == 0
+    stats = json.loads(driver.run("watchbill", "spool", "stats", "--spool", "corpus", "--json"))
     assert (stats["queue"], stats["in_flight"], stats["done"]) == (0, 0, 2)
-    desk.commit("creative/poem.md", "third")  # the machine sleeps
-    wait_for(lambda: desk.waiting() == 1)
-    desk.commit("piece.md", "fourth\n\nEvent-Kind: headline-chosen")
-    wait_for(lambda: desk.waiting() == 2)
-    desk.up()
-    wait_for(lambda: len(desk.corpus()) == 4)
-    assert [event["kind"] for event in desk.corpus()] == [
+    driver.commit("creative/poem.md", "third")  # the machine sleeps
+    wait_for(lambda: driver.waiting() == 1)
+    driver.commit("piece.md", "fourth\n\nEvent-Kind: headline-chosen")
+    wait_for(lambda: driver.waiting() == 2)
+    driver.up()
+    wait_for(lambda: len(driver.corpus()) == 4)
+    assert [event["kind"] for event in driver.corpus()] == [
         "draft-created", "draft-refined", "creative-edited", "headline-chosen",
     ]  # fmt: skip
-    desk.down(signal.SIGKILL)
-    desk.commit("piece.md", "fifth")
-    desk.up()
-    wait_for(lambda: len(desk.corpus()) == 5)
-    assert desk.down() == 0
-    assert desk.run("watchbill", "corpus", "read", "corpus").count("\n") == 5
-    desk.run("watchbill", "spool", "hook", "remove", "texts")
+    driver.down(signal.SIGKILL)
+    driver.commit("piece.md", "fifth")
+    driver.up()
+    wait_for(lambda: len(driver.corpus()) == 5)
+    assert driver.down() == 0
+    assert driver.run("watchbill", "corpus", "read", "corpus").count("\n") == 5
+    driver.run("watchbill", "spool", "hook", "remove", "texts")
 
 
-def test_any_program_enqueues_with_write_and_rename(desk: Desk) -> None:
+def test_any_program_enqueues_with_write_and_rename(driver: Driver) -> None:
     """SPOOL-02: the producers of examples/spool, one in shell without Watchbill, one in Python."""
-    spool = str(desk.root / "spool/corpus")
+    spool = str(driver.root / "spool/corpus")
     event = '{"id":"brief-0","kind":"draft-created","ts":0}'
-    assert desk.run("sh", str(EXAMPLES / "spool/enqueue.sh"), spool, stdin=event + "\n").endswith(".jsonl\n")
-    said = desk.run(sys.executable, str(EXAMPLES / "spool/enqueue.py"), spool)
+    assert driver.run("sh", str(EXAMPLES / "spool/enqueue.sh"), spool, stdin=event + "\n").endswith(
+        ".jsonl\n"
+    )
+    said = driver.run(sys.executable, str(EXAMPLES / "spool/enqueue.py"), spool)
     assert "attempt 1 of brief-0" in said
-    assert desk.waiting() == 1
-    desk.run("watchbill", "spool", "drain", "--spool", "corpus", "--once")
-    assert [each["id"] for each in desk.corpus()] == ["brief-1"]
+    assert driver.waiting() == 1
+    driver.run("watchbill", "spool", "drain", "--spool", "corpus", "--once")
+    assert [each["id"] for each in driver.corpus()] == ["brief-1"]
 
 
-def test_a_changed_config_changes_what_is_drained(desk: Desk) -> None:
+def test_a_changed_config_changes_what_is_drained(driver: Driver) -> None:
     """pitfalls: a reload takes new spools over while the daemon runs; chat is not asked."""
-    desk.up()
-    config = desk.folder / "watchbill.toml"
+    driver.up()
+    config = driver.folder / "watchbill.toml"
     config.write_text(config.read_text() + '\n[spool.notes]\nschema = "any"\n')
-    desk.run("watchbill", "config", "reload")
-    desk.run("watchbill", "spool", "enqueue", "--spool", "notes", stdin='{"a":1}\n')
-    notes = desk.root / "corpus/notes.jsonl"
+    driver.run("watchbill", "config", "reload")
+    driver.run("watchbill", "spool", "enqueue", "--spool", "notes", stdin='{"a":1}\n')
+    notes = driver.root / "corpus/notes.jsonl"
     wait_for(lambda: notes.exists() and notes.read_text() == '{"a":1}\n')
-    assert desk.down() == 0
+    assert driver.down() == 0
 
 
-def test_a_spool_that_cannot_be_drained_does_not_keep_models_from_answering(desk: Desk) -> None:
+def test_a_spool_that_cannot_be_drained_does_not_keep_models_from_answering(driver: Driver) -> None:
     """A failing spool never stops chat: it is told, and goes on when it is mended."""
-    desk.root.mkdir(mode=0o700)
-    (desk.root / "spool").write_text("a file where a folder should be")
-    desk.up()
-    assert desk.run("watchbill", "chat", "hello").strip()
-    journal = desk.root / "events.jsonl"
+    driver.root.mkdir(mode=0o700)
+    (driver.root / "spool").write_text("a file where a folder should be")
+    driver.up()
+    assert driver.run("watchbill", "chat", "hello").strip()
+    journal = driver.root / "events.jsonl"
     wait_for(lambda: journal.exists() and "spool corpus:" in journal.read_text())
-    (desk.root / "spool").unlink()
-    desk.run("watchbill", "spool", "enqueue", "--spool", "corpus", stdin='{"id":"1","kind":"note","ts":0}\n')
-    wait_for(lambda: len(desk.corpus()) == 1)
-    assert desk.down() == 0
+    (driver.root / "spool").unlink()
+    driver.run(
+        "watchbill", "spool", "enqueue", "--spool", "corpus", stdin='{"id":"1","kind":"note","ts":0}\n'
+    )
+    wait_for(lambda: len(driver.corpus()) == 1)
+    assert driver.down() == 0

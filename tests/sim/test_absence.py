@@ -8,7 +8,7 @@ import pytest
 from watchbill.catalog import BackgroundTask, Device, Model, RotationRules
 from watchbill.core import messages as m
 from watchbill.core.absence import Absence, Why, absence_of, describe
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import rotation_view, status_view
 from watchbill.simulate.world import World
@@ -20,7 +20,7 @@ ModelOf = Callable[..., Model]
 
 
 def why(world: World, name: str) -> Why | None:
-    absence = absence_of(world.core.state, world.core.state.stations[name], int(world.now))
+    absence = absence_of(world.core.state, world.core.state.models[name], int(world.now))
     return None if absence is None else absence.why
 
 
@@ -107,7 +107,7 @@ def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: Mod
     world.arrive("A", 60_000, lane="batch")
     world.run(8_000)
     world.arrive("B", 300, lane="chat")
-    while world.core.state.stations["B"].stage is not Stage.PLANNED:
+    while world.core.state.models["B"].stage is not Stage.PLANNED:
         world.run(world.now + 50)
     view = status_view(world.core.state, {}, int(world.now))
     device = view["devices"]["gpu:0"]  # type: ignore[index]
@@ -123,12 +123,12 @@ def test_a_task_longer_than_the_idle_time_leaves_its_model_there_for_that_time(
     lane_work = 9_000
     world.arrive("A", lane_work, lane="rotation")
     world.run(3_500 + lane_work)
-    station = world.core.state.stations["A"]
-    assert (station.stage, station.running) == (Stage.READY, {})
+    there = world.core.state.models["A"]
+    assert (there.stage, there.running) == (Stage.READY, {})
     world.run(3_000 + lane_work + 3_500)
-    assert station.stage is Stage.READY
+    assert there.stage is Stage.READY
     world.run(3_000 + lane_work + 6_000)
-    assert station.stage is Stage.ABSENT
+    assert there.stage is Stage.ABSENT
 
 
 def test_status_tells_the_rotations_interval_and_next_turn(world_of: WorldOf, model: ModelOf) -> None:

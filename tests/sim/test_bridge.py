@@ -57,7 +57,7 @@ class Day(World):
         if self.now > 2 * MINUTE and mnemos is not Power.WARM and not self.emptied:
             self.broken.append(f"{self.now}: mnemos is {mnemos.value}")
 
-    def visit(self, until_ms: float, every_ms: float) -> None:
+    def context(self, until_ms: float, every_ms: float) -> None:
         """People ask all day."""
         when = self.random.expovariate(1 / every_ms)
         while when < until_ms:
@@ -94,7 +94,7 @@ def test_the_bridge_lives_through_a_day(grown: dict[str, str]) -> None:
     """RES-02, RES-04, RES-16, RES-18: INV-01 to INV-05 at every instant of a day on 15 GB, of which services have 3;
     also when the two small models have become large."""
     world = Day(bridge(**grown), 15 * GB)
-    world.visit(DAY, 4 * MINUTE)
+    world.context(DAY, 4 * MINUTE)
     world.run(DAY)
     assert not world.judge.broken
     assert not world.broken
@@ -174,7 +174,7 @@ def test_with_80_gb_the_same_file_keeps_everything_and_never_swaps() -> None:
     found = bridge()
     ram = replace(found.devices["ram"], capacity=Bytes(80 * GB))
     world = Day(replace(found, devices={"ram": ram}), 80 * GB)
-    world.visit(DAY, 4 * MINUTE)
+    world.context(DAY, 4 * MINUTE)
     world.run(DAY)
     assert not world.judge.broken
     assert not world.broken

@@ -30,8 +30,8 @@ def answer(core: Machine, now: int, prompt_bytes: int) -> None:
 
 
 def round_trip_ms(core: Machine, now: int) -> float:
-    stations = core.state.stations
-    return Rate().balance(core.state, stations["b"], (stations["a"],), now).round_trip_ms
+    models = core.state.models
+    return Rate().balance(core.state, models["b"], (models["a"],), now).round_trip_ms
 
 
 def test_lost_context_makes_a_round_trip_longer(core: Machine) -> None:
@@ -48,7 +48,7 @@ def test_lost_context_makes_a_round_trip_longer(core: Machine) -> None:
 def test_context_is_lost_with_its_model(core: Machine) -> None:
     """RES-11: a model that was away has none to lose."""
     answer(core, 20_000, MIB)
-    station = core.state.stations["a"]
-    assert station.context.rebuild_ms == 500
-    core.step(m.Died("a", station.attempt, "killed"), 30_000)
-    assert station.context.rebuild_ms == 0
+    model = core.state.models["a"]
+    assert model.context.rebuild_ms == 500
+    core.step(m.Died("a", model.attempt, "killed"), 30_000)
+    assert model.context.rebuild_ms == 0

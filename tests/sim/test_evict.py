@@ -7,7 +7,7 @@ import pytest
 
 from watchbill.catalog import Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.station import Ghost, Stage
+from watchbill.core.model_state import HeldTurn, Stage
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
@@ -17,7 +17,7 @@ ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
-    return world.core.state.stations[name].stage
+    return world.core.state.models[name].stage
 
 
 def said(world: World) -> list[str]:
@@ -125,7 +125,7 @@ def test_nobody_comes_back_for_who_gave_up_waiting(world_of: WorldOf, model: Mod
     world.arrive("B", 500, lane="chat")
     world.run(5_000)
     state = world.core.state
-    state.haunt(state.stations["A"], Ghost(20_000, WorkClass.INTERACTIVE))
+    state.hold_turn(state.models["A"], HeldTurn(20_000, WorkClass.INTERACTIVE))
     world.feed(m.EvictAsked(1, "A"))
     world.run(60_000)
     assert (said(world), loads(world, "A")) == (["A is not in memory"], 0)
@@ -163,7 +163,7 @@ def test_an_eviction_is_answered_when_the_config_drops_the_model_meanwhile(
     catalog = replace(world.catalog, models={"B": world.catalog.models["B"]})
     world.feed(m.Reconfigured(catalog, {}))
     world.run(60_000)
-    assert "A" not in world.core.state.stations
+    assert "A" not in world.core.state.models
     assert said(world) == ["A is out of memory"]
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from watchbill.core import messages as m
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.runtime.explain import duplicate, explain
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World

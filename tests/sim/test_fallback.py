@@ -56,7 +56,7 @@ def test_a_load_that_was_far_off_switches_and_a_good_one_switches_back(
 ) -> None:
     """RES-11: told 3 s, it takes 12: in doubt after the first load, no longer after the second."""
     world = world_of(model("a"), model("b"), load_ms=3_000)
-    slow = world.core.state.stations["b"]
+    slow = world.core.state.models["b"]
     slow.load.learn(12_000)
     assert slow.load.is_off
     world.arrive("a", 500, lane="chat")

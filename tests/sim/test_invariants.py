@@ -88,14 +88,14 @@ def test_every_event_has_a_route_and_every_action_a_hand() -> None:
 
 def _resurrect(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core import dispatch
-    from watchbill.core.station import Stage
+    from watchbill.core.model_state import Stage
 
     original = dispatch.Dispatch.grant
 
     def grant(self: dispatch.Dispatch, now: int) -> None:
         original(self, now)
-        for station in self._state.in_stage(Stage.DRAINING):  # pyright: ignore[reportPrivateUsage]
-            while self._grant_next(station, now):  # pyright: ignore[reportPrivateUsage]
+        for model in self._state.in_stage(Stage.DRAINING):  # pyright: ignore[reportPrivateUsage]
+            while self._grant_next(model, now):  # pyright: ignore[reportPrivateUsage]
                 pass
 
     patch.setattr(dispatch.Dispatch, "grant", grant)
@@ -105,14 +105,14 @@ def _accept_late(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core.residency import Residency
 
     def current(self: Residency, name: str, attempt: int, *stages: object) -> object:
-        return self._state.stations[name]  # pyright: ignore[reportPrivateUsage]
+        return self._state.models[name]  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(Residency, "_current", current)
 
 
 def _forget_stopping(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core import room
-    from watchbill.core.station import Stage
+    from watchbill.core.model_state import Stage
 
     patch.setattr(room, "HOLDING", frozenset({Stage.LOADING, Stage.READY}))
     patch.setattr(DeviceBook, "headroom", lambda self, promised: 10**15)  # nor does the probe save the day
@@ -123,15 +123,15 @@ def _no_timer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _double_release(patch: pytest.MonkeyPatch) -> None:
-    from watchbill.core.lanes import Lanes
+    from watchbill.core.admission import Lanes
 
     original = Lanes.left
 
     def left(self: Lanes, event: m.Left, now: int) -> None:
-        station = self._state.home.get(event.id)  # pyright: ignore[reportPrivateUsage]
+        model = self._state.home.get(event.id)  # pyright: ignore[reportPrivateUsage]
         original(self, event, now)
-        if station is not None and station.running:
-            station.running.pop(next(iter(station.running)))
+        if model is not None and model.running:
+            model.running.pop(next(iter(model.running)))
 
     patch.setattr(Lanes, "left", left)
 
@@ -170,13 +170,13 @@ def _old_sums(patch: pytest.MonkeyPatch) -> None:
 
 
 def _still_with_a_line(patch: pytest.MonkeyPatch) -> None:
+    from watchbill.core.model_state import ModelState
     from watchbill.core.state import State
-    from watchbill.core.station import Station
 
     original = State.join
 
-    def join(self: State, station: Station, request: m.Request, due: int) -> None:
-        original(self, station, request, due)
+    def join(self: State, model: ModelState, request: m.Request, due: int) -> None:
+        original(self, model, request, due)
         self.is_still = True
 
     patch.setattr(State, "join", join)
@@ -190,7 +190,7 @@ BUGS = {
     "a slot is released twice": _double_release,
     "plans come before grants": _plan_before_grant,
     "a sum outlives what it counted": _old_sums,
-    "a house counts as still while somebody waits": _still_with_a_line,
+    "the core counts as still while somebody waits": _still_with_a_line,
 }
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from watchbill.catalog import Model
 from watchbill.core import messages as m
+from watchbill.core.model_state import Stage
 from watchbill.core.state import KEEP_ALIVE_MAX_MS
-from watchbill.core.station import Stage
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import World
 from watchbill.units import Millis
@@ -32,7 +32,7 @@ def ask(world: World, model: str, keep_alive_ms: int | None, work_ms: float = 50
 
 
 def stage(world: World, name: str = "A") -> Stage:
-    return world.core.state.stations[name].stage
+    return world.core.state.models[name].stage
 
 
 def evictions(world: World) -> list[str]:
@@ -103,10 +103,10 @@ def test_keep_alive_zero_does_not_move_a_permanent_model(world_of: WorldOf, mode
 def test_keep_alive_protects_against_no_swap(world_of: WorldOf, model: ModelOf) -> None:
     """RES-05: a wish for hours is below the memory budget: another model gets its turn as ever."""
     turns: list[float] = []
-    for wish in (None, 10 * 3_600_000):
+    for submission in (None, 10 * 3_600_000):
         world = world_of(model("A"), model("B"))
         world.run(1_000)
-        ask(world, "A", wish)
+        ask(world, "A", submission)
         world.run(10_000)
         other = ask(world, "B", None)
         world.run(60_000)
@@ -135,14 +135,14 @@ def test_a_new_load_forgets_what_was_wished_before(world_of: WorldOf, model: Mod
     world.run(10_000)
     world.feed(m.EvictAsked(1, "A"))
     world.run(20_000)
-    assert world.core.state.stations["A"].keep_alive_ms is None
+    assert world.core.state.models["A"].keep_alive_ms is None
 
 
-@pytest.mark.parametrize("wish", [10**15, KEEP_ALIVE_MAX_MS + 1])
-def test_keep_alive_is_bounded(world_of: WorldOf, model: ModelOf, wish: int) -> None:
+@pytest.mark.parametrize("submission", [10**15, KEEP_ALIVE_MAX_MS + 1])
+def test_keep_alive_is_bounded(world_of: WorldOf, model: ModelOf, submission: int) -> None:
     """RES-07: nobody pins a model by a number."""
     world = world_of(model("A"))
     world.run(1_000)
-    ask(world, "A", wish)
+    ask(world, "A", submission)
     world.run(10_000)
-    assert world.core.state.stations["A"].idle_ms == KEEP_ALIVE_MAX_MS
+    assert world.core.state.models["A"].idle_ms == KEEP_ALIVE_MAX_MS

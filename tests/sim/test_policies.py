@@ -12,9 +12,9 @@ from watchbill.config import load
 from watchbill.core import messages as m
 from watchbill.core.forecast import Forecast
 from watchbill.core.guarded import Guarded
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.policy import Plan
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate, Turns
 from watchbill.runtime.explain import explain
 from watchbill.simulate.world import World
@@ -51,7 +51,7 @@ def test_thrift_loads_what_costs_least_energy_per_request(world_of: WorldOf, mod
     """RES-21: of two models that wait and exclude each other the one with the shorter load comes in."""
     world = world_of(model("A"), model("B"), rules=rules_of(THRIFT))
     world.run(100)
-    world.core.state.stations["A"].load.learn(60_000)
+    world.core.state.models["A"].load.learn(60_000)
     world.feed(m.MaintenanceAsked(1, "gpu:0", True, "both shall wait"))
     world.arrive("A", 500, lane="chat")
     world.arrive("B", 500, lane="chat")
@@ -86,8 +86,8 @@ class Raises(Turns):
     def choose(self, state: State, now: int) -> Plan | None:
         raise ValueError("no idea")
 
-    def forecast(self, state: State, station: Station, request: m.Request, now: int) -> Forecast:
-        raise KeyError(station.name)
+    def forecast(self, state: State, model: ModelState, request: m.Request, now: int) -> Forecast:
+        raise KeyError(model.name)
 
 
 class Greedy(Turns):
@@ -95,7 +95,7 @@ class Greedy(Turns):
 
     def choose(self, state: State, now: int) -> Plan | None:
         plan = super().choose(state, now)
-        return plan and replace(plan, victims=(state.stations["rock"],))
+        return plan and replace(plan, victims=(state.models["rock"],))
 
 
 class Wild(Turns):
@@ -104,7 +104,7 @@ class Wild(Turns):
     def choose(self, state: State, now: int) -> Plan | None:
         return "B"  # type: ignore[return-value]
 
-    def forecast(self, state: State, station: Station, request: m.Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: m.Request, now: int) -> Forecast:
         return Forecast(float("nan"), is_guess=False)
 
 
@@ -126,7 +126,7 @@ def test_a_policy_that_fails_costs_one_decision_and_an_alert(
         world.at(2_000 + turn * 8_000, lambda name="AB"[turn % 2]: world.arrive(name, 300, lane="chat"))
     world.run(200_000)
     assert {caller.outcome for caller in world.callers.values()} == {"answered"}
-    assert world.core.state.stations["rock"].stage is Stage.READY
+    assert world.core.state.models["rock"].stage is Stage.READY
     told = [alert for alert in world.alerts if alert.kind == "policy"]
     assert len(told) == (0 if strategy is Breaks else 1)
     assert isinstance(world.core.policy, Guarded)
@@ -164,10 +164,10 @@ WRONG = {
     "x = 1": ("{module}:Mine", "the module {module} has no class Mine"),
     "class Mein: pass": ("{module}:Mine", "the module {module} has no class Mine; did you mean Mein?"),
     "class Mine: pass": ("{module}:Mine", "Mine is no policy: it lacks refuses_late, which is True or False"),
-    "class Mine:\n  refuses_late = in_order = False\n  def forecast(self, state, station, request, now): ...":
+    "class Mine:\n  refuses_late = in_order = False\n  def forecast(self, state, model, request, now): ...":
         ("{module}:Mine", "Mine is no policy: it lacks choose(state, now)"),
     "class Mine:\n  refuses_late = in_order = False\n  def forecast(self): ...\n  def choose(self, state, now): ...":
-        ("{module}:Mine", "its forecast cannot be called as forecast(state, station, request, now)"),
+        ("{module}:Mine", "its forecast cannot be called as forecast(state, model, request, now)"),
     "class Mine:\n  def __init__(self, figure): ...": ("{module}:Mine", "Mine() raises TypeError"),
     "import watchbill\n1 / 0":
         ("{module}:Mine", "cannot be imported: ZeroDivisionError: division by zero; see {module}.py:2"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from watchbill.catalog import Device, Lane, Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
@@ -26,7 +26,7 @@ def test_a_model_that_drains_for_another_one_does_not_hold_up_an_emergency(
     world.run(10_000)
     world.feed(m.EvictAsked(1, "A"))
     world.run(20_000)
-    assert world.core.state.stations["A"].stage is Stage.DRAINING and streams.state == "running"
+    assert world.core.state.models["A"].stage is Stage.DRAINING and streams.state == "running"
     world.foreign["ram"] = 7 * GB
     world.look()
     world.run(world.now + 2_600)
@@ -56,7 +56,7 @@ def test_a_stalling_kernel_takes_nothing_from_a_card(world_of: WorldOf, model: M
     world.run(10_000)
     reading = {"gpu:0": m.DeviceReading(24 * GB, 18 * GB)}
     world.feed(m.Observed(int(world.now), reading, {}, pressure=True))
-    assert world.core.state.stations["A"].stage is Stage.READY and not world.alerts
+    assert world.core.state.models["A"].stage is Stage.READY and not world.alerts
 
 
 def test_the_alert_of_a_stalling_kernel_says_so(world_of: WorldOf, model: ModelOf) -> None:

@@ -109,7 +109,7 @@ def test_a_client_that_leaves_at_any_point_leaks_nothing(swap: Story) -> None:
         later = world.arrive("A", 300, lane="chat")
         world.run(world.now + 30_000)
         assert later.outcome == "answered", moment
-        assert all(not s.running and not s.line for s in world.core.state.stations.values()), moment
+        assert all(not s.running and not s.line for s in world.core.state.models.values()), moment
 
 
 def test_one_who_leaves_does_not_cancel_the_load_of_others(swap: Story) -> None:
@@ -217,7 +217,7 @@ def test_a_lane_that_gets_a_limit_while_it_is_used_keeps_to_it(
     def running_of(count: int) -> int:
         for _ in range(count):
             world.arrive("A", 2_000, lane=lane)
-        running = len(state.stations["A"].running)
+        running = len(state.models["A"].running)
         world.run(world.now + 60_000)
         return running
 

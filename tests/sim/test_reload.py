@@ -9,7 +9,7 @@ from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model,
 from watchbill.config.document import ModelTable
 from watchbill.core import messages as m
 from watchbill.core.definition import EFFECTS, SEEN_BY, Effect, effect_of
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
@@ -77,7 +77,7 @@ def test_a_request_that_is_cut_on_a_removed_model_is_told(world_of: WorldOf, mod
     world.reload(without(world, "A"))
     world.run(world.now + 5_000)
     assert running.outcome == "model_not_found"
-    assert "A" not in world.core.state.stations
+    assert "A" not in world.core.state.models
     assert not world.judge.broken
 
 
@@ -95,7 +95,7 @@ def test_a_shared_model_that_is_removed_under_a_request_keeps_the_time_limit(
     world.reload(without(world, "far"))
     world.run(30_000)
     assert running.outcome == "run_timeout"
-    assert "far" not in world.core.state.stations
+    assert "far" not in world.core.state.models
     assert not world.judge.broken
 
 
@@ -126,7 +126,7 @@ def test_a_renamed_model_leaves_under_its_old_name_and_loads_under_its_new_one(
     new = world.arrive("Z", 300, lane="chat")
     world.run(60_000)
     assert (old.outcome, waiting.outcome, new.outcome) == ("answered", "model_not_found", "answered")
-    assert set(world.core.state.stations) == {"Z"}
+    assert set(world.core.state.models) == {"Z"}
     assert not world.judge.broken
 
 
@@ -180,12 +180,12 @@ def test_a_changed_key_restarts_a_warm_model_only_where_its_process_would_differ
     effect = effect_of(before, other, catalog)
     engines = {**catalog.engines, "other": EngineRules("other", "process")}
     world.reload(replace(catalog, engines=engines))
-    station = world.core.state.stations["A"]
+    there = world.core.state.models["A"]
     restarts = effect is Effect.RESTART
-    assert (station.stage is not Stage.READY) == restarts
+    assert (there.stage is not Stage.READY) == restarts
     assert (EFFECTS[field] is Effect.RESTART) == restarts or field in SEEN_BY
     if not restarts:
-        assert station.model == other
+        assert there.spec == other
         world.run(world.now + 1)
         assert world.arrive("A", 300, lane="chat").state == "running"
 
@@ -214,9 +214,9 @@ def test_new_bounds_hold_for_a_model_that_stays_warm(world_of: WorldOf, model: M
     world.run(5_000)
     world.reload(with_(world, replace(world.catalog.models["A"], idle_ms=Millis(10_000))))
     world.run(12_000)
-    assert world.core.state.stations["A"].stage is Stage.READY
+    assert world.core.state.models["A"].stage is Stage.READY
     world.run(15_000)
-    assert world.core.state.stations["A"].stage is Stage.ABSENT
+    assert world.core.state.models["A"].stage is Stage.ABSENT
     assert not world.judge.broken
 
 
@@ -229,7 +229,7 @@ def test_of_two_warm_models_that_are_put_into_one_group_one_leaves(world_of: Wor
     models = [replace(world.catalog.models[name], group="heavy") for name in "AB"]
     world.reload(with_(world, *models))
     world.run(world.now + 2_000)
-    stages = sorted(s.stage.value for s in world.core.state.stations.values())
+    stages = sorted(s.stage.value for s in world.core.state.models.values())
     assert stages == ["absent", "ready"]
     assert not world.judge.broken
 

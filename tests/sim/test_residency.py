@@ -20,7 +20,7 @@ from watchbill.catalog import (
 )
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.core.watchdog import CHECK_MS, WELL_MS
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import Power
@@ -33,7 +33,7 @@ ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
-    return world.core.state.stations[name].stage
+    return world.core.state.models[name].stage
 
 
 def callers_come(world: World, count: int, first_ms: int, each_ms: int) -> None:
@@ -238,8 +238,8 @@ def test_a_lower_tier_serves_when_the_asked_one_cannot_in_time(world_of: WorldOf
     world = world_of(
         model("70b", 20, family="reasoning", tier=1), model("8b", 4, family="reasoning", tier=2), lanes=lanes
     )
-    world.core.state.stations["70b"].load.learn(25_000)
-    world.core.state.stations["70b"].load.learn(25_000)
+    world.core.state.models["70b"].load.learn(25_000)
+    world.core.state.models["70b"].load.learn(25_000)
     world.run(1_000)
     caller = world.arrive("70b", 300, lane="chat")
     world.run(10_000)
@@ -473,7 +473,7 @@ def test_a_late_word_about_a_model_that_was_loaded_anew_is_dropped(world_of: Wor
     world.run(40_000)
     world.feed(m.Checked("A", asked[0].attempt, "no answer"))
     assert later.outcome == "answered" and not world.alerts
-    assert world.core.state.late_answers == 1 and world.core.state.stations["A"].stage is Stage.READY
+    assert world.core.state.late_answers == 1 and world.core.state.models["A"].stage is Stage.READY
 
 
 def test_a_failed_check_that_a_good_answer_refuted_is_forgotten(world_of: WorldOf, model: ModelOf) -> None:
@@ -659,4 +659,4 @@ def test_a_load_that_the_disk_failed_is_not_held_against_the_model(world_of: Wor
     fails[0] = False
     last = world.arrive("A", 300, lane="chat")
     world.run(70_000)
-    assert last.outcome == "answered" and world.core.state.stations["A"].trouble is None
+    assert last.outcome == "answered" and world.core.state.models["A"].trouble is None

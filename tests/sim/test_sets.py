@@ -7,7 +7,7 @@ import pytest
 
 from watchbill.catalog import Device, Lane, Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.station import STAYING, Stage
+from watchbill.core.model_state import STAYING, Stage
 from watchbill.core.transition import Transitions
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view
@@ -21,7 +21,7 @@ ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
-    return world.core.state.stations[name].stage
+    return world.core.state.models[name].stage
 
 
 def notes(world: World, event: str) -> list[str | None]:
@@ -93,8 +93,8 @@ def test_a_turn_takes_no_member_of_a_set_that_is_under_way(world_of: WorldOf, mo
     }
     world = world_of(model("A", 11), model("B", 11), model("C", 11), capacity_gb=24, lanes=lanes)
     world.engines["B"].model = replace(world.truth["B"], load_ms=12_000)
-    world.core.state.stations["B"].load.learn(12_000)
-    world.core.state.stations["B"].load.learn(12_000)
+    world.core.state.models["B"].load.learn(12_000)
+    world.core.state.models["B"].load.learn(12_000)
     world.run(1_000)
     caller = world.arrive("A", 500, lane="chat", companions=("B",))
     world.run(4_500)
@@ -187,7 +187,7 @@ def test_a_companion_that_dies_takes_nothing_with_it(world_of: WorldOf, model: M
     world.run(1_000)
     first = world.arrive("A", 20_000, lane="chat", companions=("B",))
     world.run(9_000)
-    world.feed(m.Died("B", world.core.state.stations["B"].attempt, "shot"))
+    world.feed(m.Died("B", world.core.state.models["B"].attempt, "shot"))
     second = world.arrive("A", 500, lane="chat", companions=("B",))
     assert (first.state, second.state) == ("running", "waiting")
     world.run(60_000)
@@ -209,7 +209,7 @@ def test_a_caller_who_leaves_releases_the_whole_set(world_of: WorldOf, model: Mo
     world.run(60_000)
     assert after.outcome == "answered"
     assert not any(s.users or s.awaited is not None or s.is_called for s in world.core.state.managed)
-    assert not world.core.state.companies
+    assert not world.core.state.companion_sets
 
 
 def test_a_request_without_companions_passes_one_that_waits_for_its_own(
@@ -306,10 +306,10 @@ def test_what_is_asked_of_a_set_is_explained_and_shown(world_of: WorldOf, model:
 
 def _in_part(patch: pytest.MonkeyPatch) -> None:
     """Only the first missing member is planned: hold and wait."""
-    from watchbill.core.company import Company
+    from watchbill.core.companions import CompanionSet
 
-    whole = Company.arriving.fget  # type: ignore[attr-defined]
-    patch.setattr(Company, "arriving", property(lambda self: whole(self)[:1]))
+    whole = CompanionSet.arriving.fget  # type: ignore[attr-defined]
+    patch.setattr(CompanionSet, "arriving", property(lambda self: whole(self)[:1]))
 
 
 def _careless(patch: pytest.MonkeyPatch) -> None:
@@ -317,8 +317,8 @@ def _careless(patch: pytest.MonkeyPatch) -> None:
     original = Transitions.advance
 
     def advance(self: Transitions, now: int) -> None:
-        for station in self._state.managed:  # pyright: ignore[reportPrivateUsage]
-            station.users = {}
+        for model in self._state.managed:  # pyright: ignore[reportPrivateUsage]
+            model.users = {}
         original(self, now)
 
     patch.setattr(Transitions, "advance", advance)
@@ -326,16 +326,16 @@ def _careless(patch: pytest.MonkeyPatch) -> None:
 
 def _impatient(patch: pytest.MonkeyPatch) -> None:
     """One warm member is enough to start."""
-    from watchbill.core.company import Company
+    from watchbill.core.companions import CompanionSet
 
-    original = Company.muster
+    original = CompanionSet.refresh
 
-    def muster(self: Company, stations: dict[str, object], now: int) -> None:
-        original(self, stations, now)  # type: ignore[arg-type]
+    def refresh(self: CompanionSet, models: dict[str, object], now: int) -> None:
+        original(self, models, now)  # type: ignore[arg-type]
         if self.serving.stage is Stage.READY:
             self.stage = Stage.READY
 
-    patch.setattr(Company, "muster", muster)
+    patch.setattr(CompanionSet, "refresh", refresh)
 
 
 BUGS = {

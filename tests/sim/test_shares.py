@@ -2,7 +2,7 @@
 
 import pytest
 
-from watchbill.core.station import Station
+from watchbill.core.model_state import ModelState
 from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
 from watchbill.simulate.world import World
 
@@ -27,7 +27,7 @@ def test_loading_takes_at_most_its_share_of_any_long_window(policy: str, alpha: 
 
 def test_without_a_quantum_loading_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """RES-11: the law can be broken: a policy that may close anybody at any time does nothing but load."""
-    monkeypatch.setattr(Station, "has_had_turn", lambda self, now: True)
+    monkeypatch.setattr(ModelState, "has_had_turn", lambda self, now: True)
     assert any(LAW in run(seed).judge.broken for seed in SEEDS)
 
 

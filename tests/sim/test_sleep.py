@@ -7,8 +7,8 @@ import pytest
 
 from watchbill.catalog import Model
 from watchbill.core import messages as m
+from watchbill.core.model_state import Stage
 from watchbill.core.residency import Residency
-from watchbill.core.station import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view, status_view
 from watchbill.simulate.engine import Power
@@ -22,7 +22,7 @@ ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
-    return world.core.state.stations[name].stage
+    return world.core.state.models[name].stage
 
 
 def events(world: World, model: str) -> list[str]:
@@ -59,7 +59,7 @@ def test_an_idle_model_is_told_to_sleep_and_wakes_for_the_next_request(
     assert (caller.outcome, caller.started_at) == ("answered", 12_400)
     assert (world.tally.loads, world.tally.wakings) == (1, 1)
     assert events(world, "A")[:8] == ["plan", "load", "loaded", "evict", "asleep", "plan", "wake", "awake"]
-    assert world.core.state.stations["A"].wake.ms == 400
+    assert world.core.state.models["A"].wake.ms == 400
     assert not world.judge.broken
 
 
@@ -133,7 +133,7 @@ def test_a_request_that_meets_an_unnoticed_sleeper_finds_its_memory(
     world.run(1_000)
     world.arrive("A", 500, lane="chat")
     world.run(12_000)
-    world.engines["A"].doze()
+    world.engines["A"].sleep()
     caller = world.arrive("A", 500, lane="chat")
     assert caller.state == "running"
     assert not world.judge.broken
@@ -165,7 +165,7 @@ def test_what_can_happen_to_a_sleeper(world_of: WorldOf, model: ModelOf) -> None
             world.feed(m.MaintenanceAsked(1, "gpu:0", True, "forge"))
         elif end == "death":
             world.engines["A"].power = Power.DEAD
-            world.feed(m.Died("A", world.core.state.stations["A"].attempt, "shot"))
+            world.feed(m.Died("A", world.core.state.models["A"].attempt, "shot"))
         world.run(40_000 if end == "idle" else 12_000)
         assert (end, stage(world, "A"), world.engines["A"].held) == (end, Stage.ABSENT, {})
         assert not world.judge.broken
@@ -222,12 +222,12 @@ def test_the_judge_sees_a_sleeper_that_is_asked(monkeypatch: pytest.MonkeyPatch)
     """Memory given away while the engine may still be asked: the request that wakes it has nowhere to go."""
     original = Residency._see_sleep  # pyright: ignore[reportPrivateUsage]
 
-    def see(self: Residency, station: object, reading: m.ModelReading, taken_at: int, now: int) -> None:
-        original(self, station, reading, taken_at, now)  # type: ignore[arg-type]
-        if station.stage is Stage.ASLEEP:  # type: ignore[attr-defined]
-            station.measured = station.footprint.floor and dict.fromkeys(station.held, 1)  # type: ignore[attr-defined]
-            self._state.enter(station, Stage.READY, now)  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
-            station.needs = {}  # type: ignore[attr-defined]
+    def see(self: Residency, model: object, reading: m.ModelReading, taken_at: int, now: int) -> None:
+        original(self, model, reading, taken_at, now)  # type: ignore[arg-type]
+        if model.stage is Stage.ASLEEP:  # type: ignore[attr-defined]
+            model.measured = model.footprint.floor and dict.fromkeys(model.held, 1)  # type: ignore[attr-defined]
+            self._state.enter(model, Stage.READY, now)  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+            model.needs = {}  # type: ignore[attr-defined]
             self._state.remeasured()  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(Residency, "_see_sleep", see)

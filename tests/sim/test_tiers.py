@@ -7,7 +7,7 @@ import pytest
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
@@ -26,9 +26,9 @@ def fail_load(world: World, name: str, *, hopeless: bool = False) -> None:
 
 
 def fail_until_quarantined(world: World, name: str) -> None:
-    station = world.core.state.stations[name]
+    model = world.core.state.models[name]
     for _ in range(3):
-        while station.stage is not Stage.LOADING:
+        while model.stage is not Stage.LOADING:
             world.run(world.now + 100)
         fail_load(world, name)
 

@@ -25,7 +25,7 @@ class Nobody:
     def ended(self, ticket: Ticket, event: Event, outcome: str, /, *, served: bool) -> None: ...
 
 
-def house(capacity_gb: float | None = 8) -> Catalog:
+def open_gateway(capacity_gb: float | None = 8) -> Catalog:
     capacity = None if capacity_gb is None else Bytes(int(capacity_gb * GB))
     return Catalog(
         {"ram": Device("ram", capacity=capacity)},
@@ -58,7 +58,7 @@ def trace(tmp_path):
 
 def test_a_replay_answers_what_was_asked(trace):
     """RES-21: every recorded arrival comes at its time, and the laws hold."""
-    report = run(Trace.read(trace).scenario(house()), CONTENDERS["rate"], 0)
+    report = run(Trace.read(trace).scenario(open_gateway()), CONTENDERS["rate"], 0)
     assert report.answered == 40
     assert report.broken == {}
     assert report.loads > 5
@@ -66,7 +66,7 @@ def test_a_replay_answers_what_was_asked(trace):
 
 def test_a_replay_says_what_more_memory_would_buy(trace):
     """RES-21, RES-25: with room for both models each is loaded once."""
-    scenario = adjust(Trace.read(trace).scenario(house()), ["devices.ram.capacity=16GB"])
+    scenario = adjust(Trace.read(trace).scenario(open_gateway()), ["devices.ram.capacity=16GB"])
     report = run(scenario, CONTENDERS["rate"], 0)
     assert report.loads == 2
     assert report.classes[WorkClass.INTERACTIVE].wait_p95_ms <= 2_000
@@ -74,9 +74,9 @@ def test_a_replay_says_what_more_memory_would_buy(trace):
 
 def test_what_other_programs_use_is_not_lent_to_models(trace):
     """RES-04: a config without a capacity has what the recorded machine had free."""
-    assert Trace.read(trace).scenario(house(None)).catalog.devices["ram"].capacity == 8 * GB
-    assert Trace.read(trace).scenario(house(32)).catalog.devices["ram"].capacity == 30 * GB
-    assert Trace.read(trace).scenario(house(6)).catalog.devices["ram"].capacity == 6 * GB
+    assert Trace.read(trace).scenario(open_gateway(None)).catalog.devices["ram"].capacity == 8 * GB
+    assert Trace.read(trace).scenario(open_gateway(32)).catalog.devices["ram"].capacity == 30 * GB
+    assert Trace.read(trace).scenario(open_gateway(6)).catalog.devices["ram"].capacity == 6 * GB
 
 
 def test_an_unanswered_request_is_replayed_with_its_models_usual_time(tmp_path):
@@ -91,7 +91,7 @@ def test_an_unanswered_request_is_replayed_with_its_models_usual_time(tmp_path):
 
 
 def house_parts() -> dict[str, object]:
-    catalog = house()
+    catalog = open_gateway()
     return {"devices": catalog.devices, "engines": catalog.engines, "lanes": catalog.lanes}
 
 
@@ -117,7 +117,7 @@ def test_a_trace_that_does_not_go_with_the_config_says_why(tmp_path, text, said)
     file = tmp_path / "trace.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
-        Trace.read(file).scenario(house())
+        Trace.read(file).scenario(open_gateway())
 
 
 async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
@@ -141,7 +141,7 @@ async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
         "ok",
     )
     assert (refused.waited_ms, refused.service_ms, refused.outcome) == (2_500, None, "wait_exceeded")
-    assert run(Trace.read(file).scenario(house()), CONTENDERS["rate"], 0).answered == 2
+    assert run(Trace.read(file).scenario(open_gateway()), CONTENDERS["rate"], 0).answered == 2
 
 
 async def test_a_recorder_without_a_file_writes_nothing():

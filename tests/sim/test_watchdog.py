@@ -58,15 +58,15 @@ def test_a_model_is_not_reset_for_being_used_while_memory_is_free() -> None:
     """RES-20: the size of a model whose memory was not declared is the largest seen while it is healthy, and growth
     alone resets nothing. Seen with `python3 -m http.server`, whose size right after its load became its quota."""
     machine, alerts = grown([(GB, 22 * GB), (5 * GB, 18 * GB), (12 * GB, 11 * GB), (20 * GB, 3 * GB)])
-    assert not alerts and machine.state.stations["A"].loads == 1
-    assert machine.state.stations["A"].needs == {"gpu:0": 20 * GB}  # the ledger books it
+    assert not alerts and machine.state.models["A"].loads == 1
+    assert machine.state.models["A"].needs == {"gpu:0": 20 * GB}  # the ledger books it
 
 
 def test_where_memory_is_short_the_model_that_took_far_more_than_it_needed_is_reset() -> None:
     """RES-20: and the message says what to set."""
     machine, alerts = grown([(2 * GB, 21 * GB), (2 * GB, 21 * GB), (23 * GB + GB // 2, 2 * GB)])
     assert [each.kind for each in alerts] == ["watchdog"] and "set models.A.memory" in alerts[0].text
-    assert machine.state.stations["A"].needs == {"gpu:0": 2 * GB}  # or it would never fit again
+    assert machine.state.models["A"].needs == {"gpu:0": 2 * GB}  # or it would never fit again
 
 
 def test_a_quota_that_was_set_holds_though_memory_is_free() -> None:

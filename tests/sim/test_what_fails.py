@@ -13,11 +13,11 @@ import pytest
 from watchbill.catalog import PolicyRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.budget import shortage
-from watchbill.core.eviction import cover
+from watchbill.core.cover import cover
 from watchbill.core.machine import Machine
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.policy import Plan, Policy
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Fifo, Rate, Turn, Turns, movable, waiting
 from watchbill.simulate.compare import CONTENDERS, Contender, run_seeds
 from watchbill.simulate.fuzz import random_world, run_out
@@ -86,7 +86,7 @@ class LateWinsNow(Rate):
     refuses_late = False
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
-        head = turn.station
+        head = turn.model
         victims = cover(
             shortage(head.needs, state.planned_free(head)), movable(state), lambda s: s.price(now)
         )
@@ -116,8 +116,8 @@ def test_without_lingering_agents_lose_their_model_between_two_calls():
 class UntilNothingRuns(Turns):
     """A model may leave as soon as nothing runs on it; harmless where grants come first."""
 
-    def may_leave(self, station: Station, now: int) -> bool:
-        return not station.running
+    def may_leave(self, model: ModelState, now: int) -> bool:
+        return not model.running
 
 
 class DecideFirst(Machine):
@@ -219,7 +219,7 @@ def most_promised(world: World) -> int:
 class ForAnEqual(Rate):
     """Lets a busy model be closed for work of the same class, if the rates say so."""
 
-    def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
+    def _may_yield(self, state: State, target: ModelState, now: int) -> list[ModelState]:
         return [s for s in movable(state, target) if s.has_had_turn(now)]
 
 

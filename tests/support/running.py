@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from support.house import EmptyMachine
+from support.open_gateway import EmptyMachine
 from watchbill.catalog import Catalog
 from watchbill.engines.registry import make_engine
 from watchbill.gateway.app import Gateway
@@ -14,8 +14,8 @@ from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import Memories
-from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 
 __all__ = ["running"]
@@ -29,10 +29,10 @@ async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, 
         make_engine=lambda rules, on_death, on_host: make_engine(
             rules, root=root, on_death=on_death, on_host=on_host
         ),
-        memories=Memories(catalog, Sizes(root)),
+        memories=LearnedSizes(catalog, Sizes(root)),
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
+        make_lookout=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
         root=root,
     )
     driver = Driver(catalog, parts)

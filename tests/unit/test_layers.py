@@ -54,7 +54,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def unit_of(module: str) -> str:
-    """The part of the package that has a layer: watchbill.core.lanes belongs to core."""
+    """The part of the package that has a layer: watchbill.core.admission belongs to core."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -102,17 +102,17 @@ def find_circle(graph: dict[str, set[str]]) -> list[str]:
     """One circle of the graph, or nothing."""
     finished: set[str] = set()
 
-    def visit(node: str, path: list[str]) -> list[str]:
+    def context(node: str, path: list[str]) -> list[str]:
         if node in path:
             return [*path[path.index(node) :], node]
         if node not in finished:
             for target in sorted(graph.get(node, ())):
-                if circle := visit(target, [*path, node]):
+                if circle := context(target, [*path, node]):
                     return circle
             finished.add(node)
         return []
 
-    return next((circle for node in sorted(graph) if (circle := visit(node, []))), [])
+    return next((circle for node in sorted(graph) if (circle := context(node, []))), [])
 
 
 def test_the_core_is_pure() -> None:

@@ -3,8 +3,8 @@
 import random
 
 from watchbill.catalog import WorkClass
+from watchbill.core.line import Line
 from watchbill.core.messages import Request
-from watchbill.core.waiting import Line
 
 
 def test_the_oldest_and_the_most_impatient_are_those_a_look_at_everybody_finds() -> None:

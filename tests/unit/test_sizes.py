@@ -10,7 +10,7 @@ import pytest
 
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.limits import SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
-from watchbill.runtime.knowledge import ANSWERS_TOGETHER, Memories
+from watchbill.runtime.knowledge import ANSWERS_TOGETHER, LearnedSizes
 from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
 
 FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
@@ -165,7 +165,7 @@ async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: 
     catalog = Catalog(
         {"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"a": Model("a", "own")}
     )
-    memories = Memories(catalog, sizes_in(tmp_path))
+    memories = LearnedSizes(catalog, sizes_in(tmp_path))
     memories.served("not in the config", 5)
     for ms in range(ANSWERS_TOGETHER + 3):
         memories.served("a", ms)

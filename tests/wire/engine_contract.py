@@ -39,7 +39,7 @@ FORKS_AND_EXITS = "forks-and-exits"
 Variant = tuple[dict[str, Any], dict[str, Any]]
 
 
-class House:
+class OpenGateway:
     """A root, the engines made in it, and the deaths they reported."""
 
     def __init__(self, root: Path) -> None:
@@ -78,42 +78,44 @@ class EngineContract:
         return root
 
     @pytest.fixture
-    async def house(self, root: Path) -> AsyncIterator[House]:
-        house = House(root)
-        yield house
-        for engine in house.engines:
+    async def open_gateway(self, root: Path) -> AsyncIterator[OpenGateway]:
+        open_gateway = OpenGateway(root)
+        yield open_gateway
+        for engine in open_gateway.engines:
             await engine.close()
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
     @pytest.fixture
-    def up(self, house: House, tmp_path: Path) -> Callable[..., Any]:
+    def up(self, open_gateway: OpenGateway, tmp_path: Path) -> Callable[..., Any]:
         """Makes the engine of a variant and gives it with its model."""
 
         def make(kind: str, name: str = "m", **changes: Any) -> tuple[Any, Model]:
             rules, model = self.variant(kind, name, tmp_path)
-            return house.engine(rules), Model(**{**model, **changes})
+            return open_gateway.engine(rules), Model(**{**model, **changes})
 
         return make
 
     # ------------------------------------------------------------------ up and down
 
-    async def test_a_loaded_model_answers(self, house: House, up: Callable[..., Any]) -> None:
+    async def test_a_loaded_model_answers(self, open_gateway: OpenGateway, up: Callable[..., Any]) -> None:
         """RES-12: a model is warm only when it answers."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 1))
         status, answer = await asyncio.to_thread(ask, warm.endpoint, self.question(model))
         assert status == 200, answer
-        assert house.deaths == []
+        assert open_gateway.deaths == []
 
-    async def test_a_stopped_model_leaves_no_process_and_no_listener(self, house: House, up: Any) -> None:
+    async def test_a_stopped_model_leaves_no_process_and_no_listener(
+        self, open_gateway: OpenGateway, up: Any
+    ) -> None:
         """R35: what is stopped is gone: tree, port, records."""
         engine, model = up(HEALTHY)
         warm: Warm = await within(10, engine.load(model, 1))
-        assert is_taken(warm.endpoint.port) and warm.pid in house.pids()
+        assert is_taken(warm.endpoint.port) and warm.pid in open_gateway.pids()
         await within(10, engine.stop(model.name))
         assert not is_taken(warm.endpoint.port)
-        assert house.leftovers() == []
-        assert house.deaths == []
+        assert open_gateway.leftovers() == []
+        assert open_gateway.deaths == []
 
     async def test_a_stopped_model_can_be_loaded_again(self, up: Any) -> None:
         engine, model = up(HEALTHY)
@@ -122,14 +124,16 @@ class EngineContract:
         second = await within(10, engine.load(model, 2))
         assert second.pid != first.pid
 
-    async def test_stopping_a_model_that_is_not_up_does_nothing(self, house: House, up: Any) -> None:
+    async def test_stopping_a_model_that_is_not_up_does_nothing(
+        self, open_gateway: OpenGateway, up: Any
+    ) -> None:
         engine, _ = up(HEALTHY)
         await within(1, engine.stop("nobody"))
         await within(1, engine.stop("nobody", hard=True))
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
     async def test_two_models_load_at_once_without_a_clash(
-        self, house: House, up: Any, tmp_path: Path
+        self, open_gateway: OpenGateway, up: Any, tmp_path: Path
     ) -> None:
         """R36: never a port clash."""
         engine, one = up(HEALTHY, "one")
@@ -140,15 +144,15 @@ class EngineContract:
             status, _ = await asyncio.to_thread(ask, warm.endpoint, self.question(model))
             assert status == 200
         await within(10, engine.close())
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
-    async def test_a_model_that_is_up_is_not_loaded_twice(self, house: House, up: Any) -> None:
+    async def test_a_model_that_is_up_is_not_loaded_twice(self, open_gateway: OpenGateway, up: Any) -> None:
         engine, model = up(HEALTHY)
         await within(10, engine.load(model, 1))
-        before = house.pids()
+        before = open_gateway.pids()
         with pytest.raises(LoadError, match="already up"):
             await within(10, engine.load(model, 2))
-        assert house.pids() == before
+        assert open_gateway.pids() == before
 
     async def test_memory_is_measured(self, up: Any) -> None:
         """RES-04: the books hold what the machine says."""
@@ -161,18 +165,20 @@ class EngineContract:
 
     # ------------------------------------------------------------------ races
 
-    async def test_a_cancelled_load_leaves_nothing_behind(self, house: House, up: Any) -> None:
+    async def test_a_cancelled_load_leaves_nothing_behind(self, open_gateway: OpenGateway, up: Any) -> None:
         """Race 7: stop during start, by whoever waits for it."""
         engine, model = up(SLOW)
         loading = asyncio.create_task(engine.load(model, 1))
-        await eventually(lambda: len(house.pids()) >= 2)
+        await eventually(lambda: len(open_gateway.pids()) >= 2)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await within(5, loading)
-        assert house.leftovers() == []
-        assert house.deaths == []
+        assert open_gateway.leftovers() == []
+        assert open_gateway.deaths == []
 
-    async def test_a_load_cancelled_at_any_moment_leaves_nothing_behind(self, house: House, up: Any) -> None:
+    async def test_a_load_cancelled_at_any_moment_leaves_nothing_behind(
+        self, open_gateway: OpenGateway, up: Any
+    ) -> None:
         """Race 7: the moment of the cancel does not matter, also when it comes twice."""
         engine, model = up(HEALTHY)
         for millis in (0, 1, 5, 20, 40, 60, 100, 200, 300, 400, 600):
@@ -184,10 +190,10 @@ class EngineContract:
             with contextlib.suppress(asyncio.CancelledError):
                 await within(20, loading)
                 await within(20, engine.stop(model.name))
-            assert house.leftovers() == [], f"cancelled after {millis} ms"
+            assert open_gateway.leftovers() == [], f"cancelled after {millis} ms"
 
     async def test_a_load_cancelled_as_it_becomes_warm_leaves_nothing_behind(
-        self, house: House, up: Any
+        self, open_gateway: OpenGateway, up: Any
     ) -> None:
         """Race 7: the caller gives up in the very turn of the loop in which the model became warm, and is told so
         again while the model is taken down. It can be loaded again."""
@@ -204,55 +210,57 @@ class EngineContract:
         with pytest.raises(asyncio.CancelledError):
             await within(10, loading)
         assert not inner.cancelled() and inner.result().pid, "it was not warm, so nothing was shown"
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
         await within(20, engine.load(model, 2))
 
-    async def test_a_model_stopped_while_it_loads_is_gone(self, house: House, up: Any) -> None:
+    async def test_a_model_stopped_while_it_loads_is_gone(self, open_gateway: OpenGateway, up: Any) -> None:
         """Race 7: stop during start, by the scheduler."""
         engine, model = up(SLOW)
         loading = asyncio.create_task(engine.load(model, 1))
-        await eventually(lambda: len(house.pids()) >= 2)
+        await eventually(lambda: len(open_gateway.pids()) >= 2)
         await within(5, engine.stop(model.name))
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
         with pytest.raises(LoadError, match="stopped while it loaded"):
             await within(1, loading)
-        assert house.deaths == []
+        assert open_gateway.deaths == []
 
     async def test_a_load_that_takes_too_long_fails_and_leaves_nothing_behind(
-        self, house: House, up: Any
+        self, open_gateway: OpenGateway, up: Any
     ) -> None:
         """Invariant 2: everything that waits has a deadline."""
         engine, model = up(SLOW, load_timeout_ms=700)
         with pytest.raises(LoadError, match="was not warm after 700 ms"):
             await within(5, engine.load(model, 1))
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
-    async def test_a_death_while_loading_fails_the_load_at_once(self, house: House, up: Any) -> None:
+    async def test_a_death_while_loading_fails_the_load_at_once(
+        self, open_gateway: OpenGateway, up: Any
+    ) -> None:
         """Race 7: the caller of the load hears of it, with the reason, and nobody else does."""
         engine, model = up(DIES_LOADING)
         with pytest.raises(LoadError, match=f"{model.name} exited with status") as failure:
             await within(8, engine.load(model, 1))
         assert not failure.value.hopeless
-        assert house.leftovers() == []
-        assert house.deaths == []
+        assert open_gateway.leftovers() == []
+        assert open_gateway.deaths == []
 
-    async def test_a_death_while_ready_is_reported_once(self, house: House, up: Any) -> None:
+    async def test_a_death_while_ready_is_reported_once(self, open_gateway: OpenGateway, up: Any) -> None:
         """Race 7, R27: the death is known at once, with its reason."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 7))
         os.kill(warm.pid, signal.SIGKILL)
-        await eventually(lambda: house.deaths != [])
-        assert house.deaths[0][:2] == (model.name, 7)
-        assert "SIGKILL" in house.deaths[0][2]
-        assert house.leftovers() == []
+        await eventually(lambda: open_gateway.deaths != [])
+        assert open_gateway.deaths[0][:2] == (model.name, 7)
+        assert "SIGKILL" in open_gateway.deaths[0][2]
+        assert open_gateway.leftovers() == []
         await within(5, engine.stop(model.name))
-        assert len(house.deaths) == 1
+        assert len(open_gateway.deaths) == 1
         await within(10, engine.load(model, 8))  # and it can come back
 
     # ------------------------------------------------------------------ the ladder
 
     async def test_an_engine_that_ignores_term_is_gone_within_the_ladder(
-        self, house: House, up: Any, monkeypatch: pytest.MonkeyPatch
+        self, open_gateway: OpenGateway, up: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R35: TERM is asked, KILL is not."""
         monkeypatch.setattr(limits, "STOP_TERM_MS", 500)
@@ -261,25 +269,27 @@ class EngineContract:
         began = time.monotonic()
         await within(5, engine.stop(model.name))
         assert time.monotonic() - began >= 0.4, "it did not ignore TERM, so nothing was shown"
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
-    async def test_a_hard_stop_does_not_ask(self, house: House, up: Any) -> None:
+    async def test_a_hard_stop_does_not_ask(self, open_gateway: OpenGateway, up: Any) -> None:
         """RES-06: in an emergency the ladder begins at KILL."""
         engine, model = up(IGNORES_TERM)
         await within(10, engine.load(model, 1))
         await within(2, engine.stop(model.name, hard=True))
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
-    async def test_a_frozen_engine_is_gone_within_the_ladder(self, house: House, up: Any) -> None:
+    async def test_a_frozen_engine_is_gone_within_the_ladder(
+        self, open_gateway: OpenGateway, up: Any
+    ) -> None:
         """R31, R35: a process that is stopped acts on no signal but KILL."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 1))
         os.kill(warm.pid, signal.SIGSTOP)
         await within(8, engine.stop(model.name))
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
     async def test_an_engine_that_forks_and_exits_is_gone_with_its_whole_tree(
-        self, house: House, up: Any
+        self, open_gateway: OpenGateway, up: Any
     ) -> None:
         """R35, race 7: a daemonised engine serves, and still is all ours."""
         engine, model = up(FORKS_AND_EXITS)
@@ -290,44 +300,46 @@ class EngineContract:
         assert (await asyncio.to_thread(engine.memory, model.name))[RAM] > 2**20
         await within(10, engine.stop(model.name))
         assert not is_taken(warm.endpoint.port)
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
     # ------------------------------------------------------------------ kill -9
 
-    async def test_engines_die_with_a_killed_daemon(self, house: House, tmp_path: Path) -> None:
+    async def test_engines_die_with_a_killed_daemon(self, open_gateway: OpenGateway, tmp_path: Path) -> None:
         """P6, R36: kill -9 of the daemon, and its guard takes the engine along."""
-        with daemon(house.root, self.variant(HEALTHY, "m", tmp_path)) as host:
+        with daemon(open_gateway.root, self.variant(HEALTHY, "m", tmp_path)) as host:
             port = host.port
-            assert is_taken(port) and len(house.pids()) >= 2
+            assert is_taken(port) and len(open_gateway.pids()) >= 2
             host.kill()
-            await eventually(lambda: house.pids() == [], seconds=5)
+            await eventually(lambda: open_gateway.pids() == [], seconds=5)
         assert not is_taken(port)
-        reap(house.root)  # forgets the records that the dead daemon left
+        reap(open_gateway.root)  # forgets the records that the dead daemon left
 
-    async def test_a_stubborn_engine_dies_with_a_killed_daemon(self, house: House, tmp_path: Path) -> None:
+    async def test_a_stubborn_engine_dies_with_a_killed_daemon(
+        self, open_gateway: OpenGateway, tmp_path: Path
+    ) -> None:
         """P6, R35: also one that ignores TERM."""
-        with daemon(house.root, self.variant(IGNORES_TERM, "m", tmp_path)) as host:
+        with daemon(open_gateway.root, self.variant(IGNORES_TERM, "m", tmp_path)) as host:
             host.kill()
-            await eventually(lambda: house.pids() == [], seconds=8)
-        reap(house.root)
+            await eventually(lambda: open_gateway.pids() == [], seconds=8)
+        reap(open_gateway.root)
 
     async def test_the_next_start_reaps_what_outlived_daemon_and_guard(
-        self, house: House, tmp_path: Path
+        self, open_gateway: OpenGateway, tmp_path: Path
     ) -> None:
         """R36: even when the guards were killed, too, nothing survives the next start."""
-        with daemon(house.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
+        with daemon(open_gateway.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGSTOP)  # or it would do its work before we kill it
             host.kill()
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGKILL)
-            await eventually(lambda: not set(host.guard_pids) & set(house.pids()))
-            assert house.pids() != [], "nothing survived, so nothing was shown"
-            with RootLock(house.root / "run" / "daemon.lock"):
-                reaped = await asyncio.to_thread(reap, house.root)
+            await eventually(lambda: not set(host.guard_pids) & set(open_gateway.pids()))
+            assert open_gateway.pids() != [], "nothing survived, so nothing was shown"
+            with RootLock(open_gateway.root / "run" / "daemon.lock"):
+                reaped = await asyncio.to_thread(reap, open_gateway.root)
             assert reaped and all(one.is_gone for one in reaped)
             assert not is_taken(host.port)
-        assert house.leftovers() == []
+        assert open_gateway.leftovers() == []
 
     # ------------------------------------------------------------------ what a subclass may change
 

@@ -143,8 +143,8 @@ class OllamaStandin:
         """The server is gone, with everything in its memory; `start` begins anew on the same port."""
         assert self._server is not None
         self._server.close()
-        for visit in list(self._visits):
-            visit.cancel()
+        for context in list(self._visits):
+            context.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
         for task in list(self._work):
             task.cancel()

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, MIB, House, eventually, house
+from support.open_gateway import CATALOG, MIB, OpenGateway, eventually, open_gateway
 from support.peer import Asked
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.gateway.abilities import has_image
-from watchbill.gateway.wishes import Wishes
+from watchbill.gateway.options import CallerOptions
 from watchbill.runtime.changes import changes
 
 #: Models of our own llama.cpp, of which everything is known, and one of an engine that is not.
@@ -31,7 +31,7 @@ BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [BLOCK]}
 
 
-def loads(opened: House) -> int:
+def loads(opened: OpenGateway) -> int:
     models = opened.driver.status()["models"]
     assert isinstance(models, dict)
     return sum(model["state"] != "absent" for model in models.values())
@@ -55,7 +55,7 @@ REFUSED = [
 
 async def test_what_a_model_cannot_do_is_refused_before_any_load() -> None:
     """LANE-01: an image never reaches a text model, and no model is loaded to say so, at any door."""
-    async with house(catalog=KNOWN) as opened:
+    async with open_gateway(catalog=KNOWN) as opened:
         for path, body in REFUSED:
             answer = await opened.ask(path, body)
             assert answer.status == 400, (path, body, answer.body)
@@ -69,7 +69,7 @@ async def test_what_a_model_cannot_do_is_refused_before_any_load() -> None:
 )
 async def test_what_a_model_can_do_or_may_do_passes(model: str, messages: list[object]) -> None:
     """LANE-01: what is not known is left to the engine."""
-    async with house(catalog=KNOWN) as opened:
+    async with open_gateway(catalog=KNOWN) as opened:
         answer = await opened.ask("/v1/chat/completions", {"model": model, "messages": messages})
         assert answer.status == 200, answer.body
         assert opened.peer.asked[-1].json["messages"] == messages
@@ -77,7 +77,7 @@ async def test_what_a_model_can_do_or_may_do_passes(model: str, messages: list[o
 
 async def test_capabilities_are_listed_with_the_models() -> None:
     """LANE-01: a client can choose a model that sees. What only the engine knows is left out."""
-    async with house(catalog=KNOWN) as opened:
+    async with open_gateway(catalog=KNOWN) as opened:
         listed = (await opened.ask("/v1/models")).json["data"]
         assert isinstance(listed, list)
         assert {item["id"]: item["capabilities"] for item in listed} == {
@@ -95,7 +95,7 @@ async def test_capabilities_are_listed_with_the_models() -> None:
 
 async def test_a_reload_changes_what_a_model_can_do() -> None:
     """LANE-01: what was worked out for an old definition is not believed of a new one."""
-    async with house(catalog=KNOWN) as opened:
+    async with open_gateway(catalog=KNOWN) as opened:
         body = {"model": "text", "messages": LOOK}
         assert (await opened.ask("/v1/chat/completions", body)).status == 400
         text = replace(KNOWN.models["text"], arguments=("--mmproj", "/models/eyes.gguf"))
@@ -114,7 +114,7 @@ async def test_an_alias_that_moves_to_a_blind_model_takes_no_image_any_more() ->
         }
         return replace(KNOWN, models=models)
 
-    async with house(catalog=looking("eyes")) as opened:
+    async with open_gateway(catalog=looking("eyes")) as opened:
         body = {"model": "seer", "messages": LOOK}
         for seer, status in (("eyes", 200), ("text", 400), ("eyes", 200)):
             await opened.driver.reload(looking(seer))
@@ -150,10 +150,10 @@ def test_images_are_found_wherever_a_protocol_puts_them() -> None:
 )
 def test_a_caller_may_insist_on_the_very_model(said: str | None, exact: bool, degraded: int) -> None:
     """RES-27: X-Watchbill-Tier: exact. A value that makes no sense is the default, and is counted."""
-    wishes = Wishes()
+    caller_options = CallerOptions()
     headers = {} if said is None else {"x-watchbill-tier": said}
-    assert wishes.read(headers, {"model": "a"}, CATALOG, None).exact is exact
-    assert wishes.degraded == degraded
+    assert caller_options.read(headers, {"model": "a"}, CATALOG, None).exact is exact
+    assert caller_options.degraded == degraded
 
 
 async def test_wishes_reach_the_scheduler() -> None:
@@ -163,10 +163,10 @@ async def test_wishes_reach_the_scheduler() -> None:
     async def talk(_asked: Asked, _writer: asyncio.StreamWriter) -> None:
         await hold.wait()
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         seen = []
         submit = opened.driver.submit
-        opened.gateway.driver.submit = lambda wish: seen.append(submit(wish)) or seen[-1]  # type: ignore[method-assign]
+        opened.gateway.driver.submit = lambda submission: seen.append(submit(submission)) or seen[-1]  # type: ignore[method-assign]
         body = {"model": "a", "messages": SAID, "keep_alive": "7m"}
         asking = asyncio.create_task(
             opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Tier": "exact"})
@@ -181,7 +181,7 @@ async def test_wishes_reach_the_scheduler() -> None:
 
 async def test_status_shows_what_each_driver_can_do() -> None:
     """RES-10: what the contract suite skips for a driver, an operator can see."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         engines = (await opened.ask("/wb/v1/status")).json["engines"]
         assert isinstance(engines, dict)
         assert engines["peer"]["driver"] == "process"

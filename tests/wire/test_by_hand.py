@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, house
+from support.open_gateway import CATALOG, open_gateway
 from watchbill.catalog import Catalog, Model
 from watchbill.engines.base import LoadError, Warm
 from watchbill.units import Bytes
@@ -15,7 +15,7 @@ CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 
 async def test_a_load_that_waits_is_refused_when_its_model_is_evicted() -> None:
     """RES-02: nothing is loaded again behind the back of who was told that the model is out of memory."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         load = asyncio.create_task(opened.ask("/wb/v1/models/a/load", {}))
         await opened.until_waiting()
@@ -31,7 +31,7 @@ async def test_a_load_that_waits_is_refused_when_its_model_is_evicted() -> None:
 
 async def test_a_caller_who_waits_is_answered_and_evict_says_that_the_model_comes_back() -> None:
     """RES-12: an eviction takes nobody's answer away."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         caller = asyncio.create_task(opened.ask("/v1/chat/completions", CHAT))
         await opened.until_waiting()
@@ -48,7 +48,7 @@ async def test_a_load_brings_the_very_model_that_was_named_or_says_why_not() -> 
         "small": Model("small", "peer", family="f", tier=2, memory={"ram": Bytes(2**20)}),
     }
     catalog: Catalog = replace(CATALOG, models=models)
-    async with house(catalog=catalog) as opened:
+    async with open_gateway(catalog=catalog) as opened:
         answer = await opened.ask("/wb/v1/models/big/load", {})
         assert (answer.status, answer.code) == (503, "never_fits")
 
@@ -60,7 +60,7 @@ async def test_a_failed_load_names_the_model_once(begins: str) -> None:
     async def fails(_model: Model, _attempt: int, _expected_ms: int | None = None) -> Warm:
         raise LoadError(f"{begins} with status 9", hopeless=True)
 
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.load = fails  # type: ignore[method-assign]
         for _ in range(2):  # who waited for it, and who comes later
             answer = await opened.ask("/wb/v1/models/a/load", {})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_models import CONTEXT, GgufFiles
-from support.house import CATALOG, house
+from support.open_gateway import CATALOG, open_gateway
 from watchbill.catalog import Model
 from watchbill.engines.llamacpp import check_source
 from watchbill.footprint import predict_model, usable_context
@@ -20,7 +20,7 @@ async def test_every_door_tells_the_context_that_requests_get(gguf_files: GgufFi
     header = read_header(source)
     assert predict_model(model, header) == predict_model(replace(model, context=CONTEXT), header)
     assert check_source(model) == (source, CONTEXT)
-    async with house(catalog=replace(CATALOG, models={"a": model})) as opened:
+    async with open_gateway(catalog=replace(CATALOG, models={"a": model})) as opened:
         assert (await opened.ask("/v1/models/a")).json["meta"] == {"n_ctx": CONTEXT}
         [listed] = (await opened.ask("/api/tags")).json["models"]  # pyright: ignore[reportGeneralTypeIssues]  any JSON
         assert listed["details"]["context_length"] == CONTEXT

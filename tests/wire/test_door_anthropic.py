@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import CATALOG, LANES, House, house
+from support.open_gateway import CATALOG, LANES, OpenGateway, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.errors import EngineFailed
@@ -69,9 +69,9 @@ def native_events(text: str = "hello there") -> bytes:
 @asynccontextmanager
 async def served(
     talk: Talk, *, key: str = "x", server: Server | None = None
-) -> AsyncIterator[tuple[House, anthropic.AsyncAnthropic]]:
+) -> AsyncIterator[tuple[OpenGateway, anthropic.AsyncAnthropic]]:
     async with (
-        house(talk, catalog=HERE, server=server) as opened,
+        open_gateway(talk, catalog=HERE, server=server) as opened,
         anthropic.AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=0) as client,
     ):
         yield opened, client
@@ -120,7 +120,7 @@ async def test_an_engines_own_events_pass_unchanged() -> None:
     body = native_events()
     for step in (1, 13, len(body)):
         pieces = [body[at : at + step] for at in range(0, len(body), step)]
-        async with house(stream_of(*pieces), catalog=HERE) as opened:
+        async with open_gateway(stream_of(*pieces), catalog=HERE) as opened:
             answer = await opened.ask("/v1/messages", {**ASK, "stream": True})
             assert answer.body == body
             assert answer.headers["content-type"] == "text/event-stream"
@@ -332,7 +332,7 @@ async def test_a_lane_with_a_fallback_answers_with_a_message(stream: bool) -> No
 )  # fmt: skip
 async def test_nonsense_is_refused(fields: dict[str, object]) -> None:
     """R42, R47: 400 in Anthropic's shape, and nothing reaches the engine."""
-    async with house(HELLO, catalog=HERE) as opened:
+    async with open_gateway(HELLO, catalog=HERE) as opened:
         answer = await opened.ask("/v1/messages", {**ASK, **fields})
         assert answer.status == 400 and answer.json["error"]["type"] == "invalid_request_error"
         assert opened.peer.asked == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import ollama
 import pytest
 
-from support.house import CATALOG, House, eventually, house
+from support.open_gateway import CATALOG, OpenGateway, eventually, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey, EngineRules, Lane, Model, Server
 from watchbill.units import Bytes, Millis
@@ -69,7 +69,7 @@ def differences(theirs: object, ours: object, place: str = "") -> list[str]:
     )
 
 
-async def load(opened: House, model: str = "smol") -> None:
+async def load(opened: OpenGateway, model: str = "smol") -> None:
     assert (await opened.ask("/api/generate", {"model": model})).status == 200
 
 
@@ -103,7 +103,7 @@ async def test_an_answer_has_the_shape_of_a_real_ollamas(
     """api.md: status, media type, framing, keys and their kinds, against the recorded answers."""
     recorded = Recorded(name)
     models = {"smol": MODELS["smol"]}
-    async with house(catalog=replace(CATALOG_HERE, models=models)) as opened:
+    async with open_gateway(catalog=replace(CATALOG_HERE, models=models)) as opened:
         if loaded:
             await load(opened)
         if method == "HEAD":
@@ -130,7 +130,7 @@ async def test_an_answer_has_the_shape_of_a_real_ollamas(
 
 async def test_a_model_for_ever_ends_in_centuries_and_after_an_unload_it_is_gone() -> None:
     """api.md: /api/ps; fixtures ps_forever and ps_after_unload."""
-    async with house(catalog=CATALOG_HERE) as opened:
+    async with open_gateway(catalog=CATALOG_HERE) as opened:
         await eventually(lambda: opened.driver.status()["models"]["stays"]["state"] == "ready")
         await load(opened)
         listed = (await opened.ask("/api/ps")).json["models"]
@@ -155,7 +155,7 @@ async def test_a_model_that_somebody_else_uses_is_not_unloaded_under_them() -> N
             await gate.wait()
         await stream_of(sse(*chat_events("done")))(asked, writer)
 
-    async with house(talk, catalog=CATALOG_HERE) as opened:
+    async with open_gateway(talk, catalog=CATALOG_HERE) as opened:
         other = asyncio.create_task(opened.ask("/api/generate", {**ASK, "prompt": "wait", "stream": False}))
         await eventually(lambda: opened.count("running") == 1)
         answer = await opened.ask("/api/generate", {**ASK, "stream": False, "keep_alive": 0})
@@ -169,7 +169,7 @@ async def test_a_model_that_somebody_else_uses_is_not_unloaded_under_them() -> N
 
 async def test_a_browser_is_told_where_to_look() -> None:
     """api.md: a browser gets another page at /."""
-    async with house(catalog=CATALOG_HERE) as opened:
+    async with open_gateway(catalog=CATALOG_HERE) as opened:
         answer = await opened.ask("/", headers={"Accept": "text/html,*/*"})
         assert answer.status == 200 and b"Watchbill" in answer.body
 
@@ -180,7 +180,7 @@ async def test_a_prompt_is_counted_whole_however_much_of_it_the_engine_remembere
     timings = {"cache_n": 10, "prompt_n": 1, "prompt_ms": 2.5, "predicted_n": 2, "predicted_ms": 4}
     *words, last = chat_events("hello there", usage=False)
     told = sse(*words, {"choices": [], "usage": usage, "timings": timings}, last)
-    async with house(stream_of(told), catalog=CATALOG_HERE) as opened:
+    async with open_gateway(stream_of(told), catalog=CATALOG_HERE) as opened:
         for stream in (False, True):
             answer = await opened.ask("/api/chat", {**CHAT, "stream": stream})
             ended = json.loads(answer.body.splitlines()[-1])
@@ -196,7 +196,7 @@ async def test_who_divides_by_the_duration_of_an_answer_can(what: str, stream: b
     delta = {"content": "hello"} if what == "words" else {"tool_calls": [call]}
     begun = sse({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
     ended = sse({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, "[DONE]")
-    async with house(stream_of(begun, ended), catalog=CATALOG_HERE) as opened:
+    async with open_gateway(stream_of(begun, ended), catalog=CATALOG_HERE) as opened:
         answer = await opened.ask("/api/chat", {**CHAT, "stream": stream})
         last = json.loads(answer.body.splitlines()[-1])
         assert last["eval_duration"] > 0 and last["prompt_eval_duration"] > 0
@@ -208,7 +208,7 @@ async def test_who_divides_by_the_duration_of_an_answer_can(what: str, stream: b
 
 async def test_the_ollama_client_is_served() -> None:
     """api.md: the PyPI client chats, generates, lists and reads errors."""
-    async with house(catalog=CATALOG_HERE) as opened, ollama.AsyncClient(host=opened.url) as client:
+    async with open_gateway(catalog=CATALOG_HERE) as opened, ollama.AsyncClient(host=opened.url) as client:
         whole = await client.chat("smol", [{"role": "user", "content": "hi"}])
         assert whole.message.content == "hello there" and whole.done and whole.done_reason == "stop"
         assert whole.prompt_eval_count == 3 and whole.eval_count == 2
@@ -236,7 +236,7 @@ async def test_the_ollama_client_is_served() -> None:
 
 async def test_options_images_tools_and_formats_reach_the_engine_in_its_own_words() -> None:
     """api.md: options are mapped, `num_ctx` never causes a reload, images and schemas pass."""
-    async with house(catalog=CATALOG_HERE) as opened, ollama.AsyncClient(host=opened.url) as client:
+    async with open_gateway(catalog=CATALOG_HERE) as opened, ollama.AsyncClient(host=opened.url) as client:
         schema = {"type": "object", "properties": {"a": {"type": "string"}}}
         await client.chat(
             "smol",
@@ -289,7 +289,7 @@ def tool_events() -> list[object]:
 async def test_tool_calls_come_whole_and_go_back_with_their_answers(stream: bool) -> None:
     """api.md: tools are translated both ways; arguments are an object here and a text there."""
     async with (
-        house(stream_of(sse(*tool_events())), catalog=CATALOG_HERE) as opened,
+        open_gateway(stream_of(sse(*tool_events())), catalog=CATALOG_HERE) as opened,
         ollama.AsyncClient(host=opened.url) as client,
     ):
         tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -320,7 +320,9 @@ async def test_embeddings_come_for_one_text_and_for_many() -> None:
         {"data": [{"embedding": [0.5, 1]}, {"embedding": [2, 3]}], "usage": {"prompt_tokens": 4}}
     )
     async with (
-        house(stream_of(body.encode(), content_type="application/json"), catalog=CATALOG_HERE) as opened,
+        open_gateway(
+            stream_of(body.encode(), content_type="application/json"), catalog=CATALOG_HERE
+        ) as opened,
         ollama.AsyncClient(host=opened.url) as client,
     ):
         answer = await client.embed("vectors", ["a", "b"], options={"num_ctx": 64})
@@ -335,7 +337,7 @@ async def test_embeddings_come_for_one_text_and_for_many() -> None:
 
 async def test_overload_is_503_with_a_text_and_a_time() -> None:
     """LANE-08: a full lane is 503 on this door."""
-    async with house(catalog=CATALOG_HERE) as opened:
+    async with open_gateway(catalog=CATALOG_HERE) as opened:
         opened.engine.gate.clear()
         lane = {"X-Watchbill-Lane": "tiny"}
         first = asyncio.create_task(opened.ask("/api/chat", CHAT, headers=lane))
@@ -351,7 +353,7 @@ async def test_overload_is_503_with_a_text_and_a_time() -> None:
 async def test_a_stream_that_breaks_off_ends_with_an_error_line(in_good_order: bool) -> None:
     """R30: never a silent end."""
     events = sse(*chat_events("one two three"))
-    async with house(stream_of(events[:400], end=in_good_order), catalog=CATALOG_HERE) as opened:
+    async with open_gateway(stream_of(events[:400], end=in_good_order), catalog=CATALOG_HERE) as opened:
         answer = await opened.ask("/api/chat", CHAT)
         *said, last = [json.loads(each) for each in answer.body.splitlines()]
         assert said and not any(each["done"] for each in said)
@@ -372,7 +374,7 @@ async def test_a_lane_with_a_fallback_answers_in_ollamas_shape(stream: bool) -> 
         (broken, "kind", "engine_failed", "I am busy."),
         (silent, "brief", "timeout", "Later."),
     ):
-        async with house(talk, catalog=CATALOG_HERE) as opened:
+        async with open_gateway(talk, catalog=CATALOG_HERE) as opened:
             headers = {"X-Watchbill-Lane": lane}
             answer = await opened.ask("/api/chat", {**CHAT, "stream": stream}, headers=headers)
             assert (answer.status, answer.headers["x-watchbill-fallback"]) == (200, name)
@@ -394,7 +396,7 @@ async def test_a_lane_with_a_fallback_answers_in_ollamas_shape(stream: bool) -> 
 )  # fmt: skip
 async def test_nonsense_is_refused_with_a_text(fields: dict[str, object]) -> None:
     """R42, R47: 400 and a text, and nothing reaches the engine."""
-    async with house(catalog=CATALOG_HERE) as opened:
+    async with open_gateway(catalog=CATALOG_HERE) as opened:
         answer = await opened.ask("/api/chat", {**CHAT, **fields})
         assert answer.status == 400 and isinstance(answer.json["error"], str)
         assert opened.peer.asked == []
@@ -403,7 +405,7 @@ async def test_nonsense_is_refused_with_a_text(fields: dict[str, object]) -> Non
 async def test_keys_are_asked_for_and_only_an_admin_forwards() -> None:
     """R44: refused before any door opens, in Ollama's shape."""
     keys = (ApiKey("me", "k" * 16), ApiKey("root", "r" * 16, admin=True))
-    async with house(server=Server(keys=keys), catalog=CATALOG_HERE) as opened:
+    async with open_gateway(server=Server(keys=keys), catalog=CATALOG_HERE) as opened:
         assert (await opened.ask("/")).body == b"Ollama is running"
         answer = await opened.ask("/api/tags")
         assert answer.status == 401 and isinstance(answer.json["error"], str)
@@ -422,7 +424,7 @@ async def test_an_ollama_behind_us_is_asked_in_its_own_words() -> None:
     cut = len(lines) // 2
     engines = {"peer": EngineRules("peer", "ollama")}
     catalog = replace(CATALOG_HERE, engines=engines)
-    async with house(
+    async with open_gateway(
         stream_of(lines[:cut], lines[cut:], content_type="application/x-ndjson"), catalog=catalog
     ) as opened:
         body = {**CHAT, "model": "smol:latest", "keep_alive": "1h", "options": {"num_ctx": 8192, "seed": 4}}
@@ -438,7 +440,9 @@ async def test_an_ollama_behind_us_is_asked_in_its_own_words() -> None:
 async def test_pull_is_forwarded_to_an_ollama_behind_us() -> None:
     """api.md: what only Ollama can do goes to one, where there is one."""
     said = b'{"status":"pulling"}\n{"status":"success"}\n'
-    async with house(stream_of(said, content_type="application/x-ndjson"), catalog=CATALOG_HERE) as opened:
+    async with open_gateway(
+        stream_of(said, content_type="application/x-ndjson"), catalog=CATALOG_HERE
+    ) as opened:
         engines = {"peer": EngineRules("peer", "ollama", url=f"http://127.0.0.1:{opened.peer.port}")}
         opened.driver.catalog = replace(CATALOG_HERE, engines=engines)
         for address in ("/api/pull", "/lane/batch/api/pull", "/lane/a%0d%0ab/api/pull"):

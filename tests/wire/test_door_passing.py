@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.house import CATALOG, HELLO, House, eventually, house
+from support.open_gateway import CATALOG, HELLO, OpenGateway, eventually, open_gateway
 from support.peer import Asked, stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.errors import RequestError, UnsupportedMedia
@@ -32,13 +32,15 @@ def form(*parts: tuple[str, bytes], ending: bytes = b"--\r\n") -> bytes:
     return body + f"--{BOUNDARY}".encode() + ending
 
 
-async def post_form(opened: House, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}"):
+async def post_form(
+    opened: OpenGateway, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}"
+):
     return await opened.ask("/v1/audio/transcriptions", body, headers={"Content-Type": kind})
 
 
 async def test_a_stream_of_responses_passes_unchanged() -> None:
     """LANE-01: /v1/responses has events of its own kind and no [DONE]."""
-    async with house(stream_of(*EVENTS)) as opened:
+    async with open_gateway(stream_of(*EVENTS)) as opened:
         body = {"model": "alias/of-a", "input": "hi", "stream": True, "priority": 2, "odd": {"x": 1}}
         answer = await opened.ask("/v1/responses", body)
         assert answer.status == 200
@@ -55,7 +57,7 @@ async def test_a_stream_of_responses_passes_unchanged() -> None:
 async def test_a_whole_answer_passes_byte_for_byte(path: str) -> None:
     """LANE-01: what the engine says is what the client gets, and the turn is given back."""
     said = b'{"odd":  [1, 2.50]}'
-    async with house(stream_of(said, content_type="application/json")) as opened:
+    async with open_gateway(stream_of(said, content_type="application/json")) as opened:
         answer = await opened.ask(path, {"model": "a", "query": "q", "documents": ["d"]})
         assert (answer.status, answer.body) == (200, said)
         assert answer.headers["content-type"] == "application/json"
@@ -66,7 +68,7 @@ async def test_a_whole_answer_passes_byte_for_byte(path: str) -> None:
 
 async def test_speech_passes_as_the_engine_makes_it() -> None:
     """LANE-01: bytes that are no text, while they come."""
-    async with house(stream_of(SPOKEN[:5_000], SPOKEN[5_000:], content_type="audio/mpeg")) as opened:
+    async with open_gateway(stream_of(SPOKEN[:5_000], SPOKEN[5_000:], content_type="audio/mpeg")) as opened:
         client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
         async with client:
             spoken = await client.audio.speech.create(model="a", voice="alloy", input="hello")
@@ -76,7 +78,7 @@ async def test_speech_passes_as_the_engine_makes_it() -> None:
 
 async def test_a_real_client_sends_its_sound_through() -> None:
     """LANE-01: multipart, the model in the form; the file arrives byte for byte under the engine's own name."""
-    async with house(stream_of(b'{"text":"hello"}', content_type="application/json")) as opened:
+    async with open_gateway(stream_of(b'{"text":"hello"}', content_type="application/json")) as opened:
         opened.engine.endpoint = Endpoint("127.0.0.1", opened.peer.port, upstream_model="whisper-1")
         client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
         async with client:
@@ -117,7 +119,7 @@ BROKEN = [
 
 async def test_a_broken_form_is_refused_and_reaches_nobody() -> None:
     """LANE-08: what could be read in two ways is not passed on."""
-    async with house(HELLO) as opened:
+    async with open_gateway(HELLO) as opened:
         for body, kind, status in BROKEN:
             answer = await (post_form(opened, body, kind) if kind else post_form(opened, body))
             assert answer.status == status, (body[:80], answer.body)
@@ -147,7 +149,7 @@ def test_a_file_survives_the_way_through(content: bytes) -> None:
 async def test_an_engine_without_the_address_is_named(status: int) -> None:
     """LANE-01: not a 404 that a client would take for a missing model, and nobody tries again."""
     lacking = stream_of(b'{"error":"File Not Found"}', status=status, content_type="application/json")
-    async with house(lacking) as opened:
+    async with open_gateway(lacking) as opened:
         for path in ("/v1/responses", "/v1/images/generations"):
             answer = await opened.ask(path, {"model": "a", "input": "hi"})
             assert (answer.status, answer.code) == (501, "not_offered")
@@ -161,7 +163,7 @@ async def test_an_engine_without_the_address_is_named(status: int) -> None:
 async def test_an_engines_error_keeps_its_status() -> None:
     """LANE-01: a 400 stays one, in the shape of every error."""
     refusing = stream_of(b'{"error":{"message":"no voice"}}', status=400, content_type="application/json")
-    async with house(refusing) as opened:
+    async with open_gateway(refusing) as opened:
         answer = await opened.ask("/v1/audio/speech", {"model": "a", "input": "hi"})
         assert answer.status == 400
         assert "no voice" in answer.body.decode()
@@ -169,7 +171,7 @@ async def test_an_engines_error_keeps_its_status() -> None:
 
 async def test_half_a_sound_does_not_look_whole() -> None:
     """LANE-08: when the engine breaks off after the headers, the client's connection breaks, too."""
-    async with house(stream_of(SPOKEN, end=False, content_type="audio/mpeg")) as opened:
+    async with open_gateway(stream_of(SPOKEN, end=False, content_type="audio/mpeg")) as opened:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await opened.ask("/v1/audio/speech", {"model": "a", "input": "hi"})
         await opened.until_idle()
@@ -177,7 +179,7 @@ async def test_half_a_sound_does_not_look_whole() -> None:
 
 async def test_half_a_stream_ends_with_an_error_event() -> None:
     """LANE-08: as at every other door."""
-    async with house(stream_of(EVENTS[0], end=False)) as opened:
+    async with open_gateway(stream_of(EVENTS[0], end=False)) as opened:
         answer = await opened.ask("/v1/responses", {"model": "a", "input": "hi", "stream": True})
         assert answer.body.startswith(EVENTS[0])
         assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "engine_failed"
@@ -193,7 +195,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
         writer.write(b"%x\r\n%b\r\n" % (len(EVENTS[0]), EVENTS[0]))
         await asyncio.Event().wait()
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         reader, writer = await opened.connect()
         body = json.dumps({"model": "a", "input": "x", "stream": True}).encode()
         writer.write(
@@ -208,7 +210,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
 
 async def test_lanes_by_path_reach_these_addresses() -> None:
     """LANE-02: for callers who can only set a base address."""
-    async with house(stream_of(b"{}", content_type="application/json"), catalog=CATALOG) as opened:
+    async with open_gateway(stream_of(b"{}", content_type="application/json"), catalog=CATALOG) as opened:
         answer = await opened.ask("/lane/batch/v1/responses", {"model": "a", "input": "hi"})
         assert answer.headers["x-watchbill-lane"] == "batch"
         assert opened.peer.asked[0].path == "/v1/responses"
@@ -217,7 +219,7 @@ async def test_lanes_by_path_reach_these_addresses() -> None:
 async def test_an_error_at_a_lanes_address_is_in_the_words_of_its_door() -> None:
     """LANE-02: a client that was given a base address with a lane understands errors as without it."""
     unknown = {"model": "nope", "messages": [], "max_tokens": 1}
-    async with house(catalog=CATALOG) as opened:
+    async with open_gateway(catalog=CATALOG) as opened:
         for path in ("/api/chat", "/v1/messages", "/v1/chat/completions", "/api/nothing"):
             plain, with_lane = (
                 await opened.ask(path, unknown),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import CATALOG, House, RawAnswer, eventually, house
+from support.open_gateway import CATALOG, OpenGateway, RawAnswer, eventually, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from support.running import running
 from watchbill.catalog import Catalog, Lane, Model, ProcessType, WorkClass
@@ -49,7 +49,7 @@ SEEN = {"type": "observation", "payload": {"summary": "a {payload.mood} cow", "m
 async def test_a_type_whose_model_cannot_speak_loads_nothing() -> None:
     """LANE-05: the answer has the keys of every other, says why, and no engine was asked."""
     vectors = replace(BOT.models["bot"], embedding=True)
-    async with house(catalog=replace(BOT, models={"bot": vectors})) as opened:
+    async with open_gateway(catalog=replace(BOT, models={"bot": vectors})) as opened:
         told = (await opened.ask("/process", SEEN)).json
         assert told.keys() == KEYS and (told["fallback"], told["error"]) == (True, "invalid_request")
         assert not opened.peer.asked
@@ -57,7 +57,7 @@ async def test_a_type_whose_model_cannot_speak_loads_nothing() -> None:
 
 async def test_a_thought_comes_with_the_keys_that_every_answer_has() -> None:
     """LANE-05: type to lane, model, prompt; exactly these keys."""
-    async with house(stream_of(sse(*chat_events(" Moo. "))), catalog=BOT) as opened:
+    async with open_gateway(stream_of(sse(*chat_events(" Moo. "))), catalog=BOT) as opened:
         answer = await opened.ask("/process", {**SEEN, "id": "o-1"})
         assert answer.status == 200 and answer.json.keys() == KEYS
         told = answer.json
@@ -76,7 +76,7 @@ async def test_a_thought_comes_with_the_keys_that_every_answer_has() -> None:
 
 async def test_a_lane_of_the_header_does_not_take_work_out_of_its_types_lane() -> None:
     """LANE-05: the type decides."""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         answer = await opened.ask("/process", SEEN, headers={"X-Watchbill-Lane": "default"})
         assert answer.json["lane"] == answer.headers["x-watchbill-lane"] == "seen"
 
@@ -95,7 +95,7 @@ async def test_failures_are_fallbacks_with_their_own_names() -> None:
         (broken, "narrow", "engine_failed", "Too much."),
         (silent, "brief", "timeout", "Later."),
     ):
-        async with house(talk, catalog=BOT) as opened:
+        async with open_gateway(talk, catalog=BOT) as opened:
             answer = await opened.ask("/process", {"type": kind, "payload": {"summary": "rain"}})
             assert answer.status == 200 and answer.json.keys() == KEYS
             told = answer.json
@@ -106,7 +106,7 @@ async def test_failures_are_fallbacks_with_their_own_names() -> None:
 
 async def test_a_full_lane_and_a_missed_wait_are_fallbacks_too() -> None:
     """LANE-04, LANE-08"""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         opened.engine.gate.clear()
         work = {"type": "narrow", "payload": {}}
         first = asyncio.create_task(opened.ask("/process", work))
@@ -130,7 +130,7 @@ async def test_a_full_lane_and_a_missed_wait_are_fallbacks_too() -> None:
 )  # fmt: skip
 async def test_nonsense_is_refused(body: object) -> None:
     """R42: what the caller did wrong is an error, not a thought."""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         answer = await opened.ask("/process", body)
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert opened.peer.asked == []
@@ -138,7 +138,7 @@ async def test_nonsense_is_refused(body: object) -> None:
 
 async def test_only_json_is_taken() -> None:
     """pitfalls: /process demands JSON, so that a web page's form cannot post to it."""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         answer = await opened.ask("/process", SEEN, headers={"Content-Type": "text/plain"})
         assert answer.status == 415
 
@@ -149,7 +149,7 @@ async def test_only_json_is_taken() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_superseded_chat_is_a_normal_completion(stream: bool) -> None:
     """LANE-03: 200, the lane's text, a header and an object; never a top-level error; no model is asked."""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         opened.engine.gate.clear()
         body = {"model": "bot", "messages": [{"role": "user", "content": "x"}], "stream": stream}
         lane = {"X-Watchbill-Lane": "seen"}
@@ -175,7 +175,7 @@ async def test_a_superseded_chat_is_a_normal_completion(stream: bool) -> None:
 
 async def test_a_supersede_key_culls_only_its_own() -> None:
     """LANE-03: of a supersede key, where given."""
-    async with house(catalog=BOT) as opened:
+    async with open_gateway(catalog=BOT) as opened:
         opened.engine.gate.clear()
 
         def post(key: str) -> "asyncio.Task[RawAnswer]":
@@ -212,7 +212,7 @@ async def test_forty_observations_during_a_run_cost_one_more_call(tmp_path: Path
     """LANE-03: thirty-nine are told at once that they are stale; the newest is thought about; chat is not delayed."""
     async with running(tmp_path, rehearsal()) as (serving, driver):
         await eventually(lambda: driver.status()["models"]["thinker"]["state"] == "ready")
-        opened = House.__new__(House)
+        opened = OpenGateway.__new__(OpenGateway)
         opened.serving, opened.writers = serving, []
         arrived: dict[int, float] = {}
         ended: dict[int, float] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.house import EmptyMachine
+from support.open_gateway import EmptyMachine
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.config import parse
 from watchbill.engines.address import endpoint_of
@@ -26,9 +26,9 @@ from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import Memories
-from watchbill.runtime.lookout import Lookout
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.probe_loop import ProbeLoop
+from watchbill.runtime.ticket import Submission
 from watchbill.sizes import Sizes
 from wire.engine_contract import within
 from wire.ollama_standin import Kept, OllamaStandin
@@ -70,11 +70,11 @@ async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncI
         make_engine=lambda rules, on_death, on_host: make_engine(
             rules, root=root, on_death=on_death, on_host=on_host
         ),
-        memories=Memories(catalog, Sizes(root)),
+        memories=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(Lookout, probes=[*probes] or [PatientProbe(EmptyMachine())]),
+        make_lookout=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     await driver.start()
@@ -152,7 +152,7 @@ async def test_a_shared_server_that_is_not_there_fails_the_request_and_nothing_e
 async def test_a_shared_model_holds_its_slots(tmp_path: Path, server: OllamaStandin) -> None:
     """RES-10: at its concurrency a request waits."""
     async with driving(tmp_path, config(server.url)) as driver:
-        tickets = [driver.submit(Wish("talker")) for _ in range(3)]
+        tickets = [driver.submit(Submission("talker")) for _ in range(3)]
         starts = [await within(1, ticket.granted()) for ticket in tickets[:2]]
         assert {start.endpoint.port for start in starts} == {server.port}
         assert tickets[2].is_waiting

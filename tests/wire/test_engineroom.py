@@ -12,7 +12,7 @@ from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.core import messages as m
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.errors import ConfigError
-from watchbill.runtime.engineroom import EngineRoom
+from watchbill.runtime.engines import EngineRoom
 from watchbill.units import Bytes
 
 WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"choices":[{}]}'
@@ -45,7 +45,7 @@ class HandEngine:
             raise self.breaks
         return {"ram": 1}
 
-    async def rouse(self, model: Model, attempt: int) -> Warm:
+    async def wake(self, model: Model, attempt: int) -> Warm:
         if self.breaks is not None:
             raise self.breaks
         return self.warm
@@ -194,7 +194,7 @@ async def test_a_waking_that_breaks_is_told_and_nothing_of_it_is_left() -> None:
     async with room_of() as room:
         await room.load()
         room.engine.breaks = ValueError("a bug")
-        room.room.rouse(m.Rouse("A", 2, 5_000))
+        room.room.wake(m.Rouse("A", 2, 5_000))
         told = await room.hears(2)
         assert isinstance(told, m.LoadFailed) and "a bug" in told.reason
         assert room.engine.acts == ["load 1", "stop"]

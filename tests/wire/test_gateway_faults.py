@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.house import CATALOG, HELLO, House, eventually, house
+from support.open_gateway import CATALOG, HELLO, OpenGateway, eventually, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.catalog import Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint
@@ -18,7 +18,7 @@ from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.request import Line
 from watchbill.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.ticket import Submission
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -76,7 +76,7 @@ def hangs(after: bytes = b"") -> Talk:
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_an_engine_that_dies_before_its_first_byte_is_asked_once_more(body: object) -> None:
     """R30: one transparent retry."""
-    async with house(first_dies(after=b"")) as opened:
+    async with open_gateway(first_dies(after=b"")) as opened:
         answer = await opened.ask("/v1/chat/completions", body)
         assert answer.status == 200 and b"three" in answer.body
         assert len(opened.peer.asked) == 2 and opened.outcomes() == {"ok": 1}
@@ -84,7 +84,7 @@ async def test_an_engine_that_dies_before_its_first_byte_is_asked_once_more(body
 
 async def test_a_whole_answer_that_breaks_off_is_asked_for_once_more() -> None:
     """R30: the client has seen nothing, so nothing is lost, and nothing appears twice."""
-    async with house(first_dies(after=HEAD + chunk(EVENTS[:400]))) as opened:
+    async with open_gateway(first_dies(after=HEAD + chunk(EVENTS[:400]))) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert answer.json["choices"][0]["message"]["content"] == "one two three"
         assert len(opened.peer.asked) == 2 and opened.outcomes() == {"ok": 1}
@@ -94,7 +94,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_for_once_more() -> None:
 async def test_half_an_event_of_an_answer_that_broke_off_is_forgotten(body: object) -> None:
     """R30, RES-12: an answer that could be continued is begun anew when not one event of it came."""
     lanes = {"default": Lane("default", WorkClass.BACKGROUND)}
-    async with house(
+    async with open_gateway(
         first_dies(after=HEAD + chunk(EVENTS[:40])), catalog=dataclasses.replace(CATALOG, lanes=lanes)
     ) as opened:
         opened.engine.endpoint = dataclasses.replace(opened.peer.endpoint, continues=True)
@@ -110,7 +110,7 @@ async def test_an_engine_that_dies_twice_is_an_error(body: object) -> None:
     async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         answer = await opened.ask("/v1/chat/completions", body)
         assert (answer.status, answer.code) == (502, "engine_failed")
         assert answer.json["error"]["source"] == "engine"
@@ -121,7 +121,7 @@ async def test_an_engine_that_dies_twice_is_an_error(body: object) -> None:
 @pytest.mark.parametrize("at", range(0, len(EVENTS), 61))
 async def test_a_stream_that_breaks_off_ends_with_an_error_event(at: int) -> None:
     """R30: after the first byte an error frame, never a silent end, never half an event."""
-    async with house(stream_of(EVENTS[:100], EVENTS[100 : 100 + at], end=False)) as opened:
+    async with open_gateway(stream_of(EVENTS[:100], EVENTS[100 : 100 + at], end=False)) as opened:
         answer = await opened.ask("/v1/chat/completions", STREAM)
         whole = answer.body.split(b"\n\n")
         assert whole.pop() == b""
@@ -136,7 +136,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(at: int) -> Non
 async def test_a_stream_without_its_end_is_an_error() -> None:
     """R33: no [DONE]."""
     half = sse(*chat_events("one two three")[:3])
-    async with house(stream_of(half)) as opened:
+    async with open_gateway(stream_of(half)) as opened:
         answer = await opened.ask("/v1/chat/completions", STREAM)
         assert answer.body.startswith(half) and b'"code":"engine_failed"' in answer.body
         answer = await opened.ask("/v1/chat/completions", CHAT)
@@ -146,7 +146,7 @@ async def test_a_stream_without_its_end_is_an_error() -> None:
 @pytest.mark.parametrize("garbage", [b"data: {nonsense\n\n", b"data: 7\n\n", b"data: \xff\n\n"])
 async def test_a_garbled_stream_is_a_clean_error(garbage: bytes) -> None:
     """R33"""
-    async with house(stream_of(garbage, sse("[DONE]"))) as opened:
+    async with open_gateway(stream_of(garbage, sse("[DONE]"))) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert (answer.status, answer.code) == (502, "engine_failed")
 
@@ -155,7 +155,7 @@ async def test_a_garbled_stream_is_a_clean_error(garbage: bytes) -> None:
 async def test_an_engine_that_hangs_is_given_up(after: bytes) -> None:
     """R31: first-byte and inter-token deadlines."""
     deadlines = Deadlines(first_byte_ms=200, silence_ms=200)
-    async with house(hangs(after), deadlines=deadlines) as opened:
+    async with open_gateway(hangs(after), deadlines=deadlines) as opened:
         answer = await opened.ask("/v1/chat/completions", STREAM)
         assert b'"code":"engine_failed"' in answer.body
         assert (
@@ -167,7 +167,7 @@ async def test_an_engine_that_hangs_is_given_up(after: bytes) -> None:
 
 async def test_an_engine_that_is_gone_is_an_error() -> None:
     """R30: nobody listens any more."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             opened.engine.endpoint = Endpoint("127.0.0.1", unused.getsockname()[1])
@@ -180,7 +180,7 @@ async def test_an_engine_that_is_gone_is_an_error() -> None:
 
 async def test_a_stream_that_the_operator_cancels_says_so() -> None:
     """LANE-04: a cut is an error event, and the engine's work ends."""
-    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
@@ -195,7 +195,7 @@ async def test_a_stream_that_the_operator_cancels_says_so() -> None:
 
 async def test_a_forced_eviction_cuts_a_stream_with_an_error_event() -> None:
     """RES-12: docs/cli: `evict --force` cuts running requests."""
-    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
@@ -208,7 +208,7 @@ async def test_a_forced_eviction_cuts_a_stream_with_an_error_event() -> None:
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_an_answer_beyond_its_lanes_time_is_cut(body: dict[str, object]) -> None:
     """LANE-04: `timeout` bounds the time from start to end."""
-    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         answer = await opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "brief"})
         assert b'"code":"run_timeout"' in answer.body
         assert answer.status == (200 if body.get("stream") else 503)
@@ -218,7 +218,7 @@ async def test_an_answer_beyond_its_lanes_time_is_cut(body: dict[str, object]) -
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(body: object) -> None:
     """R30, race 7: the scheduler takes it back, loads anew, and the client notices nothing."""
-    async with house(in_turn(hangs(), HELLO)) as opened:
+    async with open_gateway(in_turn(hangs(), HELLO)) as opened:
         asking = asyncio.ensure_future(opened.ask("/v1/chat/completions", body))
         await opened.peer.until(lambda peer: peer.working == 1)
         opened.engine.die("a")
@@ -234,12 +234,14 @@ async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object
     talk = in_turn(hangs(), dies(), HELLO)
     narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
     lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
-    async with house(talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)) as opened:
+    async with open_gateway(
+        talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)
+    ) as opened:
         asking = asyncio.ensure_future(
             opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})
         )
         await opened.peer.until(lambda peer: peer.working == 1)
-        person = opened.driver.submit(Wish("a"))  # the engine is cut off for it
+        person = opened.driver.submit(Submission("a"))  # the engine is cut off for it
         person.close()  # and it leaves before that is noticed
         answer = await asking
         assert answer.status == 200 and b"there" in answer.body
@@ -258,12 +260,14 @@ async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
 
     narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
     lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
-    async with house(talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)) as opened:
+    async with open_gateway(
+        talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)
+    ) as opened:
         asking = asyncio.ensure_future(
             opened.ask("/v1/chat/completions", STREAM, headers={"X-Watchbill-Lane": "batch"})
         )
         await eventually(lambda: any(relay.status for relay in opened.gateway._relays))
-        person = opened.driver.submit(Wish("a"))
+        person = opened.driver.submit(Submission("a"))
         goes_on.set()
         answer = await asking
         assert answer.status == 400 and b"no such grammar" in answer.body
@@ -272,7 +276,7 @@ async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
 
 async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:
     """R30: after the first byte an error frame."""
-    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
@@ -289,7 +293,7 @@ async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> Non
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])
 async def test_a_client_that_leaves_stops_the_engine(body: object, after: bytes, how: str) -> None:
     """LANE-07: within 2 s the engine works on nothing and the grant is back. Half-closing is leaving, too."""
-    async with house(hangs(after)) as opened:
+    async with open_gateway(hangs(after)) as opened:
         _, writer = await opened.connect()
         writer.write(post(body))
         await opened.peer.until(lambda peer: peer.working == 1)
@@ -308,7 +312,7 @@ async def test_a_client_that_leaves_stops_the_engine(body: object, after: bytes,
 
 async def test_a_client_that_leaves_while_it_waits_leaves_the_queue() -> None:
     """LANE-07: nobody waits in its name, it is never granted, and the load goes on for others (race 11)."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         _, writer = await opened.connect()
         writer.write(post(STREAM))
@@ -334,7 +338,7 @@ async def test_clients_that_leave_at_random_points_leave_nothing_behind() -> Non
             await asyncio.sleep(0.002)
         writer.write(b"0\r\n\r\n")
 
-    async def visit(opened: House, number: int) -> None:
+    async def context(opened: OpenGateway, number: int) -> None:
         reader, writer = await opened.connect()
         writer.write(post(STREAM if number % 3 else CHAT)[: None if number % 7 else 90])
         with suppress(TimeoutError):
@@ -342,9 +346,9 @@ async def test_clients_that_leave_at_random_points_leave_nothing_behind() -> Non
                 await reader.read()
         writer.transport.abort()
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         for batch in range(10):
-            await asyncio.gather(*(visit(opened, batch * 40 + at) for at in range(40)))
+            await asyncio.gather(*(context(opened, batch * 40 + at) for at in range(40)))
         await opened.until_idle()
         outcomes = opened.outcomes()
         assert set(outcomes) <= {"ok", "cancelled", "lane_full"} and outcomes["cancelled"] > 50
@@ -360,7 +364,7 @@ class Nobody(Line):
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_crowd_that_leaves_between_two_stages_leaves_nothing_behind(turns: int) -> None:
     """R41: requests that came together wait for each other between stages; whoever leaves there is forgotten, too."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         assert (await opened.ask("/v1/chat/completions", CHAT)).status == 200
         inboxes = [Inbox(Nobody()) for _ in range(8)]
         for inbox in inboxes:
@@ -368,8 +372,8 @@ async def test_a_crowd_that_leaves_between_two_stages_leaves_nothing_behind(turn
         visits = [asyncio.ensure_future(opened.gateway.handle(inbox.requests.popleft())) for inbox in inboxes]
         for _ in range(turns):
             await asyncio.sleep(0)
-        for visit in visits:
-            visit.cancel()
+        for context in visits:
+            context.cancel()
         await asyncio.wait(visits)
         assert not opened.gateway.is_busy and not opened.driver.requests()
         assert opened.driver.status()["models"]["a"]["in_flight"] == 0
@@ -383,7 +387,7 @@ async def test_headers_are_held_back_then_signs_of_life_follow(monkeypatch: pyte
     """LANE-09: comment lines with a single newline while the request waits, then the answer."""
     monkeypatch.setattr(relay, "HEADERS_HELD_MS", 60)
     monkeypatch.setattr(relay, "KEEP_ALIVE_COMMENT_MS", 40)
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
@@ -401,7 +405,7 @@ async def test_headers_are_held_back_then_signs_of_life_follow(monkeypatch: pyte
 async def test_a_refusal_after_the_headers_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """api.md: after the first byte an error can only be in-stream."""
     monkeypatch.setattr(relay, "HEADERS_HELD_MS", 20)
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         patience = {"X-Watchbill-Deadline-Ms": "1500"}
         answer = await opened.ask("/v1/chat/completions", STREAM, headers=patience)
@@ -411,7 +415,7 @@ async def test_a_refusal_after_the_headers_is_an_event(monkeypatch: pytest.Monke
 
 async def test_a_refusal_of_a_whole_answer_has_retry_after_and_loading() -> None:
     """api.md: 503 with Retry-After and, beside error, loading{}."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         patience = {"X-Watchbill-Deadline-Ms": "1500"}
         answer = await opened.ask("/v1/chat/completions", CHAT, headers=patience)
@@ -424,7 +428,7 @@ async def test_a_refusal_of_a_whole_answer_has_retry_after_and_loading() -> None
 
 async def test_a_full_lane_answers_429_at_once() -> None:
     """LANE-08"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.gate.clear()
         waiting = [asyncio.ensure_future(opened.ask("/v1/chat/completions", CHAT)) for _ in range(16)]
         await opened.until_waiting(16)
@@ -447,7 +451,7 @@ async def test_closing_sends_away_who_waits_and_lets_finish_who_is_served() -> N
         await gate.wait()
         writer.write(chunk(EVENTS[300:]) + b"0\r\n\r\n")
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         single = {"model": "b/with:slash"}
         reader, writer = await opened.connect()
         writer.write(post({**STREAM, **single}))
@@ -468,7 +472,7 @@ async def test_closing_sends_away_who_waits_and_lets_finish_who_is_served() -> N
 
 async def test_closing_cuts_who_is_still_there_with_an_error_event() -> None:
     """pitfalls.md: running streams end within a bound."""
-    async with house(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
+    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
@@ -479,7 +483,7 @@ async def test_closing_cuts_who_is_still_there_with_an_error_event() -> None:
 
 async def test_events_are_streamed_until_the_house_closes() -> None:
     """/wb/v1/events"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(b"GET /wb/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -492,7 +496,7 @@ async def test_events_are_streamed_until_the_house_closes() -> None:
 
 async def test_a_closed_stream_of_events_frees_its_place() -> None:
     """EVENT_STREAMS_MAX bounds listeners, and only those who are there."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         for _ in range(2):
             pairs = [await opened.connect() for _ in range(EVENT_STREAMS_MAX)]
             for reader, writer in pairs:
@@ -506,7 +510,7 @@ async def test_a_closed_stream_of_events_frees_its_place() -> None:
 
 async def test_ready_is_about_the_scheduler_not_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """api.md: /ready tests the scheduler."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         assert (await opened.ask("/ready")).status == 200
         monkeypatch.setattr(driver, "READY_TURN_MS", -1)  # it has not turned since before now
         assert (await opened.ask("/ready")).status == 503
@@ -515,7 +519,7 @@ async def test_ready_is_about_the_scheduler_not_the_socket(monkeypatch: pytest.M
 
 async def test_the_access_log_tells_who_left() -> None:
     """Request ids in the access log; a client that left is 499; no prompt is ever in it."""
-    async with house(hangs()) as opened:
+    async with open_gateway(hangs()) as opened:
         _, writer = await opened.connect()
         writer.write(post({**CHAT, "messages": [{"role": "user", "content": "SECRET"}]}))
         await opened.peer.until(lambda peer: peer.working == 1)
@@ -529,7 +533,7 @@ async def test_the_access_log_tells_who_left() -> None:
 
 async def test_the_operators_door() -> None:
     """/wb/v1: status, requests, explain, load, evict, metrics, reload."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         assert (await opened.ask("/wb/v1/models/b%2Fwith:slash/load", {})).json["model"] == "b/with:slash"
         assert (await opened.ask("/wb/v1/status")).json["models"]["b/with:slash"]["state"] == "ready"
         assert (await opened.ask("/wb/v1/models/b%2Fwith:slash/evict", {"force": True})).status == 200
@@ -560,7 +564,7 @@ async def test_the_operators_door() -> None:
 async def test_a_caller_who_is_at_fault_does_not_have_the_model_reset(said: str, stream: bool) -> None:
     """RES-20: llama.cpp answers 500 to some requests that are wrong; it stays well, and others need it."""
     body = json.dumps({"error": {"code": 500, "message": said, "type": "server_error"}}).encode()
-    async with house(stream_of(body, content_type="application/json", status=500)) as opened:
+    async with open_gateway(stream_of(body, content_type="application/json", status=500)) as opened:
         for _ in range(4):
             answer = await opened.ask(
                 "/v1/chat/completions", {"model": "a", "messages": [], "stream": stream}
@@ -583,7 +587,7 @@ async def test_who_is_told_of_the_fault_within_the_stream_is_at_fault_all_the_sa
         native = asked.path == "/v1/messages"
         await (stream_of(status=404) if native else stream_of(told))(asked, writer)
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         for _ in range(4):
             body: dict[str, object] = {
                 "model": "a",

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from support import house as full
+from support import open_gateway as full
 from watchbill.catalog import ApiKey, Catalog, Lane, Model, Server, WorkClass
 from watchbill.errors import LaneFull
 from watchbill.gateway.meters import Meters
-from watchbill.gateway.wishes import Wishes
-from watchbill.runtime.ticket import Wish
+from watchbill.gateway.options import CallerOptions
+from watchbill.runtime.ticket import Submission
 
 CATALOG = Catalog(
     {},
@@ -26,7 +26,7 @@ CATALOG = Catalog(
 
 
 def read(headers: dict[str, str], key: ApiKey | None = None, model: str = "qwen", path: str | None = None):
-    return Wishes().read(headers, {"model": model}, CATALOG, key, path)
+    return CallerOptions().read(headers, {"model": model}, CATALOG, key, path)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_a_lane_is_chosen_by_header_path_or_alias(
     headers: dict[str, str], model: str, path: str | None, lane: str | None
 ) -> None:
     """LANE-02: callers who cannot send headers have a path and an alias; an unknown lane degrades."""
-    wish = read(headers, model=model, path=path)
-    assert (wish.model, wish.lane) == (model.removesuffix(":bg"), lane)
+    submission = read(headers, model=model, path=path)
+    assert (submission.model, submission.lane) == (model.removesuffix(":bg"), lane)
 
 
 def test_a_key_cannot_claim_a_higher_class_or_priority_than_it_has() -> None:
@@ -53,8 +53,8 @@ def test_a_key_cannot_claim_a_higher_class_or_priority_than_it_has() -> None:
     key = ApiKey("worker", "k", lane="bg", max_priority=4)
     assert read({"x-watchbill-lane": "chat"}, key).lane == "bg"
     assert read({}, key).lane == "bg"
-    wish = read({"x-watchbill-priority": "1"}, key)
-    assert (wish.priority, wish.best_priority) == (1, 4)
+    submission = read({"x-watchbill-priority": "1"}, key)
+    assert (submission.priority, submission.best_priority) == (1, 4)
 
 
 def test_a_key_has_bounds_of_its_own() -> None:
@@ -83,7 +83,7 @@ async def test_a_key_may_have_so_many_requests_waiting() -> None:
     """LANE-08: one more gets 429, however its predecessors came to wait."""
     server = Server(keys=(ApiKey("bot", "k", waiting_max=1),))
     said, headers = {"model": "a", "messages": []}, {"Authorization": "Bearer k"}
-    async with full.house(server=server) as opened:
+    async with full.open_gateway(server=server) as opened:
         opened.engine.gate.clear()
         first = asyncio.create_task(opened.ask("/v1/chat/completions", said, headers=headers))
         await opened.until_waiting()
@@ -98,15 +98,17 @@ async def test_a_callers_priority_counts_in_a_lane_of_priorities_alone() -> None
     lanes = {"queue": Lane("queue", queue_max=16), "ranked": Lane("ranked", policy="priority", queue_max=16)}
     serial = {"a": replace(full.CATALOG.models["a"], concurrency=1)}
     for lane, order in (("queue", [5, 3, 1]), ("ranked", [1, 3, 5])):
-        async with full.house(catalog=replace(full.CATALOG, models=serial, lanes=lanes)) as opened:
+        async with full.open_gateway(catalog=replace(full.CATALOG, models=serial, lanes=lanes)) as opened:
             opened.engine.gate.clear()
-            wishes = {p: opened.driver.submit(Wish("a", lane=lane, priority=p)) for p in (5, 3, 1)}
+            caller_options = {
+                p: opened.driver.submit(Submission("a", lane=lane, priority=p)) for p in (5, 3, 1)
+            }
             opened.engine.gate.set()
             served: list[int] = []
-            for _ in wishes:
+            for _ in caller_options:
                 await full.eventually(
-                    lambda w=wishes, s=served: any(t.turn and p not in s for p, t in w.items())
+                    lambda w=caller_options, s=served: any(t.turn and p not in s for p, t in w.items())
                 )
-                served.append(next(p for p, t in wishes.items() if t.turn and p not in served))
-                wishes[served[-1]].finish(ok=True)
+                served.append(next(p for p, t in caller_options.items() if t.turn and p not in served))
+                caller_options[served[-1]].finish(ok=True)
             assert served == order, lane

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, HELLO, House, RawAnswer, eventually, house, raw
+from support.open_gateway import CATALOG, HELLO, OpenGateway, RawAnswer, eventually, open_gateway, raw
 from support.peer import Asked
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
@@ -23,7 +23,7 @@ LANES = {
     "full": Lane("full", queue_max=0, concurrency=1),
     "kind": Lane("kind", timeout_ms=Millis(200), fallback="Later."),
 }
-Storm = Callable[[House], Awaitable[object]]
+Storm = Callable[[OpenGateway], Awaitable[object]]
 
 
 def head(path: str = "/v1/chat/completions", size: int = 0, **headers: str) -> bytes:
@@ -37,12 +37,12 @@ def body(model: str = "a", **more: object) -> bytes:
     ).encode()
 
 
-async def refuse(opened: House, content: bytes, status: int, **headers: str) -> None:
+async def refuse(opened: OpenGateway, content: bytes, status: int, **headers: str) -> None:
     answer = await opened.send(head(size=len(content), **headers) + content)
     assert answer.status == status, answer.body
 
 
-async def leave(opened: House, sent: bytes, *, once: Callable[[], object]) -> None:
+async def leave(opened: OpenGateway, sent: bytes, *, once: Callable[[], object]) -> None:
     """Sends bytes, and hangs up once something is so."""
     _, writer = await opened.connect()
     writer.write(sent)
@@ -50,19 +50,19 @@ async def leave(opened: House, sent: bytes, *, once: Callable[[], object]) -> No
     writer.transport.abort()
 
 
-async def leave_in_the_body(opened: House) -> None:
+async def leave_in_the_body(opened: OpenGateway) -> None:
     content = body()
     sent = head(size=len(content)) + content[: SIZE // 2]
     await leave(opened, sent, once=lambda: opened.gateway.bodies.held >= SIZE // 4)
 
 
-async def leave_at_the_engine(opened: House, *, stream: bool) -> None:
+async def leave_at_the_engine(opened: OpenGateway, *, stream: bool) -> None:
     content = body("hang", stream=stream)
     await leave(opened, head(size=len(content)) + content, once=lambda: opened.peer.working > 0)
     await opened.until_idle()
 
 
-async def leave_waiting(opened: House) -> None:
+async def leave_waiting(opened: OpenGateway) -> None:
     opened.engine.gate.clear()
     content = body("b/with:slash")
     await leave(opened, head(size=len(content)) + content, once=lambda: opened.count("waiting") == 1)
@@ -100,7 +100,7 @@ async def test_a_request_that_is_over_leaves_nothing_of_its_body(storm: Storm) -
     """LANE-08: however it ended, its body is gone at once; nothing waits for the garbage collector."""
     models = {name: replace(CATALOG.models["a"], name=name, aliases=()) for name in ("a", "hang", "fail")}
     catalog = replace(CATALOG, lanes=LANES, models={**CATALOG.models, **models})
-    async with house(talk, catalog=catalog) as opened:
+    async with open_gateway(talk, catalog=catalog) as opened:
         await storm(opened)  # what is made once: connections, caches
         await eventually(lambda: opened.connections == 0)
         opened.peer.asked.clear()
@@ -120,7 +120,7 @@ async def test_a_request_that_is_over_leaves_nothing_of_its_body(storm: Storm) -
             gc.enable()
 
 
-async def send_slowly(opened: House, size: int, sent: int, **headers: str) -> asyncio.StreamReader:
+async def send_slowly(opened: OpenGateway, size: int, sent: int, **headers: str) -> asyncio.StreamReader:
     """Announces a body and sends a part of it."""
     reader, writer = await opened.connect()
     writer.write(head(size=size, **headers) + b" " * sent)
@@ -130,7 +130,7 @@ async def send_slowly(opened: House, size: int, sent: int, **headers: str) -> as
 async def test_bodies_of_all_requests_together_are_bounded() -> None:
     """LANE-08: beyond `bodies_max` 503 with Retry-After, before more is received; then there is room again."""
     server = Server(body_max=Bytes(4 * MIB), bodies_max=Bytes(4 * MIB))
-    async with house(server=server) as opened:
+    async with open_gateway(server=server) as opened:
         await send_slowly(opened, 4 * MIB, 3 * MIB)
         await eventually(lambda: opened.gateway.bodies.held == 3 * MIB)
         refused = await raw(await send_slowly(opened, 2 * MIB, 0))
@@ -145,7 +145,7 @@ async def test_bodies_of_all_requests_together_are_bounded() -> None:
 async def test_bodies_without_a_length_are_bounded_as_they_come() -> None:
     """LANE-08: what announces nothing is refused when it has become too much."""
     server = Server(body_max=Bytes(4 * MIB), bodies_max=Bytes(2 * MIB))
-    async with house(server=server) as opened:
+    async with open_gateway(server=server) as opened:
         reader, writer = await opened.connect()
         start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(start + b"%x\r\n" % (3 * MIB) + b" " * (3 * MIB))
@@ -160,7 +160,7 @@ def auth(name: str) -> dict[str, str]:
 async def test_bodies_of_one_key_leave_room_for_others() -> None:
     """LANE-08: beyond a key's `bodies_max` it gets 429; another key is served."""
     keys = (ApiKey("big", "big", bodies_max=Bytes(MIB)), ApiKey("other", "other"))
-    async with house(server=Server(keys=keys)) as opened:
+    async with open_gateway(server=Server(keys=keys)) as opened:
         refused = await raw(await send_slowly(opened, 2 * MIB, 0, **auth("big")))
         assert (refused.status, refused.code) == (429, "lane_full") and "bodies_max" in refused.body.decode()
         content = {"model": "a", "messages": [{"role": "user", "content": "x" * 2 * MIB}]}
@@ -174,7 +174,7 @@ async def test_large_uploads_keep_neither_small_bodies_nor_operators_out() -> No
     server = Server(keys=keys, body_max=Bytes(4 * MIB), bodies_max=Bytes(16 * MIB))
     small, large = 64 * 2**10, 200 * 2**10
     said = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
-    async with house(server=server) as opened:
+    async with open_gateway(server=server) as opened:
         for name in "abcd":
             await send_slowly(opened, 4 * MIB, 4 * MIB - 1, **auth(name))
         await eventually(lambda: opened.gateway.bodies.held == 16 * MIB - 4)
@@ -192,7 +192,7 @@ async def test_large_uploads_keep_neither_small_bodies_nor_operators_out() -> No
 async def test_a_key_has_a_quarter_of_all_bodies_unless_it_says_otherwise() -> None:
     """LANE-08: two keys cannot take everything."""
     server = Server(keys=(ApiKey("a", "a"),), body_max=Bytes(MIB), bodies_max=Bytes(8 * MIB))
-    async with house(server=server) as opened:
+    async with open_gateway(server=server) as opened:
         for _ in range(2):
             await send_slowly(opened, MIB, MIB - 1, **auth("a"))
         await eventually(lambda: opened.gateway.bodies.held == 2 * MIB - 2)
@@ -202,7 +202,7 @@ async def test_a_key_has_a_quarter_of_all_bodies_unless_it_says_otherwise() -> N
 async def test_a_key_over_its_bounds_is_refused_before_its_body_is_sent() -> None:
     """LANE-08: a request counts as open while its body comes, so uploads in progress are bounded, too."""
     server = Server(keys=(ApiKey("bot", "bot", requests_max=1),))
-    async with house(server=server) as opened:
+    async with open_gateway(server=server) as opened:
         await send_slowly(opened, 2 * MIB, MIB, **auth("bot"))
         await eventually(lambda: opened.gateway.bodies.held == MIB)
         refused = await raw(await send_slowly(opened, 2 * MIB, 0, **auth("bot")))
@@ -215,7 +215,7 @@ async def test_a_key_over_its_bounds_is_refused_before_its_body_is_sent() -> Non
 
 async def test_connections_in_all_are_bounded() -> None:
     """LANE-08: one too many is told so, and those that are there do not notice."""
-    async with house(server=Server(connections_max=2)) as opened:
+    async with open_gateway(server=Server(connections_max=2)) as opened:
         first, writer = await opened.connect()
         await opened.connect()
         await eventually(lambda: opened.connections == 2)
@@ -231,7 +231,7 @@ async def test_connections_in_all_are_bounded() -> None:
 
 async def test_requests_that_come_before_their_turn_are_not_collected_without_bound() -> None:
     """LANE-08: on one connection, too, what nobody has read yet is bounded."""
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         opened.engine.gate.clear()
         _, writer = await opened.connect()
         one = b'{"model": "a", "messages": ["' + b"x" * 200_000 + b'"]}'
@@ -256,10 +256,10 @@ async def test_an_engines_answer_without_end_is_cut(path: str, stream: bool) -> 
     """R34: also where the client asked for a stream and the engine answers with something else."""
     asked = {"model": "a", "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 1}
 
-    async def ask(opened: House) -> RawAnswer:
+    async def ask(opened: OpenGateway) -> RawAnswer:
         return await opened.ask(path, {**asked, "stream": stream})
 
-    async with house(endless) as opened:
+    async with open_gateway(endless) as opened:
         tracemalloc.start()
         try:
             answer = await ask(opened)

@@ -1,6 +1,6 @@
 """What /metrics says has a source: each figure is fed by what happens, and labels are words of closed lists."""
 
-from support.house import eventually, house
+from support.open_gateway import eventually, open_gateway
 from watchbill.core.messages import Cause, Loaded
 
 CHAT = {"model": "a", "messages": []}
@@ -14,7 +14,7 @@ def figures(page: str) -> dict[str, float]:
 
 async def test_a_model_that_leaves_is_counted_under_a_word_of_a_closed_list() -> None:
     """The label of an eviction is a cause, never the beginning of a sentence."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         await opened.ask("/v1/chat/completions", CHAT)
         await opened.driver.evict("a")
         found = figures((await opened.ask("/metrics")).body.decode())
@@ -25,7 +25,7 @@ async def test_a_model_that_leaves_is_counted_under_a_word_of_a_closed_list() ->
 async def test_the_first_token_of_streams_and_of_whole_answers_is_timed() -> None:
     """The histogram of first tokens has a source."""
     name = 'gen_ai_server_time_to_first_token_seconds_count{model="a"}'
-    async with house() as opened:
+    async with open_gateway() as opened:
         await opened.ask("/v1/chat/completions", CHAT)
         await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
         await opened.until_idle()
@@ -34,7 +34,7 @@ async def test_the_first_token_of_streams_and_of_whole_answers_is_timed() -> Non
 
 async def test_late_answers_of_engines_and_the_lag_of_the_loop_are_measured() -> None:
     """What the core counts as late, and how late timers fire, is on the page."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.driver.feed(Loaded("a", 999, {}))
 
         def found() -> dict[str, float]:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import CATALOG, HELLO, house, raw
+from support.open_gateway import CATALOG, HELLO, open_gateway, raw
 from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey
 from watchbill.engines.base import Endpoint
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.wishes import Wishes
+from watchbill.gateway.options import CallerOptions
 from watchbill.limits import DURATION_MS_MAX
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
@@ -45,7 +45,7 @@ def chunk(
 async def test_every_door_asks_an_engine_below_the_path_of_its_address(path: str, asked: str) -> None:
     """LANE-01: a `url` with a path is joined in one place, once."""
     said = {"model": "a", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.endpoint = replace(opened.peer.endpoint, path_prefix="/llm")
         await opened.ask(path, {**said, "max_tokens": 1})
         assert {each.path for each in opened.peer.asked} == {asked}
@@ -53,7 +53,7 @@ async def test_every_door_asks_an_engine_below_the_path_of_its_address(path: str
 
 async def test_a_whole_answer_is_put_together_from_a_stream() -> None:
     """LANE-07: the engine is always asked to stream, for only then it notices a caller who leaves."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert answer.status == 200
         choice = answer.json["choices"][0]
@@ -67,7 +67,7 @@ async def test_a_whole_answer_is_put_together_from_a_stream() -> None:
 
 async def test_the_answer_names_request_model_lane_and_times() -> None:
     """LANE-01"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-Lane": "batch"})
         assert answer.headers["x-watchbill-request-id"].startswith("wb-")
         assert answer.headers["x-request-id"] == answer.headers["x-watchbill-request-id"]
@@ -88,7 +88,7 @@ async def test_a_stream_passes_unchanged() -> None:
     for body in bodies:
         for step in (1, 7, len(body)):
             pieces = [body[at : at + step] for at in range(0, len(body), step)]
-            async with house(stream_of(*pieces)) as opened:
+            async with open_gateway(stream_of(*pieces)) as opened:
                 answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
                 assert answer.body == body
                 assert answer.headers["content-type"] == "text/event-stream"
@@ -110,7 +110,7 @@ async def test_pieces_are_not_held_back() -> None:
         last = sse("[DONE]")
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
 
-    async with house(talk) as opened:
+    async with open_gateway(talk) as opened:
         client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
         stream = await client.chat.completions.create(model="a", messages=[], stream=True)
         first = await anext(stream)
@@ -122,7 +122,7 @@ async def test_pieces_are_not_held_back() -> None:
 
 async def test_the_openai_client_is_served() -> None:
     """LANE-09: chat, streamed and not, with usage only where it was asked for."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         client = openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0)
         whole = await client.chat.completions.create(model="a", messages=[{"role": "user", "content": "hi"}])
         assert whole.choices[0].message.content == "hello there"
@@ -152,7 +152,7 @@ async def test_plain_completions_are_put_together() -> None:
         }
         for text, end in (("a ", None), ("b", None), ("", "length"))
     ]
-    async with house(stream_of(sse(*events, "[DONE]"))) as opened:
+    async with open_gateway(stream_of(sse(*events, "[DONE]"))) as opened:
         answer = await opened.ask("/v1/completions", {"model": "a", "prompt": "x"})
         assert answer.json["object"] == "text_completion"
         assert answer.json["choices"][0]["text"] == "a b"
@@ -162,7 +162,7 @@ async def test_plain_completions_are_put_together() -> None:
 async def test_embeddings_pass_whole() -> None:
     """LANE-01: no stream is asked for where there is none."""
     body = json.dumps({"object": "list", "data": [{"embedding": [0.1, 2]}], "odd": None}).encode()
-    async with house(stream_of(body, content_type="application/json")) as opened:
+    async with open_gateway(stream_of(body, content_type="application/json")) as opened:
         answer = await opened.ask("/v1/embeddings", {"model": "alias/of-a", "input": "x"})
         assert (answer.status, answer.body) == (200, body)
         assert "stream" not in opened.peer.asked[0].json
@@ -178,13 +178,13 @@ async def test_our_own_fields_are_honoured_and_taken_out() -> None:
         "grammar": "x",
         "tools": [{"a": {"b": 1.5}}],
     }
-    async with house() as opened:
+    async with open_gateway() as opened:
         await opened.ask("/v1/chat/completions", fields)
         sent = opened.peer.asked[0].json
         assert not {"priority", "ttl", "keep_alive"} & set(sent)
         assert sent["grammar"] == "x" and sent["tools"] == [{"a": {"b": 1.5}}]
-    wish = Wishes().read({"x-watchbill-deadline-ms": "1500"}, dict(fields), CATALOG, None)
-    assert (wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (2, 1500, 600_000)
+    submission = CallerOptions().read({"x-watchbill-deadline-ms": "1500"}, dict(fields), CATALOG, None)
+    assert (submission.priority, submission.deadline_ms, submission.keep_alive_ms) == (2, 1500, 600_000)
 
 
 @pytest.mark.parametrize(
@@ -193,23 +193,28 @@ async def test_our_own_fields_are_honoured_and_taken_out() -> None:
 )
 def test_keep_alive_is_seconds_or_a_duration(asked: object, meant: int) -> None:
     """api.md: number of seconds, duration string, negative = long, 0 = leave now."""
-    assert Wishes().read({}, {"model": "a", "keep_alive": asked}, CATALOG, None).keep_alive_ms == meant
-    assert Wishes().read({}, {"model": "a", "ttl": asked}, CATALOG, None).keep_alive_ms == meant
+    assert CallerOptions().read({}, {"model": "a", "keep_alive": asked}, CATALOG, None).keep_alive_ms == meant
+    assert CallerOptions().read({}, {"model": "a", "ttl": asked}, CATALOG, None).keep_alive_ms == meant
 
 
 def test_unknown_wishes_degrade_and_are_counted() -> None:
     """api.md: an unknown value degrades to the default and is counted."""
     headers = {"x-watchbill-lane": "nowhere", "x-watchbill-priority": "11", "x-watchbill-deadline-ms": "soon"}
-    wishes = Wishes()
-    wish = wishes.read(headers, {"model": "a", "keep_alive": "later"}, CATALOG, None)
-    assert (wish.lane, wish.priority, wish.deadline_ms, wish.keep_alive_ms) == (None, None, None, None)
-    assert wishes.degraded == 4
+    caller_options = CallerOptions()
+    submission = caller_options.read(headers, {"model": "a", "keep_alive": "later"}, CATALOG, None)
+    assert (submission.lane, submission.priority, submission.deadline_ms, submission.keep_alive_ms) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    assert caller_options.degraded == 4
 
 
 def test_a_key_has_its_lane_and_an_admin_goes_first() -> None:
     """api.md: callers who cannot send headers get their lane by API key; LANE-06: operators go first."""
     user, admin = ApiKey("user", "k", lane="batch"), ApiKey("root", "k", admin=True)
-    read = Wishes().read
+    read = CallerOptions().read
     assert read({}, {"model": "a"}, CATALOG, user).lane == "batch"
     assert read({"x-watchbill-lane": "brief"}, {"model": "a"}, CATALOG, user).lane == "brief"
     assert not read({}, {"model": "a"}, CATALOG, user).operator
@@ -221,7 +226,7 @@ async def test_an_engines_refusal_keeps_its_words() -> None:
     said = {"error": {"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}}
     body = json.dumps(said).encode()
     for stream in (False, True):
-        async with house(stream_of(body, content_type="application/json", status=400)) as opened:
+        async with open_gateway(stream_of(body, content_type="application/json", status=400)) as opened:
             answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": stream})
             assert answer.status == 400
             error = answer.json["error"]
@@ -239,7 +244,7 @@ async def test_an_engines_refusal_keeps_its_words() -> None:
 )
 async def test_an_engines_failure_is_the_engines(status: int, answered: int, code: str) -> None:
     """api.md: 5xx of an engine."""
-    async with house(stream_of(b"oh no", content_type="text/plain", status=status)) as opened:
+    async with open_gateway(stream_of(b"oh no", content_type="text/plain", status=status)) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert (answer.status, answer.code) == (answered, code)
         assert answer.json["error"]["message"] == "oh no"
@@ -247,7 +252,7 @@ async def test_an_engines_failure_is_the_engines(status: int, answered: int, cod
 
 async def test_a_redirect_of_an_engine_is_not_followed() -> None:
     """R34"""
-    async with house(stream_of(b"", status=302)) as opened:
+    async with open_gateway(stream_of(b"", status=302)) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert (answer.status, answer.code) == (502, "engine_failed")
         assert len(opened.peer.asked) == 1
@@ -256,7 +261,7 @@ async def test_a_redirect_of_an_engine_is_not_followed() -> None:
 async def test_an_error_event_becomes_a_status_for_who_wants_a_whole_answer() -> None:
     """api.md: llama.cpp reports failures inside its stream."""
     event = {"error": {"code": 400, "message": "bad grammar", "type": "invalid_request_error"}}
-    async with house(stream_of(sse(event))) as opened:
+    async with open_gateway(stream_of(sse(event))) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT)
         assert (answer.status, answer.json["error"]["message"]) == (400, "bad grammar")
         answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
@@ -265,7 +270,7 @@ async def test_an_error_event_becomes_a_status_for_who_wants_a_whole_answer() ->
 
 async def test_the_engines_own_name_for_a_model_is_used() -> None:
     """Endpoint.upstream_model"""
-    async with house() as opened:
+    async with open_gateway() as opened:
         opened.engine.endpoint = Endpoint("127.0.0.1", opened.peer.port, upstream_model="own:7b")
         await opened.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert opened.peer.asked[0].json["model"] == "own:7b"
@@ -273,7 +278,7 @@ async def test_the_engines_own_name_for_a_model_is_used() -> None:
 
 async def test_a_kept_connection_serves_many_requests() -> None:
     """Keep-alive towards clients, whatever the outcome of each request."""
-    async with house(HELLO) as opened:
+    async with open_gateway(HELLO) as opened:
         reader, writer = await opened.connect()
         for model, status in (("a", 200), ("none", 404), ("a", 200)):
             body = json.dumps({**CHAT, "model": model}).encode()

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, eventually, house
+from support.open_gateway import CATALOG, eventually, open_gateway
 from watchbill.catalog import Catalog, Model
 from watchbill.errors import RequestError
-from watchbill.gateway.wishes import Wishes
+from watchbill.gateway.options import CallerOptions
 from watchbill.units import Bytes
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
@@ -38,20 +38,20 @@ def catalog(**more: object) -> Catalog:
 )
 def test_companions_are_models_or_sets(asked: str, meant: tuple[str, ...], degraded: int) -> None:
     """RES-13, api.md: names, aliases and sets; the model itself is no companion; an unknown name is counted."""
-    wishes = Wishes()
-    wish = wishes.read({"x-watchbill-with": asked}, {"model": "a"}, catalog(), None)
-    assert (wish.companions, wishes.degraded) == (meant, degraded)
+    caller_options = CallerOptions()
+    submission = caller_options.read({"x-watchbill-with": asked}, {"model": "a"}, catalog(), None)
+    assert (submission.companions, caller_options.degraded) == (meant, degraded)
 
 
 def test_members_of_one_group_are_refused() -> None:
     """RES-08, RES-13: they can never be there together, so the request is wrong."""
     with pytest.raises(RequestError, match="one and two exclude each other on ram"):
-        Wishes().read({"x-watchbill-with": "two"}, {"model": "one"}, catalog(), None)
+        CallerOptions().read({"x-watchbill-with": "two"}, {"model": "one"}, catalog(), None)
 
 
 async def test_a_request_waits_for_its_companions_and_the_answer_names_them() -> None:
     """RES-13: both are loaded, then it runs; while it does the companion is in use."""
-    async with house(catalog=catalog()) as opened:
+    async with open_gateway(catalog=catalog()) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-With": "see"})
         assert (answer.status, answer.headers["x-watchbill-with"]) == (200, B)
         models = opened.driver.status()["models"]
@@ -63,7 +63,7 @@ async def test_a_request_waits_for_its_companions_and_the_answer_names_them() ->
 
 async def test_a_set_that_can_never_fit_is_told_so_at_once() -> None:
     """RES-13: 503 never_fits with the sizes, and no advice to try again."""
-    async with house(catalog=catalog()) as opened:
+    async with open_gateway(catalog=catalog()) as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-With": f"huge, {B}"})
         assert (answer.status, answer.code) == (503, "never_fits")
         assert b"a 1.0 MiB + huge" in answer.body or b"+ huge" in answer.body
@@ -73,7 +73,7 @@ async def test_a_set_that_can_never_fit_is_told_so_at_once() -> None:
 
 async def test_a_caller_who_leaves_while_a_companion_loads_leaves_nothing_behind() -> None:
     """LANE-07, RES-13: the set is released, and the requests list is empty."""
-    async with house(catalog=catalog()) as opened:
+    async with open_gateway(catalog=catalog()) as opened:
         opened.engine.gate.clear()
         asking = asyncio.create_task(
             opened.ask("/v1/chat/completions", CHAT, headers={"X-Watchbill-With": B})
@@ -90,7 +90,7 @@ async def test_a_caller_who_leaves_while_a_companion_loads_leaves_nothing_behind
 
 async def test_a_set_is_explained() -> None:
     """RES-11, RES-13: /wb/v1/explain?model=a&with=see."""
-    async with house(catalog=catalog()) as opened:
+    async with open_gateway(catalog=catalog()) as opened:
         answer = await opened.ask("/wb/v1/explain?model=a&with=see")
         assert (answer.status, answer.json["companions"], answer.json["verdict"]) == (
             200,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from support.house import house
+from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, sse, stream_of
 from watchbill.catalog import ApiKey, Server
 from watchbill.gateway.tokens import TokenCount
@@ -76,7 +76,7 @@ CHAT = {
 )
 async def test_tokens_are_those_that_the_engine_tells(path: str, talk: Talk, stream: bool) -> None:
     """LANE-08: prompt and answer, at every door, streamed or whole; not the events of a stream."""
-    async with house(talk, server=Server(keys=(KEY,))) as opened:
+    async with open_gateway(talk, server=Server(keys=(KEY,))) as opened:
         answer = await opened.ask(path, {**CHAT, "stream": stream}, headers=HEADERS)
         assert answer.status == 200, answer.body
         await opened.until_idle()
@@ -85,7 +85,7 @@ async def test_tokens_are_those_that_the_engine_tells(path: str, talk: Talk, str
 
 async def test_tokens_are_estimated_where_the_engine_tells_none() -> None:
     """LANE-08: a token for four bytes of the answer's texts and of the request."""
-    async with house(UNTOLD, server=Server(keys=(KEY,))) as opened:
+    async with open_gateway(UNTOLD, server=Server(keys=(KEY,))) as opened:
         asked = {**CHAT, "stream": True}
         await opened.ask("/v1/chat/completions", asked, headers=HEADERS)
         await opened.until_idle()
@@ -95,7 +95,7 @@ async def test_tokens_are_estimated_where_the_engine_tells_none() -> None:
 async def test_a_key_that_has_used_its_tokens_is_refused_before_its_body_is_read() -> None:
     """LANE-08: 429 with Retry-After, in every dialect."""
     key = ApiKey("bot", "k", tokens_per_minute=40)
-    async with house(TOLD, server=Server(keys=(key,))) as opened:
+    async with open_gateway(TOLD, server=Server(keys=(key,))) as opened:
         await opened.ask("/v1/chat/completions", CHAT, headers=HEADERS)
         await opened.until_idle()
         for path, status in (("/v1/chat/completions", 429), ("/v1/messages", 429), ("/api/chat", 503)):

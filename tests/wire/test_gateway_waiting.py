@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, House, RawAnswer, eventually, house
+from support.open_gateway import CATALOG, OpenGateway, RawAnswer, eventually, open_gateway
 from support.peer import Asked
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.units import Millis
@@ -22,13 +22,13 @@ def of(key: str, **more: str) -> dict[str, str]:
     }
 
 
-def waiting(opened: House, headers: dict[str, str]) -> "asyncio.Task[RawAnswer]":
+def waiting(opened: OpenGateway, headers: dict[str, str]) -> "asyncio.Task[RawAnswer]":
     return asyncio.create_task(opened.ask("/v1/chat/completions", CHAT, headers=headers))
 
 
 async def test_a_caller_learns_the_place_of_its_request_by_the_name_it_gave() -> None:
     """LANE-08: position and reason while it waits; the name comes back with the answer."""
-    async with house(server=Server(keys=KEYS)) as opened:
+    async with open_gateway(server=Server(keys=KEYS)) as opened:
         opened.engine.gate.clear()
         first = waiting(opened, of("alice", X_Request_Id="job:7"))
         await opened.until_waiting()
@@ -45,7 +45,7 @@ async def test_a_caller_learns_the_place_of_its_request_by_the_name_it_gave() ->
 @pytest.mark.parametrize("name", ["a b", "x" * 129, "é", "../x", ""])
 async def test_a_name_that_is_none_is_not_taken(name: str) -> None:
     """LANE-08: the request is served under the name that Watchbill gives."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask("/v1/chat/completions", CHAT, headers={"X-Request-Id": name})
         assert answer.status == 200
         assert answer.headers["x-request-id"] == answer.headers["x-watchbill-request-id"]
@@ -53,7 +53,7 @@ async def test_a_name_that_is_none_is_not_taken(name: str) -> None:
 
 async def test_two_open_requests_of_a_key_never_have_one_name() -> None:
     """LANE-08: the second goes under a name of its own; another key's has nothing to do with it."""
-    async with house(server=Server(keys=KEYS)) as opened:
+    async with open_gateway(server=Server(keys=KEYS)) as opened:
         opened.engine.gate.clear()
         asked = [waiting(opened, of(key, X_Request_Id="one")) for key in ("alice", "alice", "bob")]
         await opened.until_waiting(3)
@@ -64,7 +64,7 @@ async def test_two_open_requests_of_a_key_never_have_one_name() -> None:
 
 async def test_a_caller_cancels_its_own_request_and_nobody_elses() -> None:
     """LANE-08, LANE-07: by its name or the scheduler's; an operator cancels any."""
-    async with house(server=Server(keys=KEYS)) as opened:
+    async with open_gateway(server=Server(keys=KEYS)) as opened:
         opened.engine.gate.clear()
         first = waiting(opened, of("alice", X_Request_Id="mine"))
         await opened.until_waiting()
@@ -90,7 +90,7 @@ async def hang(asked: Asked, writer: asyncio.StreamWriter) -> None:
 async def test_a_request_that_was_cancelled_by_hand_is_not_sent_again(path: str, is_running: bool) -> None:
     """LANE-08: SDKs retry every 503 unless they are told not to, and would undo the cancel."""
     said = {"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": False}
-    async with house(hang) as opened:
+    async with open_gateway(hang) as opened:
         if not is_running:
             opened.engine.gate.clear()
         asked = asyncio.ensure_future(opened.ask(path, said))
@@ -106,7 +106,7 @@ async def test_a_request_that_was_cancelled_by_hand_is_not_sent_again(path: str,
 async def test_an_answer_that_takes_too_long_is_503_with_retry_after(path: str) -> None:
     """LANE-04: in a lane without a fallback, in every dialect's shape."""
     body = {**CHAT, "max_tokens": 1, "stream": False}
-    async with house(hang) as opened:
+    async with open_gateway(hang) as opened:
         answer = await opened.ask(path, body, headers={"X-Watchbill-Lane": "brief"})
         assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
         assert isinstance(answer.json["error"], str if path.startswith("/api/") else dict)
@@ -126,7 +126,7 @@ async def test_an_answer_that_takes_too_long_is_503_with_retry_after(path: str) 
 async def test_a_lanes_fallback_is_filled_at_every_door(path: str, asked: dict[str, object]) -> None:
     """LANE-03, LANE-04, LANE-05: `{summary}` is what was asked, in one line."""
     lanes = {**CATALOG.lanes, "brief": Lane("brief", timeout_ms=Millis(200), fallback="I notice {summary}")}
-    async with house(hang, catalog=replace(CATALOG, lanes=lanes)) as opened:
+    async with open_gateway(hang, catalog=replace(CATALOG, lanes=lanes)) as opened:
         answer = await opened.ask(path, asked, headers={"X-Watchbill-Lane": "brief"})
         assert answer.status == 200 and answer.headers["x-watchbill-fallback"] == "timeout"
         assert "I notice A zombie comes." in answer.body.decode()
@@ -136,7 +136,7 @@ async def test_a_lanes_fallback_is_filled_at_every_door(path: str, asked: dict[s
 async def test_a_lane_is_named_after_the_model_at_every_door(path: str) -> None:
     """LANE-02: `MODEL:LANE`, for callers who can send no header; the engine is asked for the model."""
     asked = {**CHAT, "model": "a:batch", "prompt": "x", "max_tokens": 1, "stream": False}
-    async with house() as opened:
+    async with open_gateway() as opened:
         answer = await opened.ask(path, asked)
         assert answer.status == 200, answer.body
         assert answer.headers["x-watchbill-lane"] == "batch"
@@ -145,7 +145,7 @@ async def test_a_lane_is_named_after_the_model_at_every_door(path: str) -> None:
 
 async def test_a_model_that_others_use_stays_whoever_wishes_it_away() -> None:
     """RES-07: keep_alive of 0 is a wish: while another caller used the model a short while ago it stays."""
-    async with house(server=Server(keys=KEYS)) as opened:
+    async with open_gateway(server=Server(keys=KEYS)) as opened:
         await opened.ask("/v1/chat/completions", CHAT, headers=of("bob"))
         for path in ("/api/generate", "/v1/chat/completions"):
             answer = await opened.ask(path, {**CHAT, "keep_alive": 0, "stream": False}, headers=of("alice"))
@@ -158,7 +158,7 @@ async def test_a_model_that_others_use_stays_whoever_wishes_it_away() -> None:
 
 async def test_a_caller_cannot_unload_a_model_over_and_over() -> None:
     """RES-07: so many wishes are honoured in a minute; then the model keeps its own time."""
-    async with house(server=Server(keys=KEYS)) as opened:
+    async with open_gateway(server=Server(keys=KEYS)) as opened:
         for _ in range(12):
             await opened.ask("/v1/chat/completions", {**CHAT, "keep_alive": 0}, headers=of("alice"))
             await opened.until_idle()

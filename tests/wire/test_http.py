@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.house import eventually, house, raw
+from support.open_gateway import eventually, open_gateway, raw
 from support.peer import chat_events, sse, stream_of
 from watchbill.catalog import Server
 from watchbill.gateway.answers import as_response
@@ -22,7 +22,7 @@ from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.listener import Listener
 from watchbill.gateway.http.request import Line, Request
 from watchbill.gateway.http.response import Answer, Response, Stream
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import (
     PIPELINED_MAX,
     REQUEST_BUFFER_BYTES_MAX,
@@ -47,7 +47,7 @@ def request(version: str = "1.1", *more: str) -> bytes:
 
 async def test_a_connection_serves_many_answers_and_each_has_its_headers() -> None:
     """LANE-07: the headers of api.md are on every answer, whichever way it took."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         for _ in range(3):
             writer.write(request())
@@ -59,7 +59,7 @@ async def test_a_connection_serves_many_answers_and_each_has_its_headers() -> No
 
 
 async def test_a_client_that_wants_no_further_answer_is_let_go() -> None:
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request("1.1", "Connection: close"))
         answer = await raw(reader)
@@ -69,7 +69,7 @@ async def test_a_client_that_wants_no_further_answer_is_let_go() -> None:
 
 
 async def test_old_clients_are_answered_in_their_own_version() -> None:
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request("1.0"))
         assert (await reader.readline()).startswith(b"HTTP/1.0 200")
@@ -79,7 +79,7 @@ async def test_old_clients_are_answered_in_their_own_version() -> None:
 
 async def test_whoever_asks_for_a_head_alone_gets_it() -> None:
     """RFC 9110: HEAD is there where GET is: `wget --spider` and load balancers look at /health so."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         for path in (
             "/health",
             "/ready",
@@ -101,7 +101,7 @@ async def test_whoever_asks_for_a_head_alone_gets_it() -> None:
 
 async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
     """Many clients send the two apart; the connection goes on as with any other."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head, _, body = request().partition(b"\r\n\r\n")
         for _ in range(3):
@@ -114,7 +114,7 @@ async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
 
 async def test_an_answer_that_comes_before_the_end_of_a_body_is_seen() -> None:
     """A client that still sends is read over for a while, and may ask again afterwards."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n" + b"x" * 20)
         assert (await raw(reader)).status == 404
@@ -138,7 +138,7 @@ async def test_a_connection_whose_answer_was_given_up_is_closed() -> None:
 
 
 async def test_a_client_that_waits_for_a_go_ahead_gets_it() -> None:
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head, _, body = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
         writer.write(head + b"\r\n\r\n")
@@ -151,7 +151,7 @@ async def test_a_client_that_waits_for_a_go_ahead_gets_it() -> None:
 
 async def test_who_is_refused_at_the_door_sends_no_body_for_nothing() -> None:
     """The go-ahead comes when the body is wanted, not before the guard has looked."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head, _, _ = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
         writer.write(head.replace(b"localhost", b"evil.example") + b"\r\n\r\n")
@@ -161,7 +161,7 @@ async def test_who_is_refused_at_the_door_sends_no_body_for_nothing() -> None:
 
 async def test_requests_that_come_at_once_are_answered_in_order() -> None:
     """HTTP/1.1 allows them to be sent without waiting for answers."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request() + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + request())
         assert [(await raw(reader)).json.get("object") for _ in range(3)] == [
@@ -174,7 +174,7 @@ async def test_requests_that_come_at_once_are_answered_in_order() -> None:
 
 async def test_requests_without_end_are_not_collected() -> None:
     """R23: who sends more than anybody would wait for is answered so far, and sent away."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * (PIPELINED_MAX + 50))
         statuses = [(await raw(reader)).status for _ in range(PIPELINED_MAX + 1)]
@@ -185,7 +185,7 @@ async def test_requests_without_end_are_not_collected() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 160, 7))
 async def test_a_request_may_come_in_any_pieces(cut: int) -> None:
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         for _ in range(2):
             writer.write(request()[:cut])
@@ -197,21 +197,21 @@ async def test_a_request_may_come_in_any_pieces(cut: int) -> None:
 
 async def test_a_body_in_chunks_is_a_body() -> None:
     """And what follows its chunks (trailers) is read over."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (CHAT[:9], CHAT[9:]))
         for _ in range(2):
             writer.write(head + chunks + b"0\r\nX-Watchbill-Lane: nowhere\r\n\r\n")
             assert (await raw(reader)).status == 200
-        assert opened.gateway.wishes.degraded == 0
+        assert opened.gateway.caller_options.degraded == 0
         writer.close()
 
 
 @pytest.mark.parametrize("upgrade", ["websocket", "h2c"])
 async def test_another_protocol_is_not_taken_up(upgrade: str) -> None:
     """curl and Java's client propose HTTP/2 with their first request, whatever it is."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request("1.1", "Connection: Upgrade", f"Upgrade: {upgrade}"))
         assert (await raw(reader)).status == 200
@@ -222,7 +222,7 @@ async def test_another_protocol_is_not_taken_up(upgrade: str) -> None:
 
 async def test_what_comes_through_a_tunnel_is_no_request() -> None:
     """R43: the tunnel is refused, and nothing that was meant for its other end is answered."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + request())
         assert (await raw(reader)).status == 400
@@ -260,7 +260,7 @@ async def test_a_large_body_waits_at_the_door_until_it_is_wanted() -> None:
 async def test_an_old_client_gets_a_stream_until_its_end() -> None:
     """HTTP/1.0 has no chunks: the end of the connection is the end of the answer."""
     events = sse(*chat_events("hi"))
-    async with house(stream_of(events)) as opened:
+    async with open_gateway(stream_of(events)) as opened:
         reader, writer = await opened.connect()
         streamed = CHAT[:-1] + b', "stream": true}'
         head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(streamed)}\r\n\r\n"
@@ -274,7 +274,7 @@ async def test_an_old_client_gets_a_stream_until_its_end() -> None:
 async def test_an_idle_connection_is_kept_and_then_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """P3: nothing is held for ever, not even nothing."""
     monkeypatch.setattr(Listener, "idle_s", 0.3)
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request())
         assert (await raw(reader)).status == 200
@@ -368,7 +368,7 @@ def test_any_bytes_are_requests_or_a_failure(content: bytes, cut: int) -> None:
 
 async def test_half_a_request_holds_up_no_shutdown() -> None:
     """P3: its client is told that the house closes, long before the deadline of a body."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request()[:-5])
         await eventually(lambda: opened.connections and opened.gateway.is_busy)
@@ -457,7 +457,7 @@ def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
 
 async def test_a_go_ahead_never_follows_an_answer() -> None:
     """R43: whoever was refused sends no body; a word more would be taken for the answer to something else."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head, _, _ = request("1.1", "Expect: 100-continue").partition(b"\r\n\r\n")
         writer.write(head.replace(b"localhost", b"evil.example") + b"\r\n\r\n")
@@ -469,7 +469,7 @@ async def test_a_go_ahead_never_follows_an_answer() -> None:
 
 async def test_an_old_client_gets_no_go_ahead() -> None:
     """HTTP/1.0 does not know it, and would take it for the answer."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         reader, writer = await opened.connect()
         head, _, body = request("1.0", "Expect: 100-continue").partition(b"\r\n\r\n")
         writer.write(head + b"\r\n\r\n")
@@ -502,13 +502,13 @@ async def test_a_stream_without_a_body_announces_none(status: int) -> None:
 async def test_an_answer_that_was_begun_is_not_followed_by_another() -> None:
     """R43: what breaks in the middle breaks the connection, and the client sees that the end is missing."""
 
-    async def break_off(visit: Visit) -> Answer:
-        stream = Stream(visit.request, {})
+    async def break_off(context: RequestContext) -> Answer:
+        stream = Stream(context.request, {})
         await stream.open()
         await stream.write(b"half")
         raise ValueError("a bug")
 
-    async with house() as opened, listening(opened.gateway.enter(Access.OPEN, break_off)) as port:
+    async with open_gateway() as opened, listening(opened.gateway.enter(Access.OPEN, break_off)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
         answer = await reader.read()
@@ -520,18 +520,18 @@ async def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) 
     """P3: a piece that is ready when its reader has just gone is dropped, and the log is not filled with it."""
     ended = asyncio.Event()
 
-    async def stream(visit: Visit) -> Answer:
-        out = Stream(visit.request, {})
+    async def stream(context: RequestContext) -> Answer:
+        out = Stream(context.request, {})
         await out.open()
-        assert visit.request.transport is not None
-        visit.request.transport.close()  # as the loop does at the end of what the client sends
+        assert context.request.transport is not None
+        context.request.transport.close()  # as the loop does at the end of what the client sends
         try:
             await out.write(b"more")
         finally:
             ended.set()
         return out
 
-    async with house() as opened, listening(opened.gateway.enter(Access.OPEN, stream)) as port:
+    async with open_gateway() as opened, listening(opened.gateway.enter(Access.OPEN, stream)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
         await ended.wait()
@@ -607,7 +607,7 @@ async def test_a_client_that_left_before_its_last_answer_is_no_bug(caplog: pytes
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
 async def test_who_sends_half_a_body_is_told_that_the_connection_ends(path: str) -> None:
     """R43: what follows has no meaning, and a client that does not know would ask again on a closed connection."""
-    async with house(server=Server(body_max=Bytes(100))) as opened:
+    async with open_gateway(server=Server(body_max=Bytes(100))) as opened:
         for framing in (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"Content-Length: 1000\r\n\r\n"):
             reader, writer = await opened.connect()
             writer.write(b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b" % (path.encode(), framing))

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from support.house import CATALOG, House, house
+from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from watchbill.catalog import Lane, ProcessType
 from watchbill.units import Millis
 
@@ -64,7 +64,7 @@ def test_the_stored_schema_is_the_one_of_its_table() -> None:
 
 async def test_every_address_of_our_own_is_in_the_schema_and_no_other() -> None:
     """LANE-09: compared with the router itself."""
-    async with house() as opened:
+    async with open_gateway() as opened:
         served = {
             (method.lower(), re.sub(r":[^{}]*\}", "}", path))
             for method, path, *_ in opened.gateway.routes()
@@ -97,7 +97,7 @@ def can_be_wrong(operation: dict[str, Any]) -> bool:
     return "requestBody" in operation
 
 
-def ask_everything(opened: House, mode: GenerationMode) -> set[int]:
+def ask_everything(opened: OpenGateway, mode: GenerationMode) -> set[int]:
     """Asks every address, and has every answer judged. Returns the statuses that came."""
     seen: set[int] = set()
     schema = schemathesis.openapi.from_dict(with_known_names(stored()))
@@ -124,7 +124,7 @@ def ask_everything(opened: House, mode: GenerationMode) -> set[int]:
 @pytest.mark.parametrize("mode", list(GenerationMode))
 async def test_the_gateway_answers_as_its_schema_says(mode: GenerationMode) -> None:
     """LANE-09: good requests and bad ones: never a 500, and every answer has its shape."""
-    async with house(catalog=BRIEF) as opened:
+    async with open_gateway(catalog=BRIEF) as opened:
 
         async def reload() -> list[str]:
             return []

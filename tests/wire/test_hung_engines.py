@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.house import raw
+from support.open_gateway import raw
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, ProcessType, WorkClass
-from watchbill.core.station import Station
+from watchbill.core.model_state import ModelState
 from watchbill.gateway.server import Serving
 from watchbill.runtime.driver import Driver
 from watchbill.units import Bytes, Millis
@@ -65,17 +65,17 @@ class Place:
         self.serving, self.driver = serving, driver
 
     @property
-    def station(self) -> Station:
-        return self.driver._core.state.stations["a"]
+    def model(self) -> ModelState:
+        return self.driver._core.state.models["a"]
 
     async def open(
         self, path: str, body: dict[str, object], lane: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         content = json.dumps(body if "type" in body else {"model": "a", **body}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port, limit=2**20)
-        wish = f"X-Watchbill-Lane: {lane}\r\n" if lane else ""
+        submission = f"X-Watchbill-Lane: {lane}\r\n" if lane else ""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.serving.port}\r\n{wish}"
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.serving.port}\r\n{submission}"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         writer.write(head.encode() + content)
@@ -103,7 +103,7 @@ class Place:
         return {line.split('outcome="')[1].split('"')[0] for line in found}
 
     async def until_reset(self) -> None:
-        await until(lambda: self.station.resets == 1 or self.station.loads == 2)
+        await until(lambda: self.model.resets == 1 or self.model.loads == 2)
 
 
 async def until(happened: Callable[[], object]) -> None:
@@ -146,13 +146,13 @@ async def test_callers_who_leave_because_nothing_comes_raise_the_question(
     async with place_of(tmp_path, monkeypatch) as place:
         await place.freeze()
         for _ in range(12):
-            if place.station.loads != 1 or place.station.is_suspect:
+            if place.model.loads != 1 or place.model.is_suspect:
                 break
             _, writer = await place.open(*CALLS["openai streamed"][:2], "patient")
-            await until(lambda: place.station.running or place.station.is_suspect)
-            await asyncio.sleep(place.station.silence_ms / 2000)  # the client's patience
+            await until(lambda: place.model.running or place.model.is_suspect)
+            await asyncio.sleep(place.model.silence_ms / 2000)  # the client's patience
             writer.transport.abort()
-            await until(lambda: not place.station.running)
+            await until(lambda: not place.model.running)
         await place.until_reset()
         assert place.outcomes() == {"ok", "cancelled"}
 
@@ -168,8 +168,8 @@ async def test_callers_who_leave_a_model_that_is_well_change_nothing(
             async with asyncio.timeout(60):
                 await reader.readuntil(b"data: ")
             writer.transport.abort()
-            await until(lambda: not place.station.running)
-        assert (place.station.bad_answers, place.station.loads) == (0, 1)
+            await until(lambda: not place.model.running)
+        assert (place.model.bad_answers, place.model.loads) == (0, 1)
 
 
 async def test_an_engine_whose_words_still_come_is_slow_and_not_hung(
@@ -180,7 +180,7 @@ async def test_an_engine_whose_words_still_come_is_slow_and_not_hung(
     async with place_of(tmp_path, monkeypatch, dataclasses.replace(CATALOG, models={"a": slow})) as place:
         for _ in range(4):
             assert b"run_timeout" in (await place.ask(*CALLS["openai"]))[1]
-        assert (place.station.bad_answers, place.station.loads) == (0, 1)
+        assert (place.model.bad_answers, place.model.loads) == (0, 1)
 
 
 @pytest.mark.parametrize("probe", ["http", "none"])
@@ -196,7 +196,7 @@ async def test_an_engine_that_can_only_be_asked_for_its_health_is_found_too(
             await until_up(place)
         await place.freeze()
         for _ in range(12):
-            if place.station.loads != 1 or place.station.resets:
+            if place.model.loads != 1 or place.model.resets:
                 break
             await place.ask(*CALLS["openai"])
         await place.until_reset()
@@ -218,6 +218,6 @@ async def test_a_model_that_is_healthy_and_slow_is_not_reset_for_three_quick_tim
         assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
         for _ in range(4):
             await place.ask(*CALLS["openai"])
-        assert place.station.bad_answers >= 3
+        assert place.model.bad_answers >= 3
         assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
-        assert (place.station.loads, place.station.bad_answers) == (1, 0)
+        assert (place.model.loads, place.model.bad_answers) == (1, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.house import raw
+from support.open_gateway import raw
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint
@@ -161,7 +161,7 @@ async def test_a_program_that_does_not_watch_its_clients_is_waited_for(
                 await eventually(lambda n=before: counts.exists() and len(counts.read_text().split()) > n)
             writer.transport.abort()
         await eventually(lambda: not driver.requests())
-        await eventually(lambda: not driver._core.state.stations["a"].lingering)
+        await eventually(lambda: not driver._core.state.models["a"].lingering)
     assert counts.read_text().split() == ["1"] * 3
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.house import HELLO, house
+from support.open_gateway import HELLO, open_gateway
 from support.peer import stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Outgoing
@@ -166,7 +166,7 @@ async def test_a_body_of_one_huge_text_holds_up_nobody(text: bytes) -> None:
 async def test_every_door_passes_a_large_body_on(path: str, asked: dict[str, object]) -> None:
     """LANE-09: the engine reads the text as it was written, whichever dialect it came in."""
     text = 'One "quote", one \\ and é. ' * (JSON_AT_ONCE_BYTES_MAX // 10)
-    async with house(HELLO) as opened:
+    async with open_gateway(HELLO) as opened:
         await opened.ask(
             path, json.loads(json.dumps({"model": "a", **asked}).replace("LONG", json.dumps(text)[1:-1]))
         )
@@ -199,7 +199,7 @@ async def test_an_engines_hostile_answer_holds_up_nobody(name: str, path: str, s
         "messages": [{"role": "user", "content": "x"}],
         "input": "x",
     }
-    async with house(stream_of(b"data: " + HOSTILE_ANSWERS[name] + b"\n\n")) as opened:
+    async with open_gateway(stream_of(b"data: " + HOSTILE_ANSWERS[name] + b"\n\n")) as opened:
         asking = asyncio.ensure_future(opened.ask(path, asked))
         assert await longest_pause(asking) < LAG_S_MAX
         assert (await asking).status in (200, 502)

@@ -15,7 +15,7 @@ from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime import protected as protected_module
 from watchbill.runtime.deliver import Deliverer
-from watchbill.runtime.lookout import Lookout, Memory
+from watchbill.runtime.probe_loop import Memory, ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.units import Bytes, Millis
 
@@ -52,9 +52,9 @@ class Sight:
     def asleep(self) -> Mapping[str, bool]:
         return {"A": True}
 
-    def lookout(self, ram: RamProbe | None = None) -> Lookout:
+    def probe_loop(self, ram: RamProbe | None = None) -> ProbeLoop:
         catalog = Catalog({RAM: Device(RAM)}, {}, {}, {})
-        return Lookout(
+        return ProbeLoop(
             catalog, [PatientProbe(Steady())], self.memory, self.told.append,
             asleep=self.asleep, alert=self.alerts.append, ram=ram, clock=lambda: 1.0,
         )  # fmt: skip
@@ -63,10 +63,10 @@ class Sight:
 async def test_a_look_without_sight_of_the_processes_still_tells_of_the_machine() -> None:
     """R25: without free descriptors memory is still watched; what was last seen stands, sleep is not guessed."""
     sight = Sight()
-    lookout = sight.lookout()
-    await lookout.look()
+    probe_loop = sight.probe_loop()
+    await probe_loop.look()
     sight.failure = FULL
-    await lookout.look()
+    await probe_loop.look()
     before, after = sight.told
     assert before.models["A"].asleep is True
     assert after.devices == before.devices
@@ -77,9 +77,9 @@ async def test_processes_that_stay_out_of_sight_are_an_alert() -> None:
     """R25: once, not at every look."""
     sight = Sight()
     sight.failure = FULL
-    lookout = sight.lookout()
+    probe_loop = sight.probe_loop()
     for _ in range(2 * PROBE_FAILURES_MAX):
-        await lookout.look()
+        await probe_loop.look()
     (alert,) = sight.alerts
     assert alert.kind == "probe" and "Too many open files" in alert.text
 
@@ -87,7 +87,7 @@ async def test_processes_that_stay_out_of_sight_are_an_alert() -> None:
 async def test_stalls_that_cannot_be_read_are_none() -> None:
     """R25: the readings of memory itself go on."""
     sight = Sight()
-    await sight.lookout(Stalling()).look()
+    await sight.probe_loop(Stalling()).look()
     assert not sight.told[0].pressure
 
 

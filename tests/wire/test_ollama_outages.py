@@ -15,7 +15,7 @@ import pytest
 
 from watchbill import limits
 from watchbill.config import parse
-from watchbill.core import lanes, station
+from watchbill.core import admission, model_state
 from watchbill.runtime.driver import Driver
 from wire import ollama_standin
 from wire.engine_contract import eventually, within
@@ -82,7 +82,7 @@ async def ollama(request: pytest.FixtureRequest) -> AsyncIterator[Ollama]:
     ollama.end()
 
 
-def house(
+def open_gateway(
     ollama: Ollama, *models: str, capacity: str = "1GiB", memory: str = "600MiB", rules: str = ""
 ) -> Any:
     text = f"[devices.ram]\ncapacity = '{capacity}'\nreserve = 0\n[engines.lab]\ndriver = 'ollama'\n"
@@ -110,7 +110,7 @@ TWO = [f"one={600 * MIB}", f"two={600 * MIB}"]
 async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path, ollama: Ollama) -> None:
     """RES-03, RES-09: Ollama is stopped for longer than any look waits, and continued. What it held is still there, so
     the other model is loaded only when that has gone; and nothing stays pinned afterwards."""
-    async with driving(tmp_path, house(ollama, "one", "two")) as driver, answering(driver) as url:
+    async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.send(signal.SIGSTOP)
         await eventually(lambda: silence(driver) is not None, 15)
@@ -132,13 +132,13 @@ async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path,
 @pytest.mark.parametrize("ollama", [TWO], indirect=True)
 async def test_an_ollama_that_comes_back_serves_who_waited(tmp_path: Path, ollama: Ollama) -> None:
     """RES-20: an outage quarantines nothing, however often its models are asked for; who waits is served after it."""
-    async with driving(tmp_path, house(ollama, "one", "two")) as driver, answering(driver) as url:
+    async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.end()
         await eventually(lambda: silence(driver) is not None, 15)
         waiting = [asyncio.create_task(chat(url, name)) for name in ("one", "two")]
         await eventually(lambda: model(driver, "two")["queued"] == 1, 15)
-        await asyncio.sleep(2 * station.HOST_RETRY_MS / 1000)
+        await asyncio.sleep(2 * model_state.HOST_RETRY_MS / 1000)
         assert not any(task.done() for task in waiting)
         await asyncio.to_thread(ollama.start)
         answers = await within(20, asyncio.gather(*waiting))
@@ -151,7 +151,10 @@ async def test_four_models_share_an_ollama_with_three_places(tmp_path: Path, oll
     """RES-09: the limit is learned from the first model that had to go, and obeyed from then on: nothing hangs, nothing
     is lost again, nothing is quarantined."""
     names = ("one", "two", "three", "four")
-    async with driving(tmp_path, house(ollama, *names, memory="1MiB")) as driver, answering(driver) as url:
+    async with (
+        driving(tmp_path, open_gateway(ollama, *names, memory="1MiB")) as driver,
+        answering(driver) as url,
+    ):
         for name in names:
             assert (await within(15, chat(url, name)))[0] == 200
         engines: Any = driver.status()
@@ -171,7 +174,7 @@ async def test_a_model_that_turns_out_too_large_is_refused_as_soon_as_that_is_kn
     tmp_path: Path, ollama: Ollama
 ) -> None:
     """LANE-02: nobody waits for the end of max_wait for a model that was found not to fit."""
-    catalog = house(ollama, "huge", "one", capacity="500MiB", memory="")
+    catalog = open_gateway(ollama, "huge", "one", capacity="500MiB", memory="")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         status, body = await within(lanes_bound(catalog) / 4, chat(url, "huge"))
         assert (status, body["error"]["code"]) == (503, "never_fits")
@@ -181,7 +184,7 @@ async def test_a_model_that_turns_out_too_large_is_refused_as_soon_as_that_is_kn
 
 
 def lanes_bound(catalog: Any) -> float:
-    return min(lane.max_wait_ms for lane in catalog.lanes.values()) / 1000
+    return min(lane.max_wait_ms for lane in catalog.admission.values()) / 1000
 
 
 @pytest.mark.parametrize("ollama", [["one"]], indirect=True)
@@ -189,8 +192,8 @@ async def test_a_quarantine_is_lifted_by_hand(
     tmp_path: Path, ollama: Ollama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RES-20: whoever mended the cause need not wait for the end of the back-off."""
-    monkeypatch.setattr(lanes, "RETRY_AFTER_MIN_MS", 1)
-    catalog = house(ollama, "one", "missing", memory="1MiB")
+    monkeypatch.setattr(admission, "RETRY_AFTER_MIN_MS", 1)
+    catalog = open_gateway(ollama, "one", "missing", memory="1MiB")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "missing")))[0] == 503
         assert model(driver, "missing")["state"] == "failed"
@@ -207,7 +210,7 @@ async def test_what_a_stopped_ollama_keeps_at_the_end_is_given_back_at_the_next_
     tmp_path: Path, ollama: Ollama
 ) -> None:
     """R36: nothing stays pinned, also when Ollama could not be asked in the moment in which we went."""
-    catalog = house(ollama, "one", "two")
+    catalog = open_gateway(ollama, "one", "two")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.send(signal.SIGSTOP)

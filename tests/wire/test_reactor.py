@@ -27,7 +27,7 @@ from wire.reactor_house import Host, host_in, reacting
 ALLOWED = "watchbill-*.service"
 
 
-class Desk:
+class Driver:
     """One root, a reactor over it that works when it is told to, and its host."""
 
     def __init__(self, root: Path, host: Host) -> None:
@@ -63,95 +63,95 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def driver(tmp_path: Path) -> AsyncIterator[Driver]:
     (tmp_path / "root").mkdir()
     with host_in(tmp_path / "host") as host:
         host.define("watchbill-m.service", states=["active"])
         host.define("exact.service", states=["active"])
-        desk = Desk(tmp_path / "root", host)
-        yield desk
-        desk.reactor.close()
+        driver = Driver(tmp_path / "root", host)
+        yield driver
+        driver.reactor.close()
 
 
 # ------------------------------------------------------------------ what is done
 
 
-async def test_an_allowed_intent_is_carried_out_and_answered(desk: Desk) -> None:
+async def test_an_allowed_intent_is_carried_out_and_answered(driver: Driver) -> None:
     """RES-22: systemctl gets a verb and a unit; the answer says what became of it; the intent is gone."""
-    desk.put()
-    await desk.work()
-    assert desk.host.calls() == [["start", "--no-block", "--", "watchbill-m.service"]]
-    assert (desk.answer()["ok"], desk.answer()["state"]) == (True, "active")
-    assert list(desk.intents.iterdir()) == []
-    assert stat.S_IMODE((desk.done / "a1.json").stat().st_mode) == 0o644
-    assert desk.log()[-1]["event"] == "start" and desk.log()[-1]["ok"]
+    driver.put()
+    await driver.work()
+    assert driver.host.calls() == [["start", "--no-block", "--", "watchbill-m.service"]]
+    assert (driver.answer()["ok"], driver.answer()["state"]) == (True, "active")
+    assert list(driver.intents.iterdir()) == []
+    assert stat.S_IMODE((driver.done / "a1.json").stat().st_mode) == 0o644
+    assert driver.log()[-1]["event"] == "start" and driver.log()[-1]["ok"]
 
 
-async def test_an_exact_name_is_allowed_as_well(desk: Desk) -> None:
-    desk.put(unit="exact.service", verb="restart")
-    await desk.work()
-    assert desk.host.calls() == [["restart", "--no-block", "--", "exact.service"]]
+async def test_an_exact_name_is_allowed_as_well(driver: Driver) -> None:
+    driver.put(unit="exact.service", verb="restart")
+    await driver.work()
+    assert driver.host.calls() == [["restart", "--no-block", "--", "exact.service"]]
 
 
-async def test_the_intents_of_one_unit_are_done_in_order(desk: Desk) -> None:
+async def test_the_intents_of_one_unit_are_done_in_order(driver: Driver) -> None:
     for name, verb in (("a1", "stop"), ("a2", "start"), ("a3", "stop")):
-        desk.put(name, verb=verb)
-    desk.host.define("watchbill-m.service", states=["inactive"])
-    await desk.work()
-    assert [words[0] for words in desk.host.calls()] == ["stop", "start", "stop"]
+        driver.put(name, verb=verb)
+    driver.host.define("watchbill-m.service", states=["inactive"])
+    await driver.work()
+    assert [words[0] for words in driver.host.calls()] == ["stop", "start", "stop"]
 
 
-async def test_a_unit_that_takes_its_time_does_not_hold_up_another(desk: Desk) -> None:
+async def test_a_unit_that_takes_its_time_does_not_hold_up_another(driver: Driver) -> None:
     """A stop may last as long as the unit's own timeout."""
-    desk.host.define("watchbill-m.service", stop_s=1.0)
-    desk.put("a1", verb="stop")
-    desk.put("a2", unit="exact.service")
-    desk.reactor.take()
-    await eventually((desk.done / "a2.json").exists)
-    assert not (desk.done / "a1.json").exists()
-    await within(5, desk.reactor.finish())
-    assert desk.answer("a1")["ok"]
+    driver.host.define("watchbill-m.service", stop_s=1.0)
+    driver.put("a1", verb="stop")
+    driver.put("a2", unit="exact.service")
+    driver.reactor.take()
+    await eventually((driver.done / "a2.json").exists)
+    assert not (driver.done / "a1.json").exists()
+    await within(5, driver.reactor.finish())
+    assert driver.answer("a1")["ok"]
 
 
 async def test_a_unit_that_is_still_activating_is_answered_within_the_bound(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 2: the daemon looks for itself after that."""
     monkeypatch.setattr(limits, "REACTOR_START_LOOK_MS", 150)
-    desk.host.define("watchbill-m.service", states=["activating"])
-    desk.put()
-    await desk.work()
-    assert (desk.answer()["ok"], desk.answer()["state"]) == (True, "activating")
+    driver.host.define("watchbill-m.service", states=["activating"])
+    driver.put()
+    await driver.work()
+    assert (driver.answer()["ok"], driver.answer()["state"]) == (True, "activating")
 
 
 async def test_a_stop_does_not_wait_for_a_start_that_lasts(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Race 7: whoever gave up must not wait until the unit is up."""
     monkeypatch.setattr(limits, "REACTOR_START_LOOK_MS", 60_000)
-    desk.host.define("watchbill-m.service", states=["activating"])
-    desk.put("a1")
-    desk.put("a2", verb="stop")
-    await desk.work()
-    assert [words[0] for words in desk.host.calls()] == ["start", "stop"]
+    driver.host.define("watchbill-m.service", states=["activating"])
+    driver.put("a1")
+    driver.put("a2", verb="stop")
+    await driver.work()
+    assert [words[0] for words in driver.host.calls()] == ["start", "stop"]
 
 
-async def test_a_stopped_unit_is_down_whatever_systemctl_says(desk: Desk) -> None:
+async def test_a_stopped_unit_is_down_whatever_systemctl_says(driver: Driver) -> None:
     """A unit that is not loaded cannot be stopped; it has no memory either."""
-    desk.put(verb="stop", unit="watchbill-unknown.service")
-    await desk.work()
-    assert (desk.answer()["ok"], desk.answer()["state"]) == (True, "inactive")
+    driver.put(verb="stop", unit="watchbill-unknown.service")
+    await driver.work()
+    assert (driver.answer()["ok"], driver.answer()["state"]) == (True, "inactive")
 
 
 async def test_a_systemctl_that_is_not_there_is_an_answer(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     with host_in(tmp_path / "host") as host:
         host.systemctl.unlink()
-        desk = Desk(tmp_path / "root", host)
-        desk.put()
-        await desk.work()
-        assert "cannot be run: No such file" in desk.answer()["text"]
-        desk.reactor.close()
+        driver = Driver(tmp_path / "root", host)
+        driver.put()
+        await driver.work()
+        assert "cannot be run: No such file" in driver.answer()["text"]
+        driver.reactor.close()
 
 
 # ------------------------------------------------------------------ what is refused
@@ -180,60 +180,60 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "why"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 async def test_what_is_not_allowed_is_refused_answered_and_journaled(
-    desk: Desk, changes: dict[str, Any], why: str
+    driver: Driver, changes: dict[str, Any], why: str
 ) -> None:
     """RES-22: nothing reaches systemctl; the asker and the log learn why."""
-    desk.put(**changes)
-    await desk.work()
-    assert desk.host.calls() == []
-    assert list(desk.intents.iterdir()) == []
-    assert desk.answer()["refused"] and why in desk.answer()["text"]
-    assert desk.log()[-1]["event"] == "refused" and why in desk.log()[-1]["text"]
+    driver.put(**changes)
+    await driver.work()
+    assert driver.host.calls() == []
+    assert list(driver.intents.iterdir()) == []
+    assert driver.answer()["refused"] and why in driver.answer()["text"]
+    assert driver.log()[-1]["event"] == "refused" and why in driver.log()[-1]["text"]
 
 
-async def test_an_intent_comes_once(desk: Desk) -> None:
+async def test_an_intent_comes_once(driver: Driver) -> None:
     """RES-22: a second one with the same id is refused, and the first answer stays."""
-    desk.put()
-    await desk.work()
-    first = (desk.done / "a1.json").read_bytes()
-    desk.put(verb="stop")
-    await desk.work()
-    assert len(desk.host.calls()) == 1
-    assert (desk.done / "a1.json").read_bytes() == first
-    assert "answered before" in desk.log()[-1]["text"]
+    driver.put()
+    await driver.work()
+    first = (driver.done / "a1.json").read_bytes()
+    driver.put(verb="stop")
+    await driver.work()
+    assert len(driver.host.calls()) == 1
+    assert (driver.done / "a1.json").read_bytes() == first
+    assert "answered before" in driver.log()[-1]["text"]
 
 
-async def test_an_intent_that_was_withdrawn_is_not_carried_out(desk: Desk) -> None:
-    mailbox = Mailbox(desk.root)
+async def test_an_intent_that_was_withdrawn_is_not_carried_out(driver: Driver) -> None:
+    mailbox = Mailbox(driver.root)
     intent = mailbox.post("start", Model("m", "systemd"), "a test")
     assert mailbox.is_waiting(intent) and mailbox.withdraw(intent)
-    await desk.work()
-    assert desk.host.calls() == [] and not mailbox.withdraw(intent)
+    await driver.work()
+    assert driver.host.calls() == [] and not mailbox.withdraw(intent)
 
 
 async def test_an_intent_that_is_withdrawn_while_it_is_read_is_not_carried_out(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one of the two removes it: the daemon knows that nothing will happen."""
-    read = desk.reactor._folders.read
+    read = driver.reactor._folders.read
 
     def read_then_withdrawn(name: str) -> bytes:
         text = read(name)
-        (desk.intents / name).unlink()
+        (driver.intents / name).unlink()
         return text
 
-    monkeypatch.setattr(desk.reactor._folders, "read", read_then_withdrawn)
-    desk.put()
-    await desk.work()
-    assert desk.host.calls() == [] and list(desk.done.iterdir()) == []
+    monkeypatch.setattr(driver.reactor._folders, "read", read_then_withdrawn)
+    driver.put()
+    await driver.work()
+    assert driver.host.calls() == [] and list(driver.done.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "folder", "large", "broken", "empty", "deep"])
-async def test_hostile_files_are_refused_without_harm(desk: Desk, kind: str, tmp_path: Path) -> None:
+async def test_hostile_files_are_refused_without_harm(driver: Driver, kind: str, tmp_path: Path) -> None:
     """R50: refused, no hang, nothing outside touched, and told of once."""
-    path = desk.intents / "evil.json"
+    path = driver.intents / "evil.json"
     outside = tmp_path / "outside.json"
-    outside.write_text(desk.put("evil").read_text())
+    outside.write_text(driver.put("evil").read_text())
     path.unlink()
     match kind:
         case "symlink":
@@ -251,34 +251,34 @@ async def test_hostile_files_are_refused_without_harm(desk: Desk, kind: str, tmp
         case _:
             path.write_text("[" * 4000)
     for _ in range(3):
-        await desk.work()
-    assert desk.host.calls() == []
+        await driver.work()
+    assert driver.host.calls() == []
     assert outside.exists()
-    assert [line["event"] for line in desk.log()] == ["refused"]
+    assert [line["event"] for line in driver.log()] == ["refused"]
     assert path.exists() == (kind == "folder")
 
 
 @pytest.mark.parametrize("name", ["a b.json", "x.txt", "é.json", "-a.json", "a" * 200 + ".json"])
-async def test_files_with_odd_names_are_refused(desk: Desk, name: str) -> None:
+async def test_files_with_odd_names_are_refused(driver: Driver, name: str) -> None:
     """R49: no id, no answer."""
-    (desk.intents / name).write_text(desk.put("x").read_text())
-    (desk.intents / "x.json").unlink()
-    await desk.work()
-    assert desk.host.calls() == []
-    assert list(desk.intents.iterdir()) == []
-    assert desk.log()[-1]["event"] == "refused"
+    (driver.intents / name).write_text(driver.put("x").read_text())
+    (driver.intents / "x.json").unlink()
+    await driver.work()
+    assert driver.host.calls() == []
+    assert list(driver.intents.iterdir()) == []
+    assert driver.log()[-1]["event"] == "refused"
 
 
-async def test_drafts_are_left_alone_until_they_are_old(desk: Desk) -> None:
-    draft, answer = desk.intents / ".draft", desk.done / "old.json"
+async def test_drafts_are_left_alone_until_they_are_old(driver: Driver) -> None:
+    draft, answer = driver.intents / ".draft", driver.done / "old.json"
     for path in (draft, answer):
         path.write_text("x")
-    await desk.work()
-    desk.reactor._folders.clean()
+    await driver.work()
+    driver.reactor._folders.clean()
     assert draft.exists() and answer.exists()
     for path in (draft, answer):
         os.utime(path, (0, 0))
-    desk.reactor._folders.clean()
+    driver.reactor._folders.clean()
     assert not draft.exists() and not answer.exists()
 
 
@@ -294,18 +294,18 @@ async def test_a_folder_that_is_a_symlink_is_not_followed(tmp_path: Path) -> Non
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_a_log_that_was_replaced_by_a_link_is_not_written_to(desk: Desk, tmp_path: Path) -> None:
+async def test_a_log_that_was_replaced_by_a_link_is_not_written_to(driver: Driver, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("mine")
-    (desk.root / "reactor" / "reactor.jsonl").symlink_to(target)
-    desk.put(unit="sshd.service")
+    (driver.root / "reactor" / "reactor.jsonl").symlink_to(target)
+    driver.put(unit="sshd.service")
     with pytest.raises(ConfigError, match="not a plain file of its own"):
-        await desk.work()
+        await driver.work()
     assert target.read_text() == "mine"
 
 
 async def test_a_disk_that_is_full_does_not_end_the_reactor(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What can be done is done; who waits for the answer has a deadline of its own."""
 
@@ -313,32 +313,32 @@ async def test_a_disk_that_is_full_does_not_end_the_reactor(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("watchbill.reactor.folders.os.write", full)
-    desk.put()
-    await desk.work()
-    assert len(desk.host.calls()) == 1
+    driver.put()
+    await driver.work()
+    assert len(driver.host.calls()) == 1
     assert caplog.text.count("No space left on device") == 2  # for its log, and for its answer
     monkeypatch.undo()
-    desk.put("a2")
-    await desk.work()
-    assert desk.answer("a2")["ok"]
+    driver.put("a2")
+    await driver.work()
+    assert driver.answer("a2")["ok"]
 
 
-async def test_one_reactor_serves_a_root(desk: Desk) -> None:
+async def test_one_reactor_serves_a_root(driver: Driver) -> None:
     with pytest.raises(ConfigError, match="another reactor serves"):
-        Reactor(desk.root, [ALLOWED], Systemctl())
+        Reactor(driver.root, [ALLOWED], Systemctl())
 
 
-async def test_a_flood_of_intents_for_one_unit_is_bounded(desk: Desk) -> None:
+async def test_a_flood_of_intents_for_one_unit_is_bounded(driver: Driver) -> None:
     """Every queue has a bound."""
-    desk.host.define("watchbill-m.service", stop_s=0.3)
+    driver.host.define("watchbill-m.service", stop_s=0.3)
     for number in range(limits.REACTOR_UNIT_INTENTS_MAX + 3):
-        desk.put(f"a{number:03}", verb="stop")
-    desk.reactor.take()
-    refused = [line for line in desk.log() if "wait for watchbill-m.service already" in line["text"]]
+        driver.put(f"a{number:03}", verb="stop")
+    driver.reactor.take()
+    refused = [line for line in driver.log() if "wait for watchbill-m.service already" in line["text"]]
     assert len(refused) == 3
-    for line in desk.reactor._lines.values():
+    for line in driver.reactor._lines.values():
         line.clear()  # enough was shown
-    await within(5, desk.reactor.finish())
+    await within(5, driver.reactor.finish())
 
 
 # ------------------------------------------------------------------ as a service

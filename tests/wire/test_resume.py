@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.house import CATALOG, house
+from support.open_gateway import CATALOG, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import Lane, WorkClass
 from watchbill.engines.base import Endpoint
@@ -174,7 +174,7 @@ async def test_an_engine_that_refuses_to_continue_is_asked_for_the_whole_answer(
         else:
             await stream_of(sse(*chat_events("a whole one")))(asked, writer)
 
-    async with house(talk, catalog=catalog) as opened:
+    async with open_gateway(talk, catalog=catalog) as opened:
         opened.engine.endpoint = replace(opened.peer.endpoint, continues=True)
         body = {"model": "a", "messages": CHAT["messages"]}
         answer = await opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})

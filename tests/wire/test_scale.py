@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from support.house import CATALOG, MIB, House, eventually, house
+from support.open_gateway import CATALOG, MIB, OpenGateway, eventually, open_gateway
 from support.peer import Asked, chat_events, sse
 from watchbill.catalog import Lane, Model
 from watchbill.core.messages import Request
 from watchbill.errors import LaneFull
-from watchbill.runtime.ticket import Ticket, Wish
+from watchbill.runtime.ticket import Submission, Ticket
 from watchbill.units import Millis
 
 QUEUED = 10_000
@@ -31,7 +31,7 @@ def alive(kind: type) -> int:
     return sum(type(each) is kind for each in gc.get_objects())
 
 
-def assert_empty(opened: House) -> None:
+def assert_empty(opened: OpenGateway) -> None:
     """Neither the core nor the driver remembers anybody."""
     state = opened.driver._core.state  # pyright: ignore[reportPrivateUsage]  a leak hides in private places
     assert not opened.driver.requests()
@@ -39,29 +39,29 @@ def assert_empty(opened: House) -> None:
     assert not state.home
     assert state.waiting == 0
     assert not any(state.lane_waiting.values())
-    assert not any(station.line or station.running for station in state.stations.values())
+    assert not any(model.line or model.running for model in state.models.values())
     # The heap of dues keeps a few entries of those who left, and no more.
-    assert all(len(station.line._dues) <= 64 for station in state.stations.values())  # pyright: ignore[reportPrivateUsage]
+    assert all(len(model.line._dues) <= 64 for model in state.models.values())  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_loading", [True, False], ids=["loading", "busy"])
 async def test_ten_thousand_waiting_requests_are_bounded_and_leave_nothing(is_loading: bool) -> None:
     """R23: before models that load, or before busy ones: the lane's bound holds, then all leave, and all are gone."""
-    async with house(catalog=LARGE) as opened:
+    async with open_gateway(catalog=LARGE) as opened:
         tickets_before, requests_before = alive(Ticket), alive(Request)
         if is_loading:
             opened.engine.gate.clear()
         else:
             for name in MODELS:
                 await opened.driver.load(name)
-        tickets = [opened.driver.submit(Wish(f"m{n % len(MODELS)}")) for n in range(QUEUED)]
+        tickets = [opened.driver.submit(Submission(f"m{n % len(MODELS)}")) for n in range(QUEUED)]
         running = 0 if is_loading else 4 * len(MODELS)
         assert opened.count("waiting") == QUEUED - running
         waits = [asyncio.ensure_future(ticket.granted()) for ticket in tickets]
         if is_loading:
             with pytest.raises(LaneFull):
-                opened.driver.submit(Wish("m0"))
+                opened.driver.submit(Submission("m0"))
         await asyncio.sleep(0)
         random.Random(7).shuffle(tickets)
         for ticket in tickets:
@@ -92,7 +92,7 @@ async def slow(_asked: Asked, writer: asyncio.StreamWriter) -> None:
     writer.write(b"0\r\n\r\n")
 
 
-async def leave_somewhere(opened: House, number: int, chance: random.Random) -> None:
+async def leave_somewhere(opened: OpenGateway, number: int, chance: random.Random) -> None:
     """A client that sends some or all of a request and is gone, politely or not, some time later."""
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.serving.port)
     sent = body(number)
@@ -112,7 +112,7 @@ async def leave_somewhere(opened: House, number: int, chance: random.Random) -> 
 @pytest.mark.timeout(60)
 async def test_five_thousand_clients_that_leave_anywhere_release_everything() -> None:
     """R41: while sending, queued, before the first byte, mid-stream: each grant is released once, engines stop."""
-    async with house(slow, catalog=LARGE) as opened:
+    async with open_gateway(slow, catalog=LARGE) as opened:
         chance, room = random.Random(41), asyncio.Semaphore(AT_ONCE)
 
         async def one(number: int) -> None:

@@ -12,13 +12,13 @@ from watchbill.core.messages import Ended, Event, Left, Request, TaskEnded
 from watchbill.engines.base import Endpoint
 from watchbill.runtime import tasks as tasks_module
 from watchbill.runtime.tasks import Tasks
-from watchbill.runtime.ticket import Start, Ticket, Wish
+from watchbill.runtime.ticket import Start, Submission, Ticket
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
 @dataclass
-class Desk:
+class Driver:
     """Grants every wish at once, and writes down what it is told."""
 
     endpoint: Endpoint
@@ -31,23 +31,25 @@ class Desk:
     def ended(self, ticket: Ticket, event: Event, outcome: str, /, *, served: bool) -> None:
         self.events.append(event)
 
-    def submit(self, wish: Wish) -> Ticket:
-        request = Request("r1", wish.model, ROTATION_LANE.name, ROTATION_LANE.work_class, 0, 1_000, 60_000)
-        ticket = Ticket(request, self, "r1", wish.model)
-        ticket.start(Start(wish.model, self.endpoint, 1, 0, 0), 0)
+    def submit(self, submission: Submission) -> Ticket:
+        request = Request(
+            "r1", submission.model, ROTATION_LANE.name, ROTATION_LANE.work_class, 0, 1_000, 60_000
+        )
+        ticket = Ticket(request, self, "r1", submission.model)
+        ticket.start(Start(submission.model, self.endpoint, 1, 0, 0), 0)
         self.tickets.append(ticket)
         return ticket
 
 
 async def carry_out(task: BackgroundTask, endpoint: Endpoint, root: Path) -> tuple[TaskEnded, list[Event]]:
     """Runs one task to its end."""
-    desk = Desk(endpoint)
+    driver = Driver(endpoint)
     ended: asyncio.Future[TaskEnded] = asyncio.get_running_loop().create_future()
-    tasks = Tasks(root, desk.submit, ended.set_result)
+    tasks = Tasks(root, driver.submit, ended.set_result)
     try:
         tasks.run("A", task, lambda: 0)
         async with asyncio.timeout(10):
-            return await ended, desk.events
+            return await ended, driver.events
     finally:
         await tasks.close()
 
@@ -98,19 +100,19 @@ async def test_a_task_that_times_out_says_so_of_its_engine(tmp_path: Path) -> No
         await asyncio.Event().wait()
 
     async with peer_listening(hangs) as peer:
-        desk = Desk(peer.endpoint)
+        driver = Driver(peer.endpoint)
         ended: asyncio.Future[TaskEnded] = asyncio.get_running_loop().create_future()
-        tasks = Tasks(tmp_path, desk.submit, ended.set_result)
+        tasks = Tasks(tmp_path, driver.submit, ended.set_result)
         try:
             tasks.run("A", ASK, lambda: 0)
             async with asyncio.timeout(10):
                 await asked
-                desk.tickets[0].cut_off("run_timeout")
+                driver.tickets[0].cut_off("run_timeout")
                 assert not (await ended).ok
                 await peer.until(lambda peer: peer.left == 1)
         finally:
             await tasks.close()
-    over = desk.events[0]
+    over = driver.events[0]
     assert isinstance(over, Ended) and over.ok is False and over.parting is not None
     assert (over.parting.has_spoken, over.parting.lingers_as) == (False, "r1/1")
 

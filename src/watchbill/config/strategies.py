@@ -19,7 +19,7 @@ __all__ = ["StrategyRefused", "check_strategy", "find_strategy"]
 
 _FLAGS = ("refuses_late", "in_order")
 #: Method -> what it is called with.
-_METHODS = {"forecast": ("state", "station", "request", "now"), "choose": ("state", "now")}
+_METHODS = {"forecast": ("state", "model", "request", "now"), "choose": ("state", "now")}
 _WHERE = "docs/scheduling.md says what a policy has"
 
 

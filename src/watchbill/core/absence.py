@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from watchbill.core.budget import DeviceBook
 from watchbill.core.messages import Alert, Cause, Constraint, Trouble
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 from watchbill.units import format_bytes
 
 __all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "describe", "obstacle_of"]
@@ -51,43 +51,41 @@ class Absence:
     detail: str = ""  # in the words of an engine or a card
 
 
-def absence_of(state: State, station: Station, now: int) -> Absence | None:
+def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
     """Why a model is not in memory; None when it is, or is on its way."""
-    if station.stage is not Stage.ABSENT or station.model.shared:
+    if model.stage is not Stage.ABSENT or model.spec.shared:
         return None
-    if station.failure is not None:
-        return Absence(Why.FAILED, detail=station.failure)
-    if station.silence is not None:
-        return obstacle_of(state, station, now)  # nothing else can be said of it
-    kept = state.permanents(station)
-    room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in station.needs}
-    if not all(
-        state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(station.needs)
-    ):
-        return Absence(Why.UNREADABLE, next(iter(station.needs), None))
-    if not state.can_ever_fit(station):
-        return _lacking(Why.NEVER_FITS, station.needs, room)
-    if (obstacle := obstacle_of(state, station, now)) is not None:
+    if model.failure is not None:
+        return Absence(Why.FAILED, detail=model.failure)
+    if model.silence is not None:
+        return obstacle_of(state, model, now)  # nothing else can be said of it
+    kept = state.permanents(model)
+    room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in model.needs}
+    if not all(state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(model.needs)):
+        return Absence(Why.UNREADABLE, next(iter(model.needs), None))
+    if not state.can_ever_fit(model):
+        return _lacking(Why.NEVER_FITS, model.needs, room)
+    if (obstacle := obstacle_of(state, model, now)) is not None:
         return obstacle
-    if station.is_benched:
+    if model.is_benched:
         return Absence(Why.BY_HAND)
-    if station.line or station.ghost is not None or station.must_return:
-        is_short = bool(state.shortage_of(station))
+    if model.line or model.held_turn is not None or model.must_return:
+        is_short = bool(state.shortage_of(model))
         return (
-            _lacking(Why.NO_ROOM, station.needs, state.planned_free(station))
+            _lacking(Why.NO_ROOM, model.needs, state.planned_free(model))
             if is_short
             else Absence(Why.WAITING)
         )
-    if station.left is not None:
-        return Absence(Why.LEFT, cause=station.left, detail=station.leaving_why)
+    if model.left is not None:
+        return Absence(Why.LEFT, cause=model.left, detail=model.leaving_why)
     return Absence(Why.UNUSED)
 
 
-def obstacle_of(state: State, station: Station, now: int) -> Absence | None:
+def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
     """What keeps every model from being loaded where this one belongs: its host, or a device that it needs."""
-    if station.silence is not None:
-        return Absence(Why.SILENT, detail=station.silence)
-    held = (_held_up(book, now) for book in state.ledger.books_of(station.needs))
+    if model.silence is not None:
+        return Absence(Why.SILENT, detail=model.silence)
+    held = (_held_up(book, now) for book in state.ledger.books_of(model.needs))
     return next((obstacle for obstacle in held if obstacle is not None), None)
 
 
@@ -178,24 +176,24 @@ class Missing:
             return
         missing = [s for s in self._state.in_stage(Stage.ABSENT) if s.must_return]
         self._told = {s.name: self._told[s.name] for s in missing if s.name in self._told}
-        for station in missing:
-            absence = absence_of(self._state, station, now)
+        for model in missing:
+            absence = absence_of(self._state, model, now)
             if (
                 absence is not None
                 and absence.why in _ALARMING
-                and self._told.get(station.name) is not absence.why
+                and self._told.get(model.name) is not absence.why
             ):
-                self._told[station.name] = absence.why
-                self._tell(station, absence)
+                self._told[model.name] = absence.why
+                self._tell(model, absence)
 
-    def _tell(self, station: Station, absence: Absence) -> None:
+    def _tell(self, model: ModelState, absence: Absence) -> None:
         text = describe(absence)
-        self._state.note("absent", text, station, device=absence.device, size=absence.needed)
+        self._state.note("absent", text, model, device=absence.device, size=absence.needed)
         self._state.out.append(
             Alert(
                 "absent",
-                f"{station.name} is permanent and not in memory: {text}",
-                station.name,
+                f"{model.name} is permanent and not in memory: {text}",
+                model.name,
                 absence.device,
             )
         )

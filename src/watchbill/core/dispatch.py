@@ -8,9 +8,9 @@ import msgspec
 
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, LetGo, Parting, Request, Returned
+from watchbill.core.model_state import LULL_MS, ModelState, Running
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
-from watchbill.core.station import LULL_MS, Running, Station
 
 __all__ = ["Dispatch"]
 
@@ -30,43 +30,43 @@ class Dispatch:
 
     def grant(self, now: int) -> None:
         """Starts whatever may start on the models that are ready."""
-        self._state.muster(now)
+        self._state.refresh(now)
         if not self._state.waiting:
             return
-        for station in self._state.serving():
-            while (station.line or station.companies) and self._grant_next(station, now):
+        for model in self._state.serving():
+            while (model.line or model.companion_sets) and self._grant_next(model, now):
                 pass
 
-    def _grant_next(self, station: Station, now: int) -> bool:
-        if station.silence is not None:
+    def _grant_next(self, model: ModelState, now: int) -> bool:
+        if model.silence is not None:
             return False  # it would wait there instead of here, where it can still be served by a lower tier
-        if station.is_suspect:
+        if model.is_suspect:
             return False  # the watchdog's question has the model to itself, and nobody has to make way
-        if station.in_use >= station.model.concurrency and not self._could_make_way(station):
+        if model.in_use >= model.spec.concurrency and not self._could_make_way(model):
             return False
-        request = self._next(station, now)
+        request = self._next(model, now)
         if request is None:
             return False
-        if station.in_use >= station.slots_for(request.work_class, now):
-            self._make_way(station, request, now)
+        if model.in_use >= model.slots_for(request.work_class, now):
+            self._make_way(model, request, now)
             return False
         self._state.withdraw(self._state.home[request.id], request.id)
-        self._state.start(station, request, now)
+        self._state.start(model, request, now)
         return True
 
     @staticmethod
-    def _could_make_way(station: Station) -> bool:
-        if not any(s.line.counts[WorkClass.INTERACTIVE] for s in (station, *station.companies)):
+    def _could_make_way(model: ModelState) -> bool:
+        if not any(s.line.counts[WorkClass.INTERACTIVE] for s in (model, *model.companion_sets)):
             return False
-        return any(r.request.work_class >= WorkClass.BACKGROUND for r in station.running.values())
+        return any(r.request.work_class >= WorkClass.BACKGROUND for r in model.running.values())
 
-    def _make_way(self, station: Station, request: Request, now: int) -> None:
+    def _make_way(self, model: ModelState, request: Request, now: int) -> None:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
             return  # in strict order the older one would be granted again, cut again, and so on for ever
-        if station.lingering or any(running.cut == "requeue" for running in station.running.values()):
+        if model.lingering or any(running.cut == "requeue" for running in model.running.values()):
             return  # a slot is on its way already
-        for running in station.running.values():
+        for running in model.running.values():
             if (
                 running.request.work_class >= WorkClass.BACKGROUND
                 and not running.begun
@@ -76,56 +76,56 @@ class Dispatch:
                 self._state.cut(running, "requeue", now)
                 return
 
-    def _next(self, station: Station, now: int) -> Request | None:
+    def _next(self, model: ModelState, now: int) -> Request | None:
         """The first of its lines; but who is within one service time of the due goes before all."""
         if self.policy.in_order:
-            return self._next_in_order(station)
-        if not station.companies:
-            return self._next_of(station, now)
-        lines = [(line.line, self._next_of(line, now)) for line in (station, *station.companies)]
+            return self._next_in_order(model)
+        if not model.companion_sets:
+            return self._next_of(model, now)
+        lines = [(line.line, self._next_of(line, now)) for line in (model, *model.companion_sets)]
         firsts = [
-            (line.rank(request.id, now + station.service.ms), request) for line, request in lines if request
+            (line.rank(request.id, now + model.service.ms), request) for line, request in lines if request
         ]
         return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
 
-    def _next_of(self, station: Station, now: int) -> Request | None:
-        first = station.line.first()
+    def _next_of(self, model: ModelState, now: int) -> Request | None:
+        first = model.line.first()
         if first is not None and first.operator and self._lane_is_free(first):
             return first  # LANE-06: before every other of its class, and no higher class waits
-        urgent = station.line.earliest_due()
-        if urgent is not None and self._is_urgent(station, *urgent, now) and self._lane_is_free(urgent[1]):
+        urgent = model.line.earliest_due()
+        if urgent is not None and self._is_urgent(model, *urgent, now) and self._lane_is_free(urgent[1]):
             return urgent[1]
         if first is None or self._lane_is_free(first):
             return first
-        return next((r for r in map(station.line.get, station.line.ids()) if self._lane_is_free(r)), None)
+        return next((r for r in map(model.line.get, model.line.ids()) if self._lane_is_free(r)), None)
 
     @staticmethod
-    def _is_urgent(station: Station, due: int, request: Request, now: int) -> bool:
+    def _is_urgent(model: ModelState, due: int, request: Request, now: int) -> bool:
         """Half of its patience is over at the least: where an answer takes longer than anybody waits, a request that
         made way for a person would be urgent at once, start, make way, and so on for ever."""
-        return now >= due - min(station.service.ms, request.max_wait_ms / 2)
+        return now >= due - min(model.service.ms, request.max_wait_ms / 2)
 
     def _lane_is_free(self, request: Request) -> bool:
         """Whether one more of this lane may run; most lanes have no limit of their own."""
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
             return True
-        ran = (r.request.lane for s in self._state.stations.values() for r in s.running.values())
+        ran = (r.request.lane for s in self._state.models.values() for r in s.running.values())
         return sum(name == request.lane for name in ran) < lane.concurrency
 
-    def _next_in_order(self, station: Station) -> Request | None:
+    def _next_in_order(self, model: ModelState) -> Request | None:
         oldest = [s.line.oldest() for s in self._state.lines() if s.line]
         first = min(oldest, key=lambda r: (r.arrived_at, r.id), default=None)
-        mine = (station, *station.companies)
+        mine = (model, *model.companion_sets)
         return first if first is not None and any(first.id in line.line for line in mine) else None
 
     # ------------------------------------------------------------------ ends
 
     def first_byte(self, event: FirstByte, now: int) -> None:
         """From its first token on a request can no longer be repeated elsewhere."""
-        station = self._state.home.get(event.id)
-        if station and event.id in station.running:
-            station.running[event.id].begun = True
+        model = self._state.home.get(event.id)
+        if model and event.id in model.running:
+            model.running[event.id].begun = True
 
     def ended(self, event: Ended, now: int) -> None:
         """Frees the slot and learns from the time it took."""
@@ -133,38 +133,38 @@ class Dispatch:
         if running is None:
             return
         state, request = self._state, running.request
-        station = state.home.pop(request.id)
+        model = state.home.pop(request.id)
         if event.ok and running.cut is None:
-            station.learn_service(now - running.since, running.beside)
+            model.learn_service(now - running.since, running.beside)
             if event.first_ms is not None:
-                station.first.learn(event.first_ms)
+                model.first.learn(event.first_ms)
                 if event.prompt_bytes:
-                    station.context.keep(event.prompt_bytes, event.first_ms)
-            station.well()
+                    model.context.keep(event.prompt_bytes, event.first_ms)
+            model.well()
         else:
             state.is_still = False  # one that failed may have been the last straw
-            self._blame(station, running, event, now)
+            self._blame(model, running, event, now)
         if request.work_class is not _ROTATION:
-            state.release(station, request, now)
+            state.release(model, request, now)
         else:
-            station.last_used = now  # its idle time counts from the end of the task (RES-16)
-            state.rest(station)
+            model.last_used = now  # its idle time counts from the end of the task (RES-16)
+            state.rest(model)
 
-    def _blame(self, station: Station, running: Running, event: Ended, now: int) -> None:
+    def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
         """What a run without a good answer says of its engine, whoever ended it."""
         failed = running.cut is None and event.ok is False
         if failed or (running.cut == "run_timeout" and _is_silent(running, event.parting, now)):
-            station.failed(running.since)
-            self._suspect(station, running, now)
-            self._state.part(station, event.parting, now, silent=not failed)
+            model.failed(running.since)
+            self._suspect(model, running, now)
+            self._state.part(model, event.parting, now, silent=not failed)
         else:
-            self._state.unanswered(station, event.parting, now)
+            self._state.unanswered(model, event.parting, now)
 
     @staticmethod
-    def _suspect(station: Station, running: Running, now: int) -> None:
+    def _suspect(model: ModelState, running: Running, now: int) -> None:
         """An answer failed. After a long silence one is enough for the watchdog to ask the model."""
         is_mute = not running.begun and now - running.since >= MUTE_MS
-        station.is_suspect = station.is_suspect or (is_mute and not station.model.shared)
+        model.is_suspect = model.is_suspect or (is_mute and not model.spec.shared)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place.
@@ -175,8 +175,8 @@ class Dispatch:
         running = self._take(event.id, now)
         if running is None:
             return
-        request, station = running.request, self._state.home[event.id]
-        self._state.unanswered(station.serving, event.parting, now)
+        request, model = running.request, self._state.home[event.id]
+        self._state.unanswered(model.serving, event.parting, now)
         if self._state.is_closing:
             self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
             return
@@ -185,22 +185,22 @@ class Dispatch:
             return
         request = _remainder(running, now)
         due = max(now + 1, _due_again(running, now))
-        self._state.join(station, request, min(due, request.ends_at) if request.ends_at else due)
+        self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 
     def let_go(self, event: LetGo, now: int) -> None:
         """A slot is free: its engine no longer works on what was cut."""
-        station = self._state.stations.get(event.model)
-        lingering = station.lingering.pop(event.run, None) if station else None
-        if station is None or lingering is None:
+        model = self._state.models.get(event.model)
+        lingering = model.lingering.pop(event.run, None) if model else None
+        if model is None or lingering is None:
             return  # the process that was at it is gone, or the bound came first
         self._state.is_still = False
         if lingering.was_silent and not event.is_known:
-            station.failed(now)  # it said nothing, and heard nothing either
+            model.failed(now)  # it said nothing, and heard nothing either
 
     def _take(self, request_id: str, now: int) -> Running | None:
         state = self._state
-        station = state.home.get(request_id)
-        running = station.running.pop(request_id, None) if station else None
+        model = state.home.get(request_id)
+        running = model.running.pop(request_id, None) if model else None
         if running is None:
             state.late_answers += 1
         elif running.request.companions:
@@ -211,29 +211,29 @@ class Dispatch:
 
     def expire(self, now: int) -> None:
         """Cuts what runs past its time limit, and forgets what was cut and never reported."""
-        for station in self._state.stations.values():
-            for running in list(station.running.values()):
+        for model in self._state.models.values():
+            for running in list(model.running.values()):
                 if now < running.deadline:
                     continue
                 if running.cut in (None, "boundary"):
                     self._state.cut(running, "run_timeout", now)
                 else:
-                    self._strand(station, running, now)
-            for run, lingering in list(station.lingering.items()):
+                    self._strand(model, running, now)
+            for run, lingering in list(model.lingering.items()):
                 if now >= lingering.until:
-                    self.let_go(LetGo(station.name, run, is_known=False), now)
+                    self.let_go(LetGo(model.name, run, is_known=False), now)
 
-    def _strand(self, station: Station, running: Running, now: int) -> None:
-        del station.running[running.request.id]
+    def _strand(self, model: ModelState, running: Running, now: int) -> None:
+        del model.running[running.request.id]
         self._state.dismiss(running.request, now)
         del self._state.home[running.request.id]
-        self._state.note("stranded", "cut and never reported ended", station, request=running.request.id)
+        self._state.note("stranded", "cut and never reported ended", model, request=running.request.id)
 
     def deadlines(self) -> list[int]:
         """When something running must be looked at again."""
-        stations = self._state.stations.values()
-        ends = [r.deadline for s in stations if s.running for r in s.running.values()]
-        return ends + [each.until for s in stations if s.lingering for each in s.lingering.values()]
+        models = self._state.models.values()
+        ends = [r.deadline for s in models if s.running for r in s.running.values()]
+        return ends + [each.until for s in models if s.lingering for each in s.lingering.values()]
 
 
 def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:

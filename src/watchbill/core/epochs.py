@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from watchbill.catalog import Epoch, WorkClass
 from watchbill.core.messages import Request
+from watchbill.core.model_state import ModelState
 from watchbill.core.state import State
-from watchbill.core.station import Station
 
 __all__ = ["Epochs"]
 
@@ -29,12 +29,12 @@ class Epochs:
     def turn(self, now: int) -> None:
         """Opens and closes windows, and raises what waits inside an open one."""
         for epoch in self._state.catalog.epochs.values():
-            stations = [self._state.stations[n] for n in epoch.models if n in self._state.stations]
-            self._open_or_close(epoch, stations, now)
-            for station in stations:
-                station.in_epoch = epoch.name in self._opened
-                if station.in_epoch:
-                    self._raise(station, epoch)
+            models = [self._state.models[n] for n in epoch.models if n in self._state.models]
+            self._open_or_close(epoch, models, now)
+            for model in models:
+                model.in_epoch = epoch.name in self._opened
+                if model.in_epoch:
+                    self._raise(model, epoch)
 
     def ends_in(self, name: str, now: int) -> int | None:
         """Milliseconds until an open window ends; None while it is closed."""
@@ -46,8 +46,8 @@ class Epochs:
         due = self._next.get(name)
         return None if due is None else max(0, due - now)
 
-    def _open_or_close(self, epoch: Epoch, stations: list[Station], now: int) -> None:
-        work = any(s.line or s.running for s in stations)
+    def _open_or_close(self, epoch: Epoch, models: list[ModelState], now: int) -> None:
+        work = any(s.line or s.running for s in models)
         opened = self._opened.get(epoch.name)
         if opened is not None:
             if not work or now >= opened + epoch.window_ms:
@@ -59,7 +59,7 @@ class Epochs:
                 self._state.wakes.append(opened + epoch.window_ms)
             return
         due = self._next.setdefault(epoch.name, now + epoch.every_ms)
-        early = min((self._impatient_at(s) for s in stations if s.line), default=due)
+        early = min((self._impatient_at(s) for s in models if s.line), default=due)
         if work and now >= min(due, early):
             self._opened[epoch.name] = now
             self._next[epoch.name] = now + epoch.every_ms
@@ -72,17 +72,17 @@ class Epochs:
             self._next[epoch.name] = now + epoch.every_ms
 
     @staticmethod
-    def _impatient_at(station: Station) -> float:
-        first = station.line.earliest_due()
+    def _impatient_at(model: ModelState) -> float:
+        first = model.line.earliest_due()
         return float("inf") if first is None else first[0] - (1 - IMPATIENCE) * first[1].max_wait_ms
 
-    def _raise(self, station: Station, epoch: Epoch) -> None:
-        for request in [station.line.get(id) for id in station.line.ids()]:
+    def _raise(self, model: ModelState, epoch: Epoch) -> None:
+        for request in [model.line.get(id) for id in model.line.ids()]:
             if request.work_class > WorkClass.NORMAL:
-                self._lift(station, request, epoch)
+                self._lift(model, request, epoch)
 
-    def _lift(self, station: Station, request: Request, epoch: Epoch) -> None:
-        due = station.line.due_of(request.id)
-        self._state.withdraw(station, request.id)
+    def _lift(self, model: ModelState, request: Request, epoch: Epoch) -> None:
+        due = model.line.due_of(request.id)
+        self._state.withdraw(model, request.id)
         priority = min(request.priority, epoch.priority)
-        self._state.join(station, replace(request, work_class=WorkClass.NORMAL, priority=priority), due)
+        self._state.join(model, replace(request, work_class=WorkClass.NORMAL, priority=priority), due)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
-from watchbill.core.eviction import cover
+from watchbill.core.cover import cover
 from watchbill.core.messages import Request
+from watchbill.core.model_state import STAYING, ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import STAYING, Stage, Station
 
 __all__ = ["Forecast", "forecast_start"]
 
@@ -24,7 +24,7 @@ class Forecast(NamedTuple):
     ms: float
     is_guess: bool  # a time that it rests on was never measured
 
-    def plus(self, ms: float, *, guessed_by: Iterable[Station] = ()) -> "Forecast":
+    def plus(self, ms: float, *, guessed_by: Iterable[ModelState] = ()) -> "Forecast":
         """So much later, by the load times of these models."""
         return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
 
@@ -39,13 +39,13 @@ NOW = Forecast(0.0, False)
 
 def forecast_start(
     state: State,
-    station: Station,
+    model: ModelState,
     request: Request,
     now: int,
     *,
-    ahead: Sequence[Station] = (),
+    ahead: Sequence[ModelState] = (),
     turn_in_ms: float = 0.0,
-    stays: Callable[[Station], bool] = lambda _: False,
+    stays: Callable[[ModelState], bool] = lambda _: False,
 ) -> Forecast:
     """When the request starts: once the model is warm and what stands before it is served.
 
@@ -53,25 +53,25 @@ def forecast_start(
     before `turn_in_ms` where another one has to leave for it. A model that `stays` does not leave sooner though it
     runs dry for a moment: its callers are likely to come back.
     """
-    if station.silence is not None or not state.ledger.can_forecast(station.needs):
+    if model.silence is not None or not state.ledger.can_forecast(model.needs):
         return (
             NOW  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
         )
-    warm = _Way(state, request.work_class, now, turn_in_ms, stays).until_warm(station, ahead)
-    serving = station.serving
-    running = serving.in_use if station.stage is Stage.READY else 0
-    before = station.line.ahead_of(request)
-    if serving is not station and station.stage is Stage.READY:
+    warm = _Way(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
+    serving = model.serving
+    running = serving.in_use if model.stage is Stage.READY else 0
+    before = model.line.ahead_of(request)
+    if serving is not model and model.stage is Stage.READY:
         before += serving.line.ahead_of(request)
     slot_ms = _until_slot(serving, before, running, request, now)
     return Forecast(warm.ms + slot_ms, warm.is_guess or (slot_ms > 0 and serving.service.is_guess))
 
 
-def _until_slot(station: Station, ahead: int, running: int, request: Request, now: int) -> float:
+def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> float:
     """Full rounds of the model's slots until every request before this one has been served."""
-    slots = station.slots_for(request.work_class, now) or station.model.concurrency
+    slots = model.slots_for(request.work_class, now) or model.spec.concurrency
     rounds = (ahead + running) // slots
-    return rounds * station.service.ms * station.batch_factor(slots)
+    return rounds * model.service.ms * model.batch_factor(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +82,40 @@ class _Way:
     work_class: WorkClass
     now: int
     turn_in_ms: float
-    stays: Callable[[Station], bool]
+    stays: Callable[[ModelState], bool]
 
-    def until_warm(self, station: Station, ahead: Sequence[Station]) -> Forecast:
-        match station.stage:
+    def until_warm(self, model: ModelState, ahead: Sequence[ModelState]) -> Forecast:
+        match model.stage:
             case Stage.READY:
                 return NOW
             case Stage.LOADING:
-                return NOW.plus(max(0.0, station.since + station.load.ms - self.now), guessed_by=[station])
+                return NOW.plus(max(0.0, model.since + model.load.ms - self.now), guessed_by=[model])
             case Stage.PLANNED:
-                bus = self._until_bus(
-                    station, [s for s in self._coming() if s.plan_order < station.plan_order]
-                )
-                return bus.after(self._until_left(station)).plus(station.load.ms, guessed_by=[station])
+                bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < model.plan_order])
+                return bus.after(self._until_left(model)).plus(model.load.ms, guessed_by=[model])
             case Stage.DRAINING | Stage.STOPPING:
-                bus = self._until_bus(station, self._coming())
-                return bus.after(station.drain_ms(self.now)).plus(station.load.ms, guessed_by=[station])
+                bus = self._until_bus(model, self._coming())
+                return bus.after(model.drain_ms(self.now)).plus(model.load.ms, guessed_by=[model])
             case Stage.ABSENT | Stage.ASLEEP:
-                pause = max(0, station.retry_at - self.now)
+                pause = max(0, model.retry_at - self.now)
                 queue = sum(s.load.ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
-                room = self._until_room(station)
-                bus = self._until_bus(station, self._coming())
+                room = self._until_room(model)
+                bus = self._until_bus(model, self._coming())
                 clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
-                return clear.plus(pause + queue + station.load.ms, guessed_by=[station, *ahead])
+                return clear.plus(pause + queue + model.load.ms, guessed_by=[model, *ahead])
 
-    def _coming(self) -> tuple[Station, ...]:
+    def _coming(self) -> tuple[ModelState, ...]:
         """The models on their way in."""
         return self.state.in_stage(Stage.PLANNED, Stage.LOADING)
 
-    def _until_bus(self, station: Station, others: Sequence[Station]) -> Forecast:
+    def _until_bus(self, model: ModelState, others: Sequence[ModelState]) -> Forecast:
         """Until the loads before this one have ended, where they share its bus (RES-24)."""
-        own = station.members or (station,)
+        own = model.members or (model,)
         one_bus = self.state.catalog.policy.parallel_loads == 1
         before = [
             s
             for s in others
-            if s not in own
-            and not s.is_stuck(self.now)
-            and (one_bus or s.needs.keys() & station.needs.keys())
+            if s not in own and not s.is_stuck(self.now) and (one_bus or s.needs.keys() & model.needs.keys())
         ]
         left_ms = sum(
             max(0.0, s.since + s.load.ms - self.now) if s.stage is Stage.LOADING else s.load.ms
@@ -127,36 +123,36 @@ class _Way:
         )
         return NOW.plus(left_ms, guessed_by=before)
 
-    def _until_left(self, target: Station) -> float:
+    def _until_left(self, target: ModelState) -> float:
         """Until the last of a plan's victims is gone."""
         leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
         return max(leaving, default=0.0)
 
-    def _until_dry(self, station: Station) -> float:
+    def _until_dry(self, model: ModelState) -> float:
         """Until a model has no work of this class or a higher one any more."""
-        return station.service_of(station.work_of(self.work_class))
+        return model.service_of(model.work_of(self.work_class))
 
-    def _until_room(self, station: Station) -> Forecast:
+    def _until_room(self, model: ModelState) -> Forecast:
         """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
-        own = station.members or (station,)
-        staying = [s for s in self.state.in_stage(*STAYING) if not s.model.permanent and s not in own]
-        leaving = cover(self.state.shortage_of(station), staying, self._until_gone) or ()
+        own = model.members or (model,)
+        staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in own]
+        leaving = cover(self.state.shortage_of(model), staying, self._until_gone) or ()
         loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]
         return NOW.plus(max(map(self._until_gone, leaving), default=0.0), guessed_by=loading)
 
-    def _until_gone(self, station: Station) -> float:
+    def _until_gone(self, model: ModelState) -> float:
         """Until a model could be gone: its load, then its turn or the end of its work, then its drain.
 
         A turn ends when the quantum is over and the other one's turn has come; a model that ran dry may go before
         that. What runs now may well end inside the turn: the longer of the two counts, not their sum.
         """
-        now, dry_ms = self.now, self._until_dry(station)
-        if station.stage in (Stage.READY, Stage.ASLEEP):
-            quantum_ms = 0.0 if station.has_had_turn(now) else station.ready_at + station.quantum_ms - now
+        now, dry_ms = self.now, self._until_dry(model)
+        if model.stage in (Stage.READY, Stage.ASLEEP):
+            quantum_ms = 0.0 if model.has_had_turn(now) else model.ready_at + model.quantum_ms - now
             turn_ms = max(quantum_ms, self.turn_in_ms)
-            turn_ms = turn_ms if self.stays(station) else min(turn_ms, dry_ms)
-            return max(turn_ms, station.residual(now)) + station.halt.ms
-        load_ms = station.load.ms
-        load_ms += station.since - now if station.stage is Stage.LOADING else self._until_left(station)
-        turn_ms = max(station.quantum_ms, self.turn_in_ms - load_ms)
-        return max(0.0, load_ms) + min(turn_ms, dry_ms) + station.halt.ms
+            turn_ms = turn_ms if self.stays(model) else min(turn_ms, dry_ms)
+            return max(turn_ms, model.residual(now)) + model.halt.ms
+        load_ms = model.load.ms
+        load_ms += model.since - now if model.stage is Stage.LOADING else self._until_left(model)
+        turn_ms = max(model.quantum_ms, self.turn_in_ms - load_ms)
+        return max(0.0, load_ms) + min(turn_ms, dry_ms) + model.halt.ms

@@ -11,9 +11,9 @@ from typing import cast
 from watchbill.catalog import PolicyRules
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Alert, PlanKind, Request
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.policy import Plan, Policy
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import ABORTS_MAX, POLICIES, Turns, movable, waiting
 
 __all__ = ["Guarded", "illegal", "make_policy"]
@@ -55,17 +55,17 @@ class Guarded:
         )
         return copied
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
         """What it foretells, where that is a time."""
         try:
-            ms, is_guess = self._policy.forecast(state, station, request, now)
+            ms, is_guess = self._policy.forecast(state, model, request, now)
             if math.isfinite(ms) and ms >= 0:
                 return Forecast(float(ms), bool(is_guess))
             wrong = f"it foretold {ms!r} ms"
         except Exception as error:  # noqa: BLE001  see above
             wrong = _described(error)
         self._failed(state, "forecast", wrong, now)
-        return self._fallback.forecast(state, station, request, now)
+        return self._fallback.forecast(state, model, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """What it chooses, where that is allowed."""
@@ -101,7 +101,7 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
         return f"it named a victim of {name} twice"
     own, free_to_go = target.members or (target,), movable(state, target)
     for victim in plan.victims:
-        aborts = victim.stage is Stage.LOADING and not victim.model.permanent and victim.aborts < ABORTS_MAX
+        aborts = victim.stage is Stage.LOADING and not victim.spec.permanent and victim.aborts < ABORTS_MAX
         if victim in own or not (victim in free_to_go or aborts):
             return f"it closed {victim.name} for {name}, which may not leave now"
     for resource, amount in state.shortage_of(target).items():

@@ -20,18 +20,18 @@ from collections.abc import Mapping
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.absence import Missing
+from watchbill.core.admission import Lanes
 from watchbill.core.dispatch import Dispatch
+from watchbill.core.emergency import Pressure
 from watchbill.core.epochs import Epochs
 from watchbill.core.guarded import make_policy
-from watchbill.core.lanes import Lanes
+from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
 from watchbill.core.policy import Policy
-from watchbill.core.pressure import Pressure
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.rotation import Rotation
 from watchbill.core.state import WAKE_MAX_MS, State
-from watchbill.core.station import PAUSE_MS, STAYING, Stage, Station
 from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
 
@@ -102,7 +102,7 @@ class Machine:
         if not armed or is_failure or state.is_in_doubt or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
             return
-        if state.waiting or state.companies:
+        if state.waiting or state.companion_sets:
             self._dispatch.grant(now)
         if not self._is_over(armed, now):
             self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
@@ -130,7 +130,7 @@ class Machine:
         """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
         self._lanes.rehome(now)
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
-        self.state.muster(now)
+        self.state.refresh(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
         self._lanes.lay_ghosts(now)
         if overdue:
@@ -165,24 +165,24 @@ class Machine:
             self.policy = self._lanes.policy = self._dispatch.policy = make_policy(rules)
 
     def _reset_faulty(self, now: int) -> None:
-        for station, why in self._watchdog.faults(now):
-            self._do.reset(station, why, now)
-            station.shrink()
-            self.state.weigh(station)
-            self.state.out.append(m.Alert("watchdog", f"{station.name} was reset: {why}", station.name))
+        for model, why in self._watchdog.faults(now):
+            self._do.reset(model, why, now)
+            model.shrink()
+            self.state.weigh(model)
+            self.state.out.append(m.Alert("watchdog", f"{model.name} was reset: {why}", model.name))
 
     def _force(self, now: int) -> None:
         self._pressure.restore_budgets(now)
         self._pressure.end_graces(now)
         self._residency.close_idle(now)
-        for station in self._reconfigure.outdated():
-            self._do.close(station, "", "its definition in the config changed", now, cause=m.Cause.CONFIG)
+        for model in self._reconfigure.outdated():
+            self._do.close(model, "", "its definition in the config changed", now, cause=m.Cause.CONFIG)
 
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
             return
         for _ in range(2 * len(self.state.lines()) + 2):
-            self.state.muster(now)
+            self.state.refresh(now)
             plan = self.policy.choose(self.state, now)
             if plan is None:
                 return
@@ -194,13 +194,13 @@ class Machine:
         wakes = self.state.wakes
         wakes += self._dispatch.deadlines()
         wakes += self._watchdog.deadlines()
-        for station in self.state.stations.values():
-            if station.stage is not Stage.ABSENT or station.is_planned_for:
-                self._add_wakes(station)
+        for model in self.state.models.values():
+            if model.stage is not Stage.ABSENT or model.is_planned_for:
+                self._add_wakes(model)
         if (first := self.state.patience.first()) is not None:
             wakes.append(first[0])
-        for company in self.state.companies.values():
-            wakes += [company.retry_at, company.ghost_ends]
+        for companion_set in self.state.companion_sets.values():
+            wakes += [companion_set.retry_at, companion_set.ghost_ends]
         later = [wake for wake in wakes if wake > now]
         if not later:
             return
@@ -209,34 +209,34 @@ class Machine:
             self.state.armed = at
             self.state.out.append(m.Wake(at))
 
-    def _add_wakes(self, station: Station) -> None:
-        wakes, stage = self.state.wakes, station.stage
-        if station.ghost is not None:
-            wakes.append(station.ghost_ends)
+    def _add_wakes(self, model: ModelState) -> None:
+        wakes, stage = self.state.wakes, model.stage
+        if model.held_turn is not None:
+            wakes.append(model.ghost_ends)
         if stage is Stage.READY:
             wakes += [
-                station.ready_at + station.quantum_ms,
-                station.last_used + station.linger_ms,
-                station.last_used + PAUSE_MS,
+                model.ready_at + model.quantum_ms,
+                model.last_used + model.linger_ms,
+                model.last_used + PAUSE_MS,
             ]
-            self.state.rest(station)
+            self.state.rest(model)
             return
-        if station.line or station.model.permanent:
-            wakes.append(station.retry_at)
+        if model.line or model.spec.permanent:
+            wakes.append(model.retry_at)
         if stage is Stage.ASLEEP:
-            self.state.rest(station)
-        if stage is Stage.DRAINING and station.emergency:
-            wakes.append(station.since + station.grace_ms)
-        if stage is not Stage.ABSENT and (deadline := self._residency.deadline(station)) is not None:
+            self.state.rest(model)
+        if stage is Stage.DRAINING and model.emergency:
+            wakes.append(model.since + model.grace_ms)
+        if stage is not Stage.ABSENT and (deadline := self._residency.deadline(model)) is not None:
             wakes.append(deadline)
 
     def _closing(self, event: m.Closing, now: int) -> None:
         """Nothing new is let in, what waits is answered, and every model drains."""
         self.state.is_closing = True
-        for station in self.state.stations.values():
-            self.state.refuse_line(station, "shutting_down", "Watchbill is shutting down", 5_000)
-            if station.stage in STAYING and not station.model.shared:
-                self._do.close(station, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
+        for model in self.state.models.values():
+            self.state.refuse_line(model, "shutting_down", "Watchbill is shutting down", 5_000)
+            if model.stage in STAYING and not model.spec.shared:
+                self._do.close(model, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
 
     def _woke(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""

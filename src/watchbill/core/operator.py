@@ -1,8 +1,8 @@
 """The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
 
 from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply, RetryAsked
+from watchbill.core.model_state import HOLDING, ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
 
 __all__ = ["Operator"]
@@ -24,63 +24,63 @@ class Operator:
         Who wanted nothing but its load is refused, and nobody's turn is kept that nobody waits for. Who waits for an
         answer keeps the place and brings the model back; the reply says so.
         """
-        station, reply = self._state.stations[event.model], self._state.out.append
-        if station.model.shared:
-            text = f"{station.name} runs on a shared engine, which is never managed"
+        model, reply = self._state.models[event.model], self._state.out.append
+        if model.spec.shared:
+            text = f"{model.name} runs on a shared engine, which is never managed"
             reply(Reply(event.command, False, text))
             return
-        if station.model.permanent and not event.force:
-            text = f"{station.name} is permanent; add --force to take it out all the same"
+        if model.spec.permanent and not event.force:
+            text = f"{model.name} is permanent; add --force to take it out all the same"
             reply(Reply(event.command, False, text))
             return
-        station.is_benched = True
-        self._dismiss(station, event.loads)
-        if station.stage is Stage.ABSENT:
-            reply(Reply(event.command, True, self._said(station, "is not in memory")))
-        elif station.stage is Stage.PLANNED and not station.naps:
-            self._do.unplan(station, now)
-            reply(Reply(event.command, True, self._said(station, "was about to load; that was dropped")))
+        model.is_benched = True
+        self._dismiss(model, event.loads)
+        if model.stage is Stage.ABSENT:
+            reply(Reply(event.command, True, self._said(model, "is not in memory")))
+        elif model.stage is Stage.PLANNED and not model.sleeps:
+            self._do.unplan(model, now)
+            reply(Reply(event.command, True, self._said(model, "was about to load; that was dropped")))
         else:
-            self._commands.setdefault(station.name, []).append(event.command)
+            self._commands.setdefault(model.name, []).append(event.command)
             why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
-            self._do.close(station, "", why, now, cause=event.cause)
-            if event.force and station.stage is Stage.DRAINING:
-                for running in (*station.running.values(), *station.users.values()):
+            self._do.close(model, "", why, now, cause=event.cause)
+            if event.force and model.stage is Stage.DRAINING:
+                for running in (*model.running.values(), *model.users.values()):
                     self._state.cut(running, "preempted" if running.begun else "requeue", now)
 
-    def _dismiss(self, station: Station, loads: tuple[str, ...]) -> None:
-        text = f"{station.name} was taken out of memory by hand before it was warm"
-        for line in self._lines(station):
-            line.ghost = None
+    def _dismiss(self, model: ModelState, loads: tuple[str, ...]) -> None:
+        text = f"{model.name} was taken out of memory by hand before it was warm"
+        for line in self._lines(model):
+            line.held_turn = None
         for request_id in loads:
-            if request_id in station.line:
-                self._state.withdraw(station, request_id)
+            if request_id in model.line:
+                self._state.withdraw(model, request_id)
                 self._state.refuse(request_id, "preempted", text)
 
-    def _lines(self, station: Station) -> list[Station]:
-        """Where somebody may wait for a model: before itself, and before the companies it belongs to."""
-        return [station, *(c for c in self._state.companies.values() if station in c.members)]
+    def _lines(self, model: ModelState) -> list[ModelState]:
+        """Where somebody may wait for a model: before itself, and before the sets it belongs to."""
+        return [model, *(c for c in self._state.companion_sets.values() if model in c.members)]
 
-    def _said(self, station: Station, what: str) -> str:
+    def _said(self, model: ModelState, what: str) -> str:
         """What became of a model, and whether it stays so."""
-        waiting = sum(len(line.line) for line in self._lines(station))
+        waiting = sum(len(line.line) for line in self._lines(model))
         if not waiting:
-            return f"{station.name} {what}"
+            return f"{model.name} {what}"
         who = (
             "1 request waits for it and brings"
             if waiting == 1
             else f"{waiting} requests wait for it and bring"
         )
         hint = "watchbill requests lists who waits, watchbill cancel ID ends it"
-        return f"{station.name} {what}; {who} it back ({hint})"
+        return f"{model.name} {what}; {who} it back ({hint})"
 
     def retry_asked(self, event: RetryAsked, now: int) -> None:
         """Lifts a quarantine by hand: the cause is gone, as far as the operator knows."""
-        station = self._state.stations[event.model]
-        if station.failure is None or station.stage is not Stage.ABSENT:
+        model = self._state.models[event.model]
+        if model.failure is None or model.stage is not Stage.ABSENT:
             return
-        self._state.note("retry", f"the operator asked for it; it had failed: {station.failure}", station)
-        station.forgive(now)
+        self._state.note("retry", f"the operator asked for it; it had failed: {model.failure}", model)
+        model.forgive(now)
         self._state.remeasured()
 
     def maintenance_asked(self, event: MaintenanceAsked, now: int) -> None:
@@ -102,16 +102,16 @@ class Operator:
     def answer(self, now: int) -> None:
         """Tells the operators whose model is gone, or whose device is empty, by now."""
         for name in list(self._commands):
-            station = self._state.stations.get(name)  # None: gone from memory, and from the config
-            if station is not None and station.stage in (Stage.ASLEEP, Stage.READY):
+            model = self._state.models.get(name)  # None: gone from memory, and from the config
+            if model is not None and model.stage in (Stage.ASLEEP, Stage.READY):
                 # It was about to sleep when it was asked to leave, or on its way out for a model that nobody wants now.
-                self._do.close(station, "", _WHY, now, cause=Cause.OPERATOR)
-            elif station is None or station.stage is Stage.ABSENT:
+                self._do.close(model, "", _WHY, now, cause=Cause.OPERATOR)
+            elif model is None or model.stage is Stage.ABSENT:
                 ok, text = True, f"{name} is out of memory"
-                if station is not None:
+                if model is not None:
                     # What was in memory a moment ago and is hopeless now did not go when it was told to.
-                    ok = not (station.hopeless and station.is_quarantined(now))
-                    text = self._said(station, "is out of memory") if ok else f"{name}: {station.failure}"
+                    ok = not (model.hopeless and model.is_quarantined(now))
+                    text = self._said(model, "is out of memory") if ok else f"{name}: {model.failure}"
                 self._state.out += [Reply(command, ok, text) for command in self._commands.pop(name)]
         for device in list(self._claims):
             if not self._state.used(device, *HOLDING, Stage.PLANNED):

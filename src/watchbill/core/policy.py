@@ -9,11 +9,11 @@ file, be random, or change the state that it is given.
 from dataclasses import dataclass
 from typing import Protocol
 
-from watchbill.core.eviction import Cover
+from watchbill.core.cover import Cover
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.model_state import ModelState
 from watchbill.core.state import State
-from watchbill.core.station import Station
 
 __all__ = ["Plan", "Policy"]
 
@@ -22,7 +22,7 @@ __all__ = ["Plan", "Policy"]
 class Plan:
     """A change of what is resident: the target comes in, the victims leave."""
 
-    target: Station
+    target: ModelState
     victims: Cover
     kind: PlanKind
     reason: str  # with figures, for the journal and `explain`
@@ -34,7 +34,7 @@ class Policy(Protocol):
     refuses_late: bool  # a request whose forecast exceeds its max_wait is refused when it arrives
     in_order: bool  # no request starts before an earlier one, whichever model it is for
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
         """When a request would start on this model, by means and without margins."""
         ...
 

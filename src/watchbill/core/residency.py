@@ -21,8 +21,8 @@ from watchbill.core.messages import (
     Slept,
     Stopped,
 )
+from watchbill.core.model_state import HOLDING, ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import HOLDING, Stage, Station
 from watchbill.core.transition import Transitions
 
 __all__ = ["Residency"]
@@ -53,104 +53,104 @@ class Residency:
 
     def loaded(self, event: Loaded, now: int) -> None:
         """A model is warm."""
-        station = self._current(event.model, event.attempt, Stage.LOADING)
-        if station is None:
+        model = self._current(event.model, event.attempt, Stage.LOADING)
+        if model is None:
             return
-        taken, woke = now - station.since, station.load is station.wake
-        station.load.learn(taken)
-        station.failures, station.failure, station.trouble, station.hopeless = 0, None, None, False
-        self._state.enter(station, Stage.READY, now)
-        station.ready_at = station.last_used = self._state.active_at = now
-        station.loads, station.wakings = station.loads + (not woke), station.wakings + woke
-        station.bad_answers, station.is_suspect, station.is_benched = 0, False, False
-        self._measure(station, event.measured)
-        station.seen = {}
-        size = sum(station.sizes().values())
+        taken, woke = now - model.since, model.load is model.wake
+        model.load.learn(taken)
+        model.failures, model.failure, model.trouble, model.hopeless = 0, None, None, False
+        self._state.enter(model, Stage.READY, now)
+        model.ready_at = model.last_used = self._state.active_at = now
+        model.loads, model.wakings = model.loads + (not woke), model.wakings + woke
+        model.bad_answers, model.is_suspect, model.is_benched = 0, False, False
+        self._measure(model, event.measured)
+        model.seen = {}
+        size = sum(model.sizes().values())
         self._state.note(
             "awake" if woke else "loaded",
             _PROVEN[event.proof],
-            station,
+            model,
             ms=taken,
             size=size,
         )
 
     def load_failed(self, event: LoadFailed, now: int) -> None:
         """A model could not be brought up. What may be left of it counts until it was stopped."""
-        station = self._current(event.model, event.attempt, Stage.LOADING)
-        if station is None:
+        model = self._current(event.model, event.attempt, Stage.LOADING)
+        if model is None:
             return
         if not event.remains:
-            self._state.enter(station, Stage.ABSENT, now)
+            self._state.enter(model, Stage.ABSENT, now)
         if event.blame is Blame.HOST:
-            self._do.put_off(station, event.reason, now)
+            self._do.put_off(model, event.reason, now)
         elif event.blame is Blame.DISK:
-            self._do.await_disk(station, event.reason, now)
+            self._do.await_disk(model, event.reason, now)
         else:
-            self._do.fail(station, event.reason, hopeless=event.hopeless, now=now)
+            self._do.fail(model, event.reason, hopeless=event.hopeless, now=now)
         if event.remains:
-            self._do.halt(station, event.reason, now, hard=True)
+            self._do.halt(model, event.reason, now, hard=True)
 
     def stopped(self, event: Stopped, now: int) -> None:
         """A model is gone and its memory is back."""
-        station = self._current(event.model, event.attempt, Stage.STOPPING)
-        if station is None:
+        model = self._current(event.model, event.attempt, Stage.STOPPING)
+        if model is None:
             return
-        station.halt.learn(now - station.since)
-        self._state.note("stopped", station.leaving_why, station, ms=now - station.since)
-        self._state.enter(station, Stage.ABSENT, now)
+        model.halt.learn(now - model.since)
+        self._state.note("stopped", model.leaving_why, model, ms=now - model.since)
+        self._state.enter(model, Stage.ABSENT, now)
 
     def slept(self, event: Slept, now: int) -> None:
         """A model sleeps as it was told."""
-        station = self._current(event.model, event.attempt, Stage.STOPPING)
-        if station is not None:
-            self._fall_asleep(station, event.measured, station.leaving_why, now)
+        model = self._current(event.model, event.attempt, Stage.STOPPING)
+        if model is not None:
+            self._fall_asleep(model, event.measured, model.leaving_why, now)
 
-    def _fall_asleep(self, station: Station, memory: Mapping[str, int], why: str, now: int) -> None:
-        taken = now - station.since if station.stage is Stage.STOPPING else None
-        station.leaving_for, station.stop_tries = "", 0
-        station.asleep_size = dict(memory) or station.asleep_size
-        station.held = dict(memory) or station.held
-        self._state.enter(station, Stage.ASLEEP, now)
-        self._state.weigh(station)
-        self._state.note("asleep", why, station, ms=taken, size=sum(station.sizes_asleep().values()))
+    def _fall_asleep(self, model: ModelState, memory: Mapping[str, int], why: str, now: int) -> None:
+        taken = now - model.since if model.stage is Stage.STOPPING else None
+        model.leaving_for, model.stop_tries = "", 0
+        model.asleep_size = dict(memory) or model.asleep_size
+        model.held = dict(memory) or model.held
+        self._state.enter(model, Stage.ASLEEP, now)
+        self._state.weigh(model)
+        self._state.note("asleep", why, model, ms=taken, size=sum(model.sizes_asleep().values()))
 
     def died(self, event: Died, now: int) -> None:
         """An engine went without being asked: its work returns or fails, its remains are cleared away."""
         stages = (Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.ASLEEP, Stage.PLANNED)
-        station = self._current(event.model, event.attempt, *stages)
-        if station is not None and station.stage is Stage.PLANNED and station.naps:
-            self._do.unplan(station, now)  # what was to be woken is gone
-        if station is None or station.stage is Stage.PLANNED:
+        model = self._current(event.model, event.attempt, *stages)
+        if model is not None and model.stage is Stage.PLANNED and model.sleeps:
+            self._do.unplan(model, now)  # what was to be woken is gone
+        if model is None or model.stage is Stage.PLANNED:
             return
         if event.blame is Blame.HOST:
-            self._do.lose(station, event.reason, now)
+            self._do.lose(model, event.reason, now)
         else:
-            self._do.reset(station, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
+            self._do.reset(model, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
 
     def host_seen(self, event: HostSeen, now: int) -> None:
         """What a program that hosts models says of itself, or that it says nothing.
 
         In its silence its models count as they were last seen, memory included: one that is only stopped for a while
         still has them. Nobody is sent there and nothing is loaded there until it has said what it holds."""
-        hosted = [s for s in self._state.managed if s.model.engine == event.engine]
+        hosted = [s for s in self._state.managed if s.spec.engine == event.engine]
         was_silent = self._state.silent.pop(event.engine, None) is not None
         if event.silence is not None:
             self._state.silent[event.engine] = event.silence
-        for station in hosted:
-            station.silence = event.silence
-            if was_silent and event.silence is None and not station.is_quarantined(now):
-                station.retry_at = now
+        for model in hosted:
+            model.silence = event.silence
+            if was_silent and event.silence is None and not model.is_quarantined(now):
+                model.retry_at = now
         if self._state.ledger.set_places(event.engine, event.places):
-            for station in hosted:
-                self._state.weigh(station)
+            for model in hosted:
+                self._state.weigh(model)
             if event.places is not None:
                 self._state.note("places", f"{event.engine} holds {event.places} of our models at once")
         if was_silent is not (event.silence is not None):
             self._tell_silence(event, hosted)
-        for station in hosted:
-            if station.name in event.leaving and station.stage is Stage.READY:
+        for model in hosted:
+            if model.name in event.leaving and model.stage is Stage.READY:
                 self._do.close(
-                    station,
+                    model,
                     "",
                     f"{event.engine} unloads it when its answers have ended",
                     now,
@@ -158,7 +158,7 @@ class Residency:
                 )
         self._state.remeasured()
 
-    def _tell_silence(self, event: HostSeen, hosted: list[Station]) -> None:
+    def _tell_silence(self, event: HostSeen, hosted: list[ModelState]) -> None:
         if event.silence is None:
             self._state.note("host_back", f"{event.engine} answers again")
             return
@@ -167,12 +167,12 @@ class Residency:
         text = f"{event.engine}: {event.silence}; {names} waits until it answers again"
         self._state.out.append(Alert("host", text))
 
-    def _current(self, name: str, attempt: int, *stages: Stage) -> Station | None:
-        station = self._state.stations.get(name)
-        if station is None or station.attempt != attempt or station.stage not in stages:
+    def _current(self, name: str, attempt: int, *stages: Stage) -> ModelState | None:
+        model = self._state.models.get(name)
+        if model is None or model.attempt != attempt or model.stage not in stages:
             self._state.late_answers += 1
             return None
-        return station
+        return model
 
     # ------------------------------------------------------------------ looks at the machine
 
@@ -183,105 +183,105 @@ class Residency:
             if name in self._state.ledger.books:
                 self._state.ledger.books[name].reading = reading
         for name, reading in event.models.items():
-            station = self._state.stations.get(name)
-            if station is None or station.attempt != reading.attempt or station.stage not in HOLDING:
+            model = self._state.models.get(name)
+            if model is None or model.attempt != reading.attempt or model.stage not in HOLDING:
                 continue
             if (
                 not reading.alive
-                and station.stage in (Stage.READY, Stage.DRAINING, Stage.ASLEEP)
-                and event.taken_at > station.since
+                and model.stage in (Stage.READY, Stage.DRAINING, Stage.ASLEEP)
+                and event.taken_at > model.since
             ):
                 self.died(Died(name, reading.attempt, "its process is gone"), now)
                 continue
-            station.held = dict(reading.memory)
+            model.held = dict(reading.memory)
             if reading.asleep is not None:
-                self._see_sleep(station, reading, event.taken_at, now)
-            if station.stage is Stage.READY:
-                self._measure(station, reading.memory)
-                if event.taken_at > station.since:
-                    station.seen = dict(reading.memory)
+                self._see_sleep(model, reading, event.taken_at, now)
+            if model.stage is Stage.READY:
+                self._measure(model, reading.memory)
+                if event.taken_at > model.since:
+                    model.seen = dict(reading.memory)
 
-    def _see_sleep(self, station: Station, reading: ModelReading, taken_at: int, now: int) -> None:
+    def _see_sleep(self, model: ModelState, reading: ModelReading, taken_at: int, now: int) -> None:
         """An engine may fall asleep by itself. Its memory is given away only from here on, where no request
         can reach it any more before that memory was promised to it again; until then it counts as warm."""
-        fresh = taken_at > max(station.since, station.last_used)
-        if station.stage is Stage.READY and reading.asleep and station.is_idle and fresh:
-            self._fall_asleep(station, reading.memory, "its engine fell asleep by itself", now)
-        elif station.stage is Stage.ASLEEP and fresh and not reading.asleep:
-            self._state.enter(station, Stage.READY, now)  # its memory counts again, whoever has it now
-            self._state.note("awake", "its engine woke by itself", station)
-        elif station.stage is Stage.ASLEEP and reading.memory:
-            station.asleep_size = dict(reading.memory)
-            self._state.weigh(station)
+        fresh = taken_at > max(model.since, model.last_used)
+        if model.stage is Stage.READY and reading.asleep and model.is_idle and fresh:
+            self._fall_asleep(model, reading.memory, "its engine fell asleep by itself", now)
+        elif model.stage is Stage.ASLEEP and fresh and not reading.asleep:
+            self._state.enter(model, Stage.READY, now)  # its memory counts again, whoever has it now
+            self._state.note("awake", "its engine woke by itself", model)
+        elif model.stage is Stage.ASLEEP and reading.memory:
+            model.asleep_size = dict(reading.memory)
+            self._state.weigh(model)
 
-    def _measure(self, station: Station, memory: Mapping[str, int]) -> None:
+    def _measure(self, model: ModelState, memory: Mapping[str, int]) -> None:
         if not memory:
             return
-        station.held = dict(memory)
-        station.measured = {d: max(size, station.measured.get(d, 0)) for d, size in memory.items()}
-        self._state.weigh(station)
+        model.held = dict(memory)
+        model.measured = {d: max(size, model.measured.get(d, 0)) for d, size in memory.items()}
+        self._state.weigh(model)
 
     # ------------------------------------------------------------------ the clock
 
     def close_idle(self, now: int) -> None:
         """RES-07: an idle model leaves after its time to live."""
-        for station in self._state.in_stage(Stage.READY, Stage.ASLEEP):
-            if station.silence is not None:
+        for model in self._state.in_stage(Stage.READY, Stage.ASLEEP):
+            if model.silence is not None:
                 continue  # it cannot be told to leave
-            if self._is_sleepy(station, now):
-                self._do.close(station, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, doze=True)
+            if self._is_sleepy(model, now):
+                self._do.close(model, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, sleep=True)
                 continue
-            if not station.is_idle or not self._state.is_leaving_when_idle(station):
+            if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
-            if now >= station.last_used + station.idle_ms:
-                wished = ", as its last caller wished" if station.keep_alive_ms is not None else ""
-                why = f"idle for {station.idle_ms // 1000} s{wished}"
-                self._do.close(station, "", why, now, cause=Cause.IDLE)
+            if now >= model.last_used + model.idle_ms:
+                wished = ", as its last caller wished" if model.keep_alive_ms is not None else ""
+                why = f"idle for {model.idle_ms // 1000} s{wished}"
+                self._do.close(model, "", why, now, cause=Cause.IDLE)
 
     @staticmethod
-    def _is_sleepy(station: Station, now: int) -> bool:
+    def _is_sleepy(model: ModelState, now: int) -> bool:
         """Whether it is time to tell an idle model to sleep. One that sleeps by itself is only watched."""
-        sleep_ms = station.model.sleep_ms
-        is_told = station.model.sleeps_when_told and station.stage is Stage.READY and station.is_idle
-        return is_told and sleep_ms is not None and now >= station.last_used + sleep_ms
+        sleep_ms = model.spec.sleep_ms
+        is_told = model.spec.sleeps_when_told and model.stage is Stage.READY and model.is_idle
+        return is_told and sleep_ms is not None and now >= model.last_used + sleep_ms
 
     def enforce_deadlines(self, now: int) -> None:
         """What waits for an answer that does not come is ended here."""
-        for station in self._state.in_stage(Stage.LOADING, Stage.STOPPING, Stage.PLANNED):
-            deadline = self.deadline(station)
+        for model in self._state.in_stage(Stage.LOADING, Stage.STOPPING, Stage.PLANNED):
+            deadline = self.deadline(model)
             if deadline is None or now < deadline:
                 continue
-            if station.stage is Stage.LOADING:
-                late = f"not warm after {(now - station.since) // 1000} s"
-                if station.silence is not None:
-                    self._do.put_off(station, station.silence, now)
+            if model.stage is Stage.LOADING:
+                late = f"not warm after {(now - model.since) // 1000} s"
+                if model.silence is not None:
+                    self._do.put_off(model, model.silence, now)
                 else:
-                    self._do.fail(station, late, hopeless=False, now=now)
-                self._do.halt(station, "its load took too long", now, hard=True)
-            elif station.stage is Stage.STOPPING:
-                self._stop_again(station, now)
-            elif station.stage is Stage.PLANNED:
-                self._do.unplan(station, now)
-                station.retry_at = now + PLAN_LIMIT_MS
+                    self._do.fail(model, late, hopeless=False, now=now)
+                self._do.halt(model, "its load took too long", now, hard=True)
+            elif model.stage is Stage.STOPPING:
+                self._stop_again(model, now)
+            elif model.stage is Stage.PLANNED:
+                self._do.unplan(model, now)
+                model.retry_at = now + PLAN_LIMIT_MS
 
-    def deadline(self, station: Station) -> int | None:
-        """When a station that waits for an answer stops waiting."""
-        if station.stage is Stage.LOADING:
-            return station.since + self._do.load_limit(station) + LOAD_ANSWER_MS
-        if station.stage is Stage.STOPPING:
-            return station.since + STOP_LIMIT_MS
-        if station.stage is Stage.PLANNED and station.clear_since is not None:
-            return station.clear_since + PLAN_LIMIT_MS
+    def deadline(self, model: ModelState) -> int | None:
+        """When a model that waits for an answer stops waiting."""
+        if model.stage is Stage.LOADING:
+            return model.since + self._do.load_limit(model) + LOAD_ANSWER_MS
+        if model.stage is Stage.STOPPING:
+            return model.since + STOP_LIMIT_MS
+        if model.stage is Stage.PLANNED and model.clear_since is not None:
+            return model.clear_since + PLAN_LIMIT_MS
         return None
 
-    def _stop_again(self, station: Station, now: int) -> None:
+    def _stop_again(self, model: ModelState, now: int) -> None:
         """Tells it once more. A host that cannot be asked has not refused: its models count until it answers."""
-        station.stop_tries += station.silence is None
-        if station.stop_tries < STOP_TRIES:
-            self._do.halt(station, station.leaving_why, now, hard=True)
+        model.stop_tries += model.silence is None
+        if model.stop_tries < STOP_TRIES:
+            self._do.halt(model, model.leaving_why, now, hard=True)
             return
-        text = f"{station.name} does not go away; what it holds is counted as foreign use from now on"
-        self._state.out.append(Alert("stuck", text, station.name))
-        self._state.enter(station, Stage.ABSENT, now)
+        text = f"{model.name} does not go away; what it holds is counted as foreign use from now on"
+        self._state.out.append(Alert("stuck", text, model.name))
+        self._state.enter(model, Stage.ABSENT, now)
         why = "its engine could not be stopped"
-        self._do.fail(station, why, hopeless=True, now=now, mishap=Mishap.STUCK)
+        self._do.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)

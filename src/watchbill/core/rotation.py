@@ -7,8 +7,8 @@ maximum; working more than loading brings it back.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import RunTask, TaskEnded
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 
 __all__ = ["Rotation"]
 
@@ -50,8 +50,8 @@ class Rotation:
                 min(2 * interval, rules.max_ms) if wasteful else max(interval // 2, rules.every_ms)
             )
         text = f"{event.text}; loaded for {event.load_ms} ms, useful for {event.useful_ms} ms"
-        station = self._state.stations.get(event.model)
-        self._state.note("rotation" if event.ok else "rotation_failed", text, station, ms=event.useful_ms)
+        model = self._state.models.get(event.model)
+        self._state.note("rotation" if event.ok else "rotation_failed", text, model, ms=event.useful_ms)
 
     def turn(self, now: int) -> None:
         """Starts the next task when its time has come and nothing explicit wants the memory."""
@@ -78,17 +78,17 @@ class Rotation:
         )
 
     def _next_model(self, now: int) -> str | None:
-        stations = self._state.stations
-        tasks = [name for name, s in stations.items() if _has_task(s)]
+        models = self._state.models
+        tasks = [name for name, s in models.items() if _has_task(s)]
         order = [name for name in self._state.catalog.rotation.order if name in tasks] or tasks
         if not order:
             return None
         first = order.index(self._last) + 1 if self._last in order else 0
         turns = order[first:] + order[:first]
-        return next((name for name in turns if not stations[name].is_quarantined(now)), None)
+        return next((name for name in turns if not models[name].is_quarantined(now)), None)
 
 
-def _has_task(station: Station) -> bool:
+def _has_task(model: ModelState) -> bool:
     """Whether the config has a task for it. One whose definition changed has none before the new one is in force:
     nobody could run the old one, and the rotation would wait for its end for ever."""
-    return station.model.background is not None and not station.is_retired and station.successor is None
+    return model.spec.background is not None and not model.is_retired and model.successor is None

@@ -27,13 +27,13 @@ from dataclasses import dataclass, replace
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.doubt import doubt
-from watchbill.core.eviction import Cover, can_cover, cover
+from watchbill.core.confidence import doubt
+from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.model_state import AWAY, PAUSE_MS, ModelState, Stage
 from watchbill.core.policy import Plan, Policy
 from watchbill.core.state import State
-from watchbill.core.station import AWAY, PAUSE_MS, Stage, Station
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Rate", "Turn", "Turns"]
 
@@ -56,42 +56,42 @@ ABORTS_MAX = 2
 # ------------------------------------------------------------------ what every policy needs
 
 
-def waiting(state: State, now: int) -> list[Station]:
+def waiting(state: State, now: int) -> list[ModelState]:
     """The models that should be loaded and may be tried."""
-    wanted = [*state.in_stage(*AWAY), *state.companies.values()]
+    wanted = [*state.in_stage(*AWAY), *state.companion_sets.values()]
     return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
 
 
-def movable(state: State, target: Station | None = None) -> list[Station]:
-    """The models that may leave for another one: not those of its own company, nor of one that is under way."""
+def movable(state: State, target: ModelState | None = None) -> list[ModelState]:
+    """The models that may leave for another one: not those of its own set, nor of one that is under way."""
     own = () if target is None else target.members or (target,)
     return [
         s
         for s in state.in_stage(Stage.READY, Stage.ASLEEP)
-        if not (s.model.permanent or s.is_called or s in own or state.is_reserved_core(s))
+        if not (s.spec.permanent or s.is_called or s in own or state.is_reserved_core(s))
         and s.silence is None  # what cannot be told to leave gives no memory back
     ]
 
 
 def returning(state: State, now: int) -> Plan | None:
     """A permanent model that is not there returns into free memory, or over idle models."""
-    for station in state.in_stage(Stage.ABSENT):
-        wanted = station.must_return and not state.is_closing
-        if not wanted or now < station.retry_at or not state.may_load(station, now):
+    for model in state.in_stage(Stage.ABSENT):
+        wanted = model.must_return and not state.is_closing
+        if not wanted or now < model.retry_at or not state.may_load(model, now):
             continue
         idle = [s for s in movable(state) if s.is_idle]
-        victims = cover(state.shortage_of(station), idle, lambda s: s.price(now))
+        victims = cover(state.shortage_of(model), idle, lambda s: s.price(now))
         if victims is not None:
-            return Plan(station, victims, PlanKind.PERMANENT, "a permanent model is not resident")
+            return Plan(model, victims, PlanKind.PERMANENT, "a permanent model is not resident")
     return None
 
 
-def arrival_order(station: Station) -> tuple[bool, float, str]:
+def arrival_order(model: ModelState) -> tuple[bool, float, str]:
     """Rotation last, then the oldest waiter; of two who came together the one that dispatch would start."""
-    if not station.line:
-        return (station.top_class() is WorkClass.ROTATION, float("inf"), station.name)
-    oldest = station.line.oldest()
-    return (station.top_class() is WorkClass.ROTATION, oldest.arrived_at, oldest.id)
+    if not model.line:
+        return (model.top_class() is WorkClass.ROTATION, float("inf"), model.name)
+    oldest = model.line.oldest()
+    return (model.top_class() is WorkClass.ROTATION, oldest.arrived_at, oldest.id)
 
 
 class _InArrivalOrder:
@@ -102,12 +102,12 @@ class _InArrivalOrder:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
-        return forecast_start(state, station, request, now)
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+        return forecast_start(state, model, request, now)
 
-    def may_leave(self, station: Station, now: int) -> bool:
+    def may_leave(self, model: ModelState, now: int) -> bool:
         # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
-        return not station.running and not station.users
+        return not model.running and not model.users
 
     def choose(self, state: State, now: int) -> Plan | None:
         if plan := returning(state, now):
@@ -115,7 +115,7 @@ class _InArrivalOrder:
         plans = (self.bring_in(state, target, now) for target in self._heads(state, now))
         return next((plan for plan in plans if plan is not None), None)
 
-    def bring_in(self, state: State, target: Station, now: int) -> Plan | None:
+    def bring_in(self, state: State, target: ModelState, now: int) -> Plan | None:
         """Makes room by those that may leave, the least recently used first."""
         by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
         order = {s.name: 2.0**i for i, s in enumerate(by_use)}
@@ -127,13 +127,13 @@ class _InArrivalOrder:
             target, victims, self.kind if victims else PlanKind.FITS, "its request has waited longest"
         )
 
-    def _yields(self, station: Station, target: Station, now: int) -> bool:
+    def _yields(self, model: ModelState, target: ModelState, now: int) -> bool:
         """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
         if target.top_class() is WorkClass.ROTATION:
-            return station.has_lingered(now)
-        return self.may_leave(station, now)
+            return model.has_lingered(now)
+        return self.may_leave(model, now)
 
-    def _heads(self, state: State, now: int) -> list[Station]:
+    def _heads(self, state: State, now: int) -> list[ModelState]:
         return sorted(waiting(state, now), key=arrival_order)[:1]
 
 
@@ -144,9 +144,9 @@ class Fifo(_InArrivalOrder):
     kind = PlanKind.FIFO
     in_order = True
 
-    def _heads(self, state: State, now: int) -> list[Station]:
+    def _heads(self, state: State, now: int) -> list[ModelState]:
         """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
-        lined = [s for s in (*state.managed, *state.companies.values()) if s.line]
+        lined = [s for s in (*state.managed, *state.companion_sets.values()) if s.line]
         return [s for s in sorted(lined, key=arrival_order)[:1] if s in waiting(state, now)]
 
 
@@ -156,8 +156,8 @@ class Turns(_InArrivalOrder):
     name = "turns"
     kind = PlanKind.TURNS
 
-    def may_leave(self, station: Station, now: int) -> bool:
-        return station.has_had_turn(now)
+    def may_leave(self, model: ModelState, now: int) -> bool:
+        return model.has_had_turn(now)
 
 
 # ------------------------------------------------------------------ the default
@@ -197,7 +197,7 @@ class Balance:
 class Turn:
     """A model whose turn has come."""
 
-    station: Station
+    model: ModelState
     is_hard: bool  # its oldest request would run out of patience otherwise
     due: float
     since: float = 0.0  # when it came
@@ -210,25 +210,25 @@ class Rate:
     refuses_late = True
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
         """What the rule would do if nothing else came: the turns before it, its own turn, its load."""
-        if station.stage not in AWAY:
-            return forecast_start(state, station, request, now)
-        ahead = [turn.station for turn in self._turns(state, now) if _is_before(turn, station, request)]
-        oldest = min(station.line.oldest_of_top() or request, request, key=_by_class_and_age)
+        if model.stage not in AWAY:
+            return forecast_start(state, model, request, now)
+        ahead = [turn.model for turn in self._turns(state, now) if _is_before(turn, model, request)]
+        oldest = min(model.line.oldest_of_top() or request, request, key=_by_class_and_age)
         due = request.arrived_at + request.max_wait_ms
-        hard_at = min(station.due() or due, due) - _lead_ms(station, request, _drains(state, now))
-        soft_at = _soft_at(state, station, oldest, now, unsure=doubt(state, [station]) is not None)
+        hard_at = min(model.due() or due, due) - _lead_ms(model, request, _drains(state, now))
+        soft_at = _soft_at(state, model, oldest, now, unsure=doubt(state, [model]) is not None)
         turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
         weight = state.catalog.policy.weights[request.work_class]
 
-        def stays(other: Station) -> bool:
+        def stays(other: ModelState) -> bool:
             """Whether the balance, with this request in it, would not tip when the other model runs dry."""
-            balance = self.balance(state, station, (other,), now)
+            balance = self.balance(state, model, (other,), now)
             waiting, asked = balance.waiting + weight, other.inertia * other.demand(now)
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
-        return forecast_start(state, station, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+        return forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. whatever fits, or tips the balance, beside it."""
@@ -237,12 +237,12 @@ class Rate:
         candidates = waiting(state, now)
         if not candidates:
             return None
-        head = next((turn for turn in self._turns(state, now) if turn.station in candidates), None)
+        head = next((turn for turn in self._turns(state, now) if turn.model in candidates), None)
         if head is None:
             return self._best(state, candidates, None, (), now)
         if plan := self._turn(state, head, now):
             return plan
-        return self._best(state, candidates, head.station, self._earmark(state, head.station, now), now)
+        return self._best(state, candidates, head.model, self._earmark(state, head.model, now), now)
 
     # -- turns
 
@@ -254,28 +254,28 @@ class Rate:
         due: list[Turn] = []
         later: list[tuple[float, Turn]] = []
         drains = _drains(state, now)
-        wanted = [s for s in (*state.in_stage(*AWAY), *state.companies.values()) if s.wants_memory]
+        wanted = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s.wants_memory]
         unsure = doubt(state, wanted) is not None
-        for station in wanted:
-            oldest = station.due()
-            if oldest is None or not station.is_promised:
+        for model in wanted:
+            oldest = model.due()
+            if oldest is None or not model.is_promised:
                 continue
-            first = station.line.earliest_due()
-            hard_at = oldest - _lead_ms(station, None if first is None else first[1], drains)
-            if station.in_epoch:
+            first = model.line.earliest_due()
+            hard_at = oldest - _lead_ms(model, None if first is None else first[1], drains)
+            if model.in_epoch:
                 hard_at, oldest = now, min(oldest, now)
-            top = station.line.oldest_of_top()
-            soft_at = math.inf if top is None else _soft_at(state, station, top, now, unsure=unsure)
-            turn = Turn(station, now >= hard_at, oldest, soft_at)
+            top = model.line.oldest_of_top()
+            soft_at = math.inf if top is None else _soft_at(state, model, top, now, unsure=unsure)
+            turn = Turn(model, now >= hard_at, oldest, soft_at)
             if now >= min(hard_at, soft_at):
                 due.append(turn)
             else:
                 state.wakes.append(min(hard_at, soft_at))
             if not turn.is_hard:
                 later.append((hard_at, turn))
-        due.sort(key=lambda turn: (not turn.is_hard, turn.station.rank(now), turn.due, turn.station.name))
+        due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
         passes = self._passing(due, later, now) if due else None
-        return due if passes is None else [passes, *(t for t in due if t.station is not passes.station)]
+        return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
 
     def _passing(self, due: Sequence[Turn], later: Sequence[tuple[float, Turn]], now: int) -> Turn | None:
         """The model that goes before the first one, if any does."""
@@ -286,11 +286,11 @@ class Rate:
     @staticmethod
     def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
         """A turn goes to the best class and priority that waits for this room, though its own has not come yet."""
-        first = head.station.rank(now)
+        first = head.model.rank(now)
         better = [
-            (turn.station.rank(now), turn.due, turn.station.name, turn)
+            (turn.model.rank(now), turn.due, turn.model.name, turn)
             for turn in waiting
-            if turn.station.rank(now) < first and not turn.station.needs.keys().isdisjoint(head.station.needs)
+            if turn.model.rank(now) < first and not turn.model.needs.keys().isdisjoint(head.model.needs)
         ]
         return min(better)[3] if better else None
 
@@ -304,14 +304,14 @@ class Rate:
         head = due[0]
         if head.due <= now:
             return None
-        ends = now + head.station.load.ms + head.station.quantum_ms
+        ends = now + head.model.load.ms + head.model.quantum_ms
         soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
-        mine, *_ = head.station.rank(now)
-        higher = [t for t in soon if t.station.rank(now)[0] < mine]
-        return min(higher, key=lambda t: (t.station.rank(now), t.due, t.station.name), default=None)
+        mine, *_ = head.model.rank(now)
+        higher = [t for t in soon if t.model.rank(now)[0] < mine]
+        return min(higher, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
-        head, due = turn.station, turn.station.due()
+        head, due = turn.model, turn.model.due()
         over = [
             s
             for s in movable(state, head)
@@ -328,31 +328,31 @@ class Rate:
         return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, f"its turn{left}{by_age}")
 
     @staticmethod
-    def _earmark(state: State, head: Station, now: int) -> Cover:
+    def _earmark(state: State, head: ModelState, now: int) -> Cover:
         """The victims that could be gone first; nobody else may take their place."""
 
-        def until(station: Station) -> float:
-            return max(now, station.ready_at + station.quantum_ms) + station.drain_ms(now)
+        def until(model: ModelState) -> float:
+            return max(now, model.ready_at + model.quantum_ms) + model.drain_ms(now)
 
         state.wakes.append(now + 1_000)
         return cover(state.shortage_of(head), movable(state, head), until) or ()
 
     @staticmethod
-    def _is_done(station: Station, work_class: WorkClass, now: int) -> bool:
+    def _is_done(model: ModelState, work_class: WorkClass, now: int) -> bool:
         """Whether its place may be given to work of this class: leased work has no quantum against a person."""
-        leased = station.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
-        return leased or station.has_had_turn(now)
+        leased = model.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
+        return leased or model.has_had_turn(now)
 
     # -- the rest
 
     def _best(
-        self, state: State, targets: Sequence[Station], head: Station | None, earmarked: Cover, now: int
+        self, state: State, targets: Sequence[ModelState], head: ModelState | None, earmarked: Cover, now: int
     ) -> Plan | None:
         """What fits, or displaces idle models for a gain: by class, priority, then age.
 
         A model displaces nothing while one of a better class or priority waits for the same room.
         """
-        passed_over: list[tuple[_Rank, Station]] = []
+        passed_over: list[tuple[_Rank, ModelState]] = []
         for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
             rank = target.rank(now)
             plan = self._option(state, target, head, earmarked, now)
@@ -363,7 +363,7 @@ class Rate:
         return None
 
     def _option(
-        self, state: State, target: Station, head: Station | None, earmarked: Cover, now: int
+        self, state: State, target: ModelState, head: ModelState | None, earmarked: Cover, now: int
     ) -> Plan | None:
         """How a model could come in now without any turn."""
         mine = target is head
@@ -378,11 +378,11 @@ class Rate:
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
         return None if victims is None else self._weigh(state, target, victims, now)
 
-    def _weigh(self, state: State, target: Station, victims: Cover, now: int) -> Plan | None:
+    def _weigh(self, state: State, target: ModelState, victims: Cover, now: int) -> Plan | None:
         """A swap, or None when what would leave is worth more."""
         if target.top_class() is WorkClass.ROTATION:
             if not target.line:
-                return None  # a ghost has no weight
+                return None  # a held turn has no weight
             reason = "its background turn, over models nobody uses"
             return Plan(target, victims, PlanKind.ROTATION, reason)
         balance = self.balance(state, target, victims, now)
@@ -394,7 +394,7 @@ class Rate:
         )
         return Plan(target, victims, PlanKind.RATE, reason)
 
-    def balance(self, state: State, target: Station, victims: Cover, now: int) -> Balance:
+    def balance(self, state: State, target: ModelState, victims: Cover, now: int) -> Balance:
         """Weighs what waits against what would leave."""
         leased_counts = not state.local_interactive_waits()
         lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
@@ -408,7 +408,7 @@ class Rate:
         )
 
     @staticmethod
-    def _momentum(victim: Station, target: Station, now: int) -> float:
+    def _momentum(victim: ModelState, target: ModelState, now: int) -> float:
         """What is asked of a victim per millisecond, scaled by its inertia.
 
         Against a lower class lingering has a limit. Callers come in a rhythm: right after an answer the next one is
@@ -426,19 +426,19 @@ class Rate:
                 return 0.0
         return victim.price(now)
 
-    def _may_yield(self, state: State, target: Station, now: int) -> list[Station]:
+    def _may_yield(self, state: State, target: ModelState, now: int) -> list[ModelState]:
         """The idle models: a quantum protects work, not emptiness. Rotation takes only what lingered out."""
         rotation = target.top_class() is WorkClass.ROTATION
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
     @staticmethod
-    def _may_abort(station: Station, target: Station, now: int) -> bool:
-        if station in target.members:
+    def _may_abort(model: ModelState, target: ModelState, now: int) -> bool:
+        if model in target.members:
             return False
-        lower = target.top_class() < min(station.plan_class, station.top_class())
-        left = station.since + station.load.ms - now
+        lower = target.top_class() < min(model.plan_class, model.top_class())
+        left = model.since + model.load.ms - now
         worth_it = left > target.load.ms + target.service.ms
-        return lower and worth_it and not station.model.permanent and station.aborts < ABORTS_MAX
+        return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
 
 
 def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
@@ -447,23 +447,23 @@ def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
 
 
 def _lead_ms(
-    station: Station, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
+    model: ModelState, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
 ) -> float:
     """How long before its due a turn must begin: the longest drain of what is in the way, load, and service."""
-    needs, drain = station.needs.keys(), 0.0
+    needs, drain = model.needs.keys(), 0.0
     for taken, drain_ms in drains:
         if drain_ms > drain and not needs.isdisjoint(taken):
             drain = drain_ms
     patience = 0 if request is None else request.max_wait_ms
-    margin = min(TURN_MARGIN * patience, station.load.ms)
-    return station.load.ms + drain + station.service.ms + margin
+    margin = min(TURN_MARGIN * patience, model.load.ms)
+    return model.load.ms + drain + model.service.ms + margin
 
 
 def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
     return (request.work_class, request.arrived_at)
 
 
-def _soft_at(state: State, station: Station, oldest: Request, now: int, *, unsure: bool) -> float:
+def _soft_at(state: State, model: ModelState, oldest: Request, now: int, *, unsure: bool) -> float:
     """When a model has waited long enough behind what is resident, though its patience is not at its end.
 
     `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
@@ -471,26 +471,26 @@ def _soft_at(state: State, station: Station, oldest: Request, now: int, *, unsur
     mine, since = oldest.work_class, oldest.arrived_at
     if unsure:
         return since
-    short = state.shortage_of(station)
-    others = [(s.worth_class(now), s) for s in movable(state, station)]
+    short = state.shortage_of(model)
+    others = [(s.worth_class(now), s) for s in movable(state, model)]
     if can_cover(short, [s for work_class, s in others if work_class > mine]):
-        return since + SOFT_TURN_LOWER * station.load.ms
+        return since + SOFT_TURN_LOWER * model.load.ms
     is_person = mine is WorkClass.INTERACTIVE
     if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
-        return since + SOFT_TURN * station.load.ms
+        return since + SOFT_TURN * model.load.ms
     return math.inf
 
 
-def _gives_way(victim: Station, turn: Turn, now: int) -> bool:
+def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes place for this turn.
 
     For a hard turn, unless it holds a request with less patience. For a soft one, unless it serves a higher class; and
     against an equal it may finish: a line that is served within one more quantum would only have to come back, and
     while one answer takes longer than a quantum the other slots would stand idle until it ends.
     """
-    mine, its = turn.station.turn_class(), victim.worth_class(now)
+    mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
-        due = turn.station.due()
+        due = turn.model.due()
         return due is None or (victim.due() or due) >= due
     if its != mine or victim.is_idle:
         return its > mine or victim.is_idle
@@ -500,22 +500,22 @@ def _gives_way(victim: Station, turn: Turn, now: int) -> bool:
     )
 
 
-def _is_passed(target: Station, rank: _Rank, others: Iterable[tuple[_Rank, Station]]) -> bool:
+def _is_passed(target: ModelState, rank: _Rank, others: Iterable[tuple[_Rank, ModelState]]) -> bool:
     """Whether a model of a better class or priority waits for the same room."""
     return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
 
 
-def _is_before(turn: Turn, station: Station, request: Request) -> bool:
+def _is_before(turn: Turn, model: ModelState, request: Request) -> bool:
     """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
-    if turn.station is station or turn.station.needs.keys().isdisjoint(station.needs):
+    if turn.model is model or turn.model.needs.keys().isdisjoint(model.needs):
         return False
     if turn.is_hard:
         due = request.arrived_at + request.max_wait_ms
-        return turn.due < min(station.due() or due, due)
-    return turn.station.turn_class() <= request.work_class
+        return turn.due < min(model.due() or due, due)
+    return turn.model.turn_class() <= request.work_class
 
 
-def _around(state: State, target: Station, head: Station | None, earmarked: Cover) -> Mapping[str, int]:
+def _around(state: State, target: ModelState, head: ModelState | None, earmarked: Cover) -> Mapping[str, int]:
     """What a model lacks once the head of the turns has what it was promised."""
     if head is None:
         return state.shortage_of(target)

@@ -21,8 +21,8 @@ is wrong.
 from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, Check, Checked
+from watchbill.core.model_state import STAYING, ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import STAYING, Stage, Station
 from watchbill.units import format_bytes
 
 __all__ = ["Watchdog"]
@@ -63,60 +63,60 @@ class Watchdog:
         self._asked: dict[tuple[str, int], _Question] = {}  # models and attempts that are asked now
         self._well: dict[tuple[str, int], int] = {}  # those that gave a good answer -> when
 
-    def faults(self, now: int) -> list[tuple[Station, str]]:
+    def faults(self, now: int) -> list[tuple[ModelState, str]]:
         """The ready models that must be reset, and why."""
-        found: list[tuple[Station, str]] = []
-        for station in self._state.in_stage(Stage.READY):
-            if station.silence is not None:
+        found: list[tuple[ModelState, str]] = []
+        for model in self._state.in_stage(Stage.READY):
+            if model.silence is not None:
                 continue  # nothing is known of it until the program that hosts it answers again
-            if over := self._over_quota(station):
-                found.append((station, over))
-            elif (station.is_suspect or station.bad_answers >= BAD_ANSWERS_MAX) and (
-                why := self._examine(station, now)
+            if over := self._over_quota(model):
+                found.append((model, over))
+            elif (model.is_suspect or model.bad_answers >= BAD_ANSWERS_MAX) and (
+                why := self._examine(model, now)
             ):
-                found.append((station, f"{_failed(station)}, and {why}"))
+                found.append((model, f"{_failed(model)}, and {why}"))
         return found
 
-    def _examine(self, station: Station, now: int) -> str | None:
+    def _examine(self, model: ModelState, now: int) -> str | None:
         """Has a model asked something easy. Why it is not well, once that is known."""
-        which = (station.name, station.attempt)
+        which = (model.name, model.attempt)
         question = self._asked.get(which)
         if question is None:
             if now < self._well.get(which, -WELL_MS) + WELL_MS:
-                station.is_suspect = False
-            elif station.lingering and not station.running:
-                station.is_suspect = (
+                model.is_suspect = False
+            elif model.lingering and not model.running:
+                model.is_suspect = (
                     True  # it is asked when it has let go of what was cut: alone, which is a proof
                 )
             else:
-                self._ask(station, now)
+                self._ask(model, now)
             return None
         is_over = now >= question.since + CHECK_MS
         if question.failure is None and not is_over:
             return None
         if not question.is_alone:
             # It may have been busy with the others. A good end of one of them ends all this.
-            if is_over or not station.in_use:
-                self._ask(station, now)
+            if is_over or not model.in_use:
+                self._ask(model, now)
             return None
-        if station.bad_answers + question.number < BAD_ANSWERS_MAX:
-            self._ask(station, now, question.number + 1)
+        if model.bad_answers + question.number < BAD_ANSWERS_MAX:
+            self._ask(model, now, question.number + 1)
             return None
         self._forget(which)
         if question.failure is None:
             return "it said nothing when it was asked something easy"
         return f"it failed when it was asked something easy: {question.failure}"
 
-    def _ask(self, station: Station, now: int, number: int = 1) -> None:
-        which = (station.name, station.attempt)
-        self._asked[which] = _Question(now, not station.in_use, number)
-        station.is_suspect = True
+    def _ask(self, model: ModelState, now: int, number: int = 1) -> None:
+        which = (model.name, model.attempt)
+        self._asked[which] = _Question(now, not model.in_use, number)
+        model.is_suspect = True
         self._state.out.append(Check(*which))
 
     def _forget(self, which: tuple[str, int]) -> None:
         del self._asked[which]
-        if (station := self._state.stations.get(which[0])) is not None:
-            station.is_suspect = False
+        if (model := self._state.models.get(which[0])) is not None:
+            model.is_suspect = False
 
     def checked(self, event: Checked, now: int) -> None:
         """A model was asked something easy. If it answered, its callers had asked what it cannot do."""
@@ -125,17 +125,17 @@ class Watchdog:
         if which not in self._asked:
             self._state.late_answers += 1
             return
-        station, question = self._state.stations[event.model], self._asked[which]
-        is_proven = station.bad_answers >= BAD_ANSWERS_MAX and now - station.bad_since >= UNASKED_MS
+        model, question = self._state.models[event.model], self._asked[which]
+        is_proven = model.bad_answers >= BAD_ANSWERS_MAX and now - model.bad_since >= UNASKED_MS
         if event.failure is not None and (event.was_asked or is_proven):
             question.failure = event.failure
             return
         self._forget(which)
         self._well[which] = now
         if event.was_asked:
-            reason = f"{_failed(station)}, but it is well: the requests were at fault"
-            self._state.note("well", reason, station)
-            station.bad_answers = station.unheard_ms = 0
+            reason = f"{_failed(model)}, but it is well: the requests were at fault"
+            self._state.note("well", reason, model)
+            model.bad_answers = model.unheard_ms = 0
 
     def deadlines(self) -> list[int]:
         """When a model that was asked must have answered, or may be asked again."""
@@ -147,20 +147,20 @@ class Watchdog:
         """Forgets who is no longer ready, and what was asked of those that gave a good answer since."""
         if not (self._asked or self._well):
             return
-        ready = {(station.name, station.attempt): station for station in self._state.in_stage(Stage.READY)}
+        ready = {(model.name, model.attempt): model for model in self._state.in_stage(Stage.READY)}
         self._well = {which: at for which, at in self._well.items() if which in ready}
         for which in list(self._asked):
             if which not in ready or not ready[which].is_suspect:
                 self._forget(which)
 
-    def _over_quota(self, station: Station) -> str | None:
-        for device, held in station.held.items():
-            quota, name = station.model.quota, station.name
+    def _over_quota(self, model: ModelState) -> str | None:
+        for device, held in model.held.items():
+            quota, name = model.spec.quota, model.name
             uses = f"it uses {format_bytes(held)} of {device}"
             if quota is not None and held > quota:
                 more = f"{uses}, more than its quota of {format_bytes(quota)}"
                 return f"{more}; raise models.{name}.quota, or leave it out"
-            usual = station.usual(device)
+            usual = model.usual(device)
             if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(device):
                 more = f"{uses} while {device} is short, and {format_bytes(usual)} were all that it needed so far"
                 return f"{more}; set models.{name}.memory to what it may use"
@@ -191,7 +191,7 @@ class Watchdog:
             self._state.out.append(Alert("silence", text))
 
 
-def _failed(station: Station) -> str:
+def _failed(model: ModelState) -> str:
     """What made it suspect, for people."""
-    count = station.bad_answers
+    count = model.bad_answers
     return "an answer failed" if count == 1 else f"{count} answers in a row failed"

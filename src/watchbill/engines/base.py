@@ -149,7 +149,7 @@ class Sleeper(Protocol):
         """Puts a warm model to sleep and says what it still occupies. Raises LoadError when it does not."""
         ...
 
-    async def rouse(self, model: Model, attempt: int) -> Warm:
+    async def wake(self, model: Model, attempt: int) -> Warm:
         """Wakes a model; returns when it is warm. When it raises LoadError, nothing of the model is left."""
         ...
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from watchbill.catalog import Model
 from watchbill.engines import llama_server
 from watchbill.engines.base import Capabilities, LoadError
-from watchbill.engines.nap import LLAMA
 from watchbill.engines.owned import Diagnosis, Launch
+from watchbill.engines.sleep import LLAMA
 from watchbill.errors import ConfigError
 from watchbill.footprint import usable_context
 from watchbill.gguf import GgufError, read_header
@@ -72,7 +72,7 @@ class LlamaRecipe:
     capabilities = Capabilities(
         owned=True, measures_memory=True, stops_generation=True, continues=True, sleeps="itself"
     )
-    nap = LLAMA
+    sleep = LLAMA
 
     def __init__(self, binary: str | None = None) -> None:
         self._binary = binary

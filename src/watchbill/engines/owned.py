@@ -19,7 +19,7 @@ from watchbill import limits
 from watchbill.catalog import RAM, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadError, Warm
-from watchbill.engines.nap import Nap, is_sleeping, tell
+from watchbill.engines.sleep import Sleep, is_sleeping, tell
 from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
 from watchbill.probes.trees import pss_of_tree
@@ -70,7 +70,7 @@ class Recipe(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def nap(self) -> Nap | None:
+    def sleep(self) -> Sleep | None:
         """How its models sleep, if they can."""
         ...
 
@@ -166,24 +166,24 @@ class OwnedEngine:
 
     async def sleep(self, model: str, attempt: int) -> Mapping[str, int]:
         """Puts a warm model to sleep. A death from now on belongs to this attempt."""
-        host, nap = self._hosts.get(model), self._recipe.nap
-        if host is None or not host.is_ready or nap is None or nap.sleep is None:
+        host, sleep = self._hosts.get(model), self._recipe.sleep
+        if host is None or not host.is_ready or sleep is None or sleep.sleep is None:
             raise LoadError(f"{model} cannot be put to sleep")
         host.attempt = attempt
-        await tell(host.endpoint, nap.sleep)
+        await tell(host.endpoint, sleep.sleep)
         return await asyncio.to_thread(self.memory, model)
 
-    async def rouse(self, model: Model, attempt: int) -> Warm:
+    async def wake(self, model: Model, attempt: int) -> Warm:
         """Wakes a model: tells it where that is possible, and asks it something in any case."""
-        host, nap = self._hosts.get(model.name), self._recipe.nap
-        if host is None or host.process is None or nap is None:
+        host, sleep = self._hosts.get(model.name), self._recipe.sleep
+        if host is None or host.process is None or sleep is None:
             raise LoadError(f"{model.name} is not asleep")
         host.attempt = attempt
         limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                if nap.wake is not None:
-                    await tell(host.endpoint, nap.wake, limit_ms)
+                if sleep.wake is not None:
+                    await tell(host.endpoint, sleep.wake, limit_ms)
                 warm = await self._warm_or_ended(host, host.process)
         except (LoadError, TimeoutError) as error:
             await shielded(self._take_down(host, hard=True))
@@ -194,10 +194,10 @@ class OwnedEngine:
 
     def is_asleep(self, model: str) -> bool | None:
         """Whether the model's engine says that it sleeps."""
-        host, nap = self._hosts.get(model), self._recipe.nap
-        if host is None or not host.is_ready or nap is None or host.model.sleep_ms is None:
+        host, sleep = self._hosts.get(model), self._recipe.sleep
+        if host is None or not host.is_ready or sleep is None or host.model.sleep_ms is None:
             return None
-        return is_sleeping(host.endpoint, nap)
+        return is_sleeping(host.endpoint, sleep)
 
     def memory(self, model: str) -> Mapping[str, int]:
         """PSS of the whole tree, its guard included: all that goes when the model goes."""

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Model
 from watchbill.engines.base import Capabilities
-from watchbill.engines.nap import TOLD
 from watchbill.engines.owned import Diagnosis, Launch
+from watchbill.engines.sleep import TOLD
 from watchbill.errors import ConfigError
 from watchbill.processes import Keeper
 
@@ -35,7 +35,7 @@ class ProcessRecipe:
 
     # What a foreign program does when a client leaves is its own affair.
     capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=False, sleeps="told")
-    nap = TOLD
+    sleep = TOLD
 
     def probe_for(self, model: Model) -> str:
         """Health is all that every program has."""

@@ -23,8 +23,8 @@ import msgspec
 from watchbill.catalog import Model
 from watchbill.engines import scripted_server
 from watchbill.engines.base import Capabilities
-from watchbill.engines.nap import TOLD
 from watchbill.engines.owned import Launch
+from watchbill.engines.sleep import TOLD
 from watchbill.errors import ConfigError
 from watchbill.names import file_stem
 from watchbill.processes import Keeper
@@ -72,7 +72,7 @@ class ScriptedRecipe:
     capabilities = Capabilities(
         owned=True, measures_memory=True, stops_generation=True, continues=True, sleeps="told"
     )
-    nap = TOLD
+    sleep = TOLD
 
     def probe_for(self, model: Model) -> str:
         """One answer of the kind the model gives."""

@@ -114,7 +114,7 @@ class Engine:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
                 self.memory.append(mmap.mmap(-1, step, flags=flags))
 
-    def nap(self, asleep: bool) -> None:
+    def sleep(self, asleep: bool) -> None:
         """Gives its memory back, or takes it again; what is asked of it wakes it, too."""
         with self.lock:
             if self.is_asleep and not asleep:
@@ -183,7 +183,7 @@ class Connection(threading.Thread):
         elif path == "/is_sleeping":
             self.send_json(200, {"is_sleeping": self.engine.is_asleep})
         elif method == "POST" and path in ("/sleep", "/wake_up"):
-            self.engine.nap(path == "/sleep")
+            self.engine.sleep(path == "/sleep")
             self.send_json(200, {})
         elif path == "/v1/models":
             self.send_json(200, {"object": "list", "data": [{"id": self.engine.name, "object": "model"}]})
@@ -201,7 +201,7 @@ class Connection(threading.Thread):
         if not isinstance(asked, dict):
             self.send_error(400, "the body is not a JSON object")
             return
-        self.engine.nap(False)
+        self.engine.sleep(False)
         self.wait_for_slot()
         try:
             if not self.misbehaves():

@@ -23,8 +23,8 @@ from ipaddress import ip_address
 from watchbill.engines.base import Endpoint
 from watchbill.engines.call import Call
 from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
+from watchbill.engines.connection_pool import Address, Way
 from watchbill.engines.far import FarCall, FarSession
-from watchbill.engines.way import Address, Way
 from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_MEMORY_MAX
 
 __all__ = ["Call", "Deadlines", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]

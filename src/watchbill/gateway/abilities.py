@@ -15,7 +15,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gguf import Header
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.ticket import Submission
 
 __all__ = ["Abilities", "Able", "has_image"]
 
@@ -66,21 +66,21 @@ class Abilities:
         self._known[model.name] = (model, able)
         return able
 
-    async def check(self, wish: Wish, ability: Ability, messages: object = None) -> Wish:
+    async def check(self, submission: Submission, ability: Ability, messages: object = None) -> Submission:
         """The wish, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
 
         An image is never handed down to a smaller model of the family, which may be blind."""
-        model = self._driver.catalog.find_model(wish.model)
+        model = self._driver.catalog.find_model(submission.model)
         if model is None:
-            return wish  # the scheduler says so
+            return submission  # the scheduler says so
         able = await self.of(model)
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
         if (able.vision is not False and model.family is None) or not has_image(messages):
-            return wish
+            return submission
         if able.vision is False:
             raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
-        return msgspec.structs.replace(wish, exact=True)
+        return msgspec.structs.replace(submission, exact=True)
 
 
 def has_image(messages: object) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX, LOG_FILE_BYTES_MAX, LOG_FILES_MAX
 
 __all__ = ["AccessLog", "rotating_file"]
@@ -40,19 +40,19 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self.dropped = 0
 
-    def note(self, visit: Visit, status: int) -> None:
+    def note(self, context: RequestContext, status: int) -> None:
         """One request is over. A status of 499 means that the client left first."""
         if self._sink is None:
             return
         if len(self._lines) >= ACCESS_LOG_LINES_MAX:
             self.dropped += 1
             return
-        request, start = visit.request, visit.start
+        request, start = context.request, context.start
         path = request.target.partition("?")[0][:_PATH_CHARS_MAX]
         self._lines.append(
-            f"{time.time():.3f} {visit.id} {request.remote} {visit.key.name if visit.key else '-'} "
-            f"{request.method} {ascii(path)[1:-1]} {status} {visit.age_s() * 1000:.1f}ms "
-            f"model={visit.model or '-'} lane={visit.lane or '-'} "
+            f"{time.time():.3f} {context.id} {request.remote} {context.key.name if context.key else '-'} "
+            f"{request.method} {ascii(path)[1:-1]} {status} {context.age_s() * 1000:.1f}ms "
+            f"model={context.model or '-'} lane={context.lane or '-'} "
             f"wait={start.wait_ms if start else '-'} load={start.load_ms if start else '-'}"
         )
         if self._timer is None:

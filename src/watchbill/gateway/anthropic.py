@@ -15,19 +15,19 @@ from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects import anthropic_error
+from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
 from watchbill.gateway.events import event
-from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.options import check_ranges
 from watchbill.gateway.relay import Collector
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import check_ranges
 from watchbill.limits import TRANSLATED_MODELS_MAX
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["AnthropicDoor"]
 
@@ -37,53 +37,55 @@ _JSON = "application/json"
 class AnthropicDoor:
     """Serves /v1/messages."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = Exchange(gateway)
+        self._exchange = EngineCalls(gateway)
         self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
 
-    async def messages(self, visit: Visit) -> Answer:
+    async def messages(self, context: RequestContext) -> Answer:
         """POST /v1/messages."""
-        body, wish = await self._read(visit)
+        body, submission = await self._read(context)
         anthropic_ask.check(body)
-        wish = await self._gateway.abilities.check(wish, "completion", body["messages"])
+        submission = await self._gateway.abilities.check(submission, "completion", body["messages"])
         asking = _Asking(self._translated, body)
         if body.get("stream") is True:
-            out = MessagesOut(visit, asking)
-            return await self._exchange.stream(visit, wish, asking.send, out, unknown=asking.unknown)
+            out = MessagesOut(context, asking)
+            return await self._exchange.stream(context, submission, asking.send, out, unknown=asking.unknown)
         answer = await self._exchange.collect(
-            visit, wish, asking.send, asking.collector, unknown=asking.unknown
+            context, submission, asking.send, asking.collector, unknown=asking.unknown
         )
         if isinstance(answer, Fallback):
-            told = anthropic_tell.fallen_back(answer, visit.id)
+            told = anthropic_tell.fallen_back(answer, context.id)
         elif asking.is_native:
-            told = anthropic_tell.named(answer.fields(), visit.id, visit.model)
+            told = anthropic_tell.named(answer.fields(), context.id, context.model)
         else:
-            told = anthropic_tell.message(answer.fields(), visit.id, visit.model)
-        return json_response(told, visit.lines())
+            told = anthropic_tell.message(answer.fields(), context.id, context.model)
+        return json_response(told, context.lines())
 
-    async def count_tokens(self, visit: Visit) -> Response:
+    async def count_tokens(self, context: RequestContext) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
-        body, wish = await self._read(visit)
+        body, submission = await self._read(context)
         anthropic_ask.check(body, counting=True)
-        if visit.stay is not None:
-            visit.stay.is_counted = False  # what is only counted was not spent
+        if context.stay is not None:
+            context.stay.is_counted = False  # what is only counted was not spent
         try:
-            whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/messages/count_tokens"))
+            whole = await self._exchange.fetch(context, submission, sender(body, "/v1/messages/count_tokens"))
             told = whole.fields()
         except EngineRefused as error:
             if error.answered not in (404, 405, 501):
                 raise
             told: Fields = {
-                "input_tokens": anthropic_ask.estimate_tokens(body, visit.lifted.size if visit.lifted else 0),
+                "input_tokens": anthropic_ask.estimate_tokens(
+                    body, context.lifted.size if context.lifted else 0
+                ),
                 "watchbill": {"estimated": True},
             }
-        return json_response(told, visit.lines())
+        return json_response(told, context.lines())
 
-    async def _read(self, visit: Visit) -> tuple[Fields, Wish]:
-        body = await self._gateway.read_object(visit)
+    async def _read(self, context: RequestContext) -> tuple[Fields, Submission]:
+        body = await self._gateway.read_object(context)
         check_ranges(body)
-        return body, self._gateway.wish(visit, body)
+        return body, self._gateway.submission(context, body)
 
 
 class _Asking:
@@ -119,8 +121,8 @@ class _Asking:
 class MessagesOut(StreamOut):
     """A stream of Anthropic's events, passed or translated."""
 
-    def __init__(self, visit: Visit, asking: _Asking) -> None:
-        super().__init__(visit)
+    def __init__(self, context: RequestContext, asking: _Asking) -> None:
+        super().__init__(context)
         self._asking = asking
         self._events: Events | None = None
         self._opening: Opening | None = None
@@ -131,11 +133,11 @@ class MessagesOut(StreamOut):
     async def write(self, piece: bytes) -> None:
         if self._asking.is_native:
             if self._opening is None:
-                self._opening = Opening(self.visit.id, self.visit.model)
+                self._opening = Opening(self.context.id, self.context.model)
             await super().write(self._opening.feed(piece))
             return
         if self._events is None:
-            self._events = Events(self.visit.id, self.visit.model)
+            self._events = Events(self.context.id, self.context.model)
         await self.send(self._events.feed(piece))
 
     async def flush(self) -> None:
@@ -151,7 +153,7 @@ class MessagesOut(StreamOut):
         await self.send(event(anthropic_error(error), "error"))
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(anthropic_tell.fallen_back_events(fallback, self.visit.id))
+        await self.send(anthropic_tell.fallen_back_events(fallback, self.context.id))
 
     def has_ended(self, tail: bytes) -> bool:
         if self._events is not None:

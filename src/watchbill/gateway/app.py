@@ -8,8 +8,6 @@ from watchbill.engines.upstream import Upstream
 from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.anthropic import AnthropicDoor
 from watchbill.gateway.auth import Access
-from watchbill.gateway.forwarding import Forwarding
-from watchbill.gateway.house import Door, House
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import Answer
@@ -17,11 +15,13 @@ from watchbill.gateway.http.routes import Routes
 from watchbill.gateway.maintenance import MaintenanceDoor
 from watchbill.gateway.native import NativeDoor
 from watchbill.gateway.ollama import OllamaDoor
+from watchbill.gateway.ollama_admin import Forwarding
 from watchbill.gateway.openai import OpenAiDoor
-from watchbill.gateway.passing import PassingDoor
+from watchbill.gateway.passthrough import PassingDoor
 from watchbill.gateway.process import ProcessDoor
+from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Door, Services
 from watchbill.gateway.surface import DriverSurface
-from watchbill.gateway.visit import Visit
 
 __all__ = ["Gateway", "Route"]
 
@@ -38,7 +38,7 @@ FORWARDED = ("/api/pull", "/api/create", "/api/copy", "/api/push")
 EVENTS = "/wb/v1/events"
 
 
-class Gateway(House):
+class Gateway(Services):
     """The house with all its doors. Needs a running event loop; `serve` puts it on a socket."""
 
     def __init__(
@@ -132,11 +132,11 @@ class Gateway(House):
             ("DELETE", "/api/delete", Access.ADMIN, self._forwarding.at("/api/delete")),
         ]
 
-    async def lost(self, visit: Visit) -> Answer:
+    async def lost(self, context: RequestContext) -> Answer:
         """An address that nobody serves."""
-        raise NotFound(f"nothing is served at {visit.request.path[:100]!r}")
+        raise NotFound(f"nothing is served at {context.request.path[:100]!r}")
 
-    async def wrong_method(self, visit: Visit) -> Answer:
+    async def wrong_method(self, context: RequestContext) -> Answer:
         """A known address, asked in a way it does not know."""
         raise MethodNotAllowed
 
@@ -157,7 +157,7 @@ class Gateway(House):
             try:
                 preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
-                return self.refuse(Visit(request, 0.0), error)
+                return self.refuse(RequestContext(request, 0.0), error)
             if preflight is not None:
                 return preflight
             known = self._served.methods(request)

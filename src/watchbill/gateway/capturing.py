@@ -13,10 +13,10 @@ from watchbill.catalog import Catalog
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import CAPTURE_ANSWER_BYTES_MAX
 from watchbill.runtime.capture import Captured
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
     from watchbill.runtime.capture import Capture
@@ -31,27 +31,32 @@ class Capturing:
         #: Where events go; the daemon sets it when the config has spools.
         self.sink: Capture | None = None
 
-    def begin(self, catalog: Catalog, visit: Visit, wish: Wish) -> "Tap | None":
+    def begin(self, catalog: Catalog, context: RequestContext, submission: Submission) -> "Tap | None":
         """Listens to a request, if anybody wants it."""
-        if self.sink is None or visit.request.headers.get("x-watchbill-private") == "1":
+        if self.sink is None or context.request.headers.get("x-watchbill-private") == "1":
             return None
-        spool = _spool_of(catalog, visit, wish)
-        return None if spool is None else Tap(self.sink, spool, visit)
+        spool = _spool_of(catalog, context, submission)
+        return None if spool is None else Tap(self.sink, spool, context)
 
 
-def _spool_of(catalog: Catalog, visit: Visit, wish: Wish) -> str | None:
+def _spool_of(catalog: Catalog, context: RequestContext, submission: Submission) -> str | None:
     """The first that says `capture`: the key, the type of work, the model, the lane."""
-    model = catalog.find_model(wish.model)
-    lane = catalog.lane_for(wish.lane)
-    wishes = (visit.key and visit.key.capture, visit.capture, model and model.capture, lane.capture)
-    return next((spool for spool in wishes if spool), None)
+    model = catalog.find_model(submission.model)
+    lane = catalog.lane_for(submission.lane)
+    caller_options = (
+        context.key and context.key.capture,
+        context.capture,
+        model and model.capture,
+        lane.capture,
+    )
+    return next((spool for spool in caller_options if spool), None)
 
 
 class Tap:
     """One request that is captured."""
 
-    def __init__(self, sink: "Capture", spool: str, visit: Visit) -> None:
-        self._sink, self._spool, self._visit = sink, spool, visit
+    def __init__(self, sink: "Capture", spool: str, context: RequestContext) -> None:
+        self._sink, self._spool, self._visit = sink, spool, context
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -70,14 +75,14 @@ class Tap:
         asyncio.get_running_loop().call_soon(self._hand_over, outcome)
 
     def _hand_over(self, outcome: str) -> None:
-        visit = self._visit
-        asked = visit.asked or {}
+        context = self._visit
+        asked = context.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
-        if visit.lifted is not None:
-            prompt = visit.lifted.restore(prompt, CAPTURE_ANSWER_BYTES_MAX)
+        if context.lifted is not None:
+            prompt = context.lifted.restore(prompt, CAPTURE_ANSWER_BYTES_MAX)
         answer = _text_of(b"".join(self._pieces))
-        model = visit.model or str(asked.get("model") or "")
-        event = Captured(visit.id, time.time(), visit.lane, model, "local", prompt, answer, outcome)
+        model = context.model or str(asked.get("model") or "")
+        event = Captured(context.id, time.time(), context.lane, model, "local", prompt, answer, outcome)
         self._sink.capture(self._spool, event)
 
 

@@ -6,11 +6,11 @@ from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.response import Response
 from watchbill.gateway.native import read_object
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import CLAIM_HOURS_MAX, CLAIM_REASON_CHARS_MAX
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["MaintenanceDoor"]
 
@@ -21,31 +21,31 @@ _HOUR_MS = 3_600_000
 class MaintenanceDoor:
     """Serves /wb/v1/maintenance."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
 
-    async def start(self, visit: Visit) -> Response:
+    async def start(self, context: RequestContext) -> Response:
         """POST /wb/v1/maintenance with {"device", "for", "pid"?, "hours"?}: returns when the device is empty."""
-        asked = await read_object(visit, self._gateway)
+        asked = await read_object(context, self._gateway)
         device, why = self._device(asked.get("device")), _reason(asked.get("for"))
         pid, lasts_ms = _pid(asked.get("pid")), _lasts(asked.get("hours"))
         if pid is not None and lasts_ms is not None:
             raise RequestError("say pid or hours: a claim lasts as long as its process, or so long, not both")
         said = await self._gateway.driver.claims.take(device, why, pid=pid, lasts_ms=lasts_ms)
-        return json_response({"message": said, "device": device}, visit.lines())
+        return json_response({"message": said, "device": device}, context.lines())
 
-    async def renew(self, visit: Visit) -> Response:
+    async def renew(self, context: RequestContext) -> Response:
         """POST /wb/v1/maintenance/renew with {"device"}: the holder still lives."""
-        asked = await read_object(visit, self._gateway)
+        asked = await read_object(context, self._gateway)
         device = self._device(asked.get("device"))
         self._gateway.driver.claims.renew(device)
-        return json_response({"message": f"{device} stays yours", "device": device}, visit.lines())
+        return json_response({"message": f"{device} stays yours", "device": device}, context.lines())
 
-    async def end(self, visit: Visit) -> Response:
+    async def end(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/maintenance?device=: permanent models return."""
-        device = self._device(visit.request.query.get("device"))
+        device = self._device(context.request.query.get("device"))
         said = await self._gateway.driver.claims.give_back(device)
-        return json_response({"message": said, "device": device}, visit.lines())
+        return json_response({"message": said, "device": device}, context.lines())
 
     def _device(self, name: object) -> str:
         known = self._gateway.driver.catalog.devices

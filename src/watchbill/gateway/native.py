@@ -14,12 +14,12 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import check_plain, parse_object
 from watchbill.gateway.companions import read_companions
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.gateway.visit import Visit
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["NativeDoor", "read_object"]
 
@@ -29,86 +29,86 @@ _JSON = "application/json"
 class NativeDoor:
     """Serves /health, /ready, /metrics and /wb/v1."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
         self.listeners = 0
 
-    async def health(self, visit: Visit) -> Response:
+    async def health(self, context: RequestContext) -> Response:
         """GET /health: the process is alive."""
-        return json_response({"status": "ok"}, visit.lines())
+        return json_response({"status": "ok"}, context.lines())
 
-    async def ready(self, visit: Visit) -> Response:
+    async def ready(self, context: RequestContext) -> Response:
         """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
         if self._gateway.closing.is_set():
-            return json_response({"status": "shutting down"}, visit.lines(), 503)
+            return json_response({"status": "shutting down"}, context.lines(), 503)
         if not self._gateway.driver.is_ready():
-            return json_response({"status": "the scheduler does not turn"}, visit.lines(), 503)
-        return json_response({"status": "ready"}, visit.lines())
+            return json_response({"status": "the scheduler does not turn"}, context.lines(), 503)
+        return json_response({"status": "ready"}, context.lines())
 
-    async def metrics(self, visit: Visit) -> Response:
+    async def metrics(self, context: RequestContext) -> Response:
         """GET /metrics, for Prometheus."""
         render = self._gateway.metrics
         if render is None:
             raise NotFound("metrics are not configured")
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return Response(render(), kind, lines=visit.lines())
+        return Response(render(), kind, lines=context.lines())
 
-    async def status(self, visit: Visit) -> Response:
+    async def status(self, context: RequestContext) -> Response:
         """GET /wb/v1/status."""
-        return json_response(self._gateway.driver.status(), visit.lines())
+        return json_response(self._gateway.driver.status(), context.lines())
 
-    async def requests(self, visit: Visit) -> Response:
+    async def requests(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests: every open request."""
-        return json_response({"requests": self._gateway.driver.requests()}, visit.lines())
+        return json_response({"requests": self._gateway.driver.requests()}, context.lines())
 
-    async def request(self, visit: Visit) -> Response:
+    async def request(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
-        id = self._gateway.known_as(visit, visit.request.match["id"])
+        id = self._gateway.known_as(context, context.request.match["id"])
         found = self._gateway.driver.request(id)
         if found is None:
             raise NotFound("no open request has this id")
-        return json_response(found, visit.lines())
+        return json_response(found, context.lines())
 
-    async def cancel(self, visit: Visit) -> Response:
+    async def cancel(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/requests/{id}: a caller's own request; any for a key with admin rights."""
-        id = self._gateway.known_as(visit, visit.request.match["id"])
-        if not self._gateway.may_cancel(visit, id):
+        id = self._gateway.known_as(context, context.request.match["id"])
+        if not self._gateway.may_cancel(context, id):
             raise NotFound("none of your open requests has this id")
         if not self._gateway.driver.cancel(id):
             raise NotFound("no open request has this id")
-        return json_response({"message": f"{id} is cancelled", "id": id}, visit.lines())
+        return json_response({"message": f"{id} is cancelled", "id": id}, context.lines())
 
-    async def explain(self, visit: Visit) -> Response:
+    async def explain(self, context: RequestContext) -> Response:
         """GET /wb/v1/explain?model=&with=: what would happen now."""
-        model = visit.request.query.get("model", "")
+        model = context.request.query.get("model", "")
         if not model:
             raise RequestError("say which: /wb/v1/explain?model=NAME")
         name, driver = self._check_model(model), self._gateway.driver
-        beside, unknown = read_companions(visit.request.query.get("with", ""), name, driver.catalog)
+        beside, unknown = read_companions(context.request.query.get("with", ""), name, driver.catalog)
         if unknown:  # a request would go without them; who asks beforehand wants to know
             names = ", ".join(repr(name[:100]) for name in unknown)
             raise RequestError(f"no model and no set of the config is called {names}")
-        return json_response(driver.explain(name, beside), visit.lines())
+        return json_response(driver.explain(name, beside), context.lines())
 
-    async def load(self, visit: Visit) -> Response:
+    async def load(self, context: RequestContext) -> Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""
-        await self._read(visit)
-        name = self._check_model(visit.request.match["name"])
+        await self._read(context)
+        name = self._check_model(context.request.match["name"])
         said = await self._gateway.driver.load(name)
-        return json_response({"message": said, "model": name}, visit.lines())
+        return json_response({"message": said, "model": name}, context.lines())
 
-    async def evict(self, visit: Visit) -> Response:
+    async def evict(self, context: RequestContext) -> Response:
         """POST /wb/v1/models/{name}/evict with {"force": bool}."""
-        force = (await self._read(visit)).get("force", False)
+        force = (await self._read(context)).get("force", False)
         if not isinstance(force, bool):
             raise RequestError("force must be true or false")
-        name = self._check_model(visit.request.match["name"])
+        name = self._check_model(context.request.match["name"])
         said = await self._gateway.driver.evict(name, force=force)
-        return json_response({"message": said, "model": name}, visit.lines())
+        return json_response({"message": said, "model": name}, context.lines())
 
-    async def reload(self, visit: Visit) -> Response:
+    async def reload(self, context: RequestContext) -> Response:
         """POST /wb/v1/config/reload: applied whole, or refused with every error."""
-        await self._read(visit)
+        await self._read(context)
         if self._gateway.reload is None:
             raise NotFound("this gateway was started without a config file")
         try:
@@ -116,13 +116,13 @@ class NativeDoor:
         except ConfigError as error:
             raise RequestError(f"the config was refused, the old one stays: {error}") from error
         said = "; ".join(changes) or "nothing changed"
-        return json_response({"message": said, "changes": changes}, visit.lines())
+        return json_response({"message": said, "changes": changes}, context.lines())
 
-    async def events(self, visit: Visit) -> Answer:
+    async def events(self, context: RequestContext) -> Answer:
         """GET /wb/v1/events: the journal as it is written."""
         if self.listeners >= EVENT_STREAMS_MAX:
             raise LaneFull(f"there are already {EVENT_STREAMS_MAX} listeners")
-        out = StreamOut(visit)
+        out = StreamOut(context)
         events = self._gateway.driver.subscribe()
         self.listeners += 1
         try:
@@ -155,16 +155,16 @@ class NativeDoor:
     def _check_model(self, name: str) -> str:
         return self._gateway.driver.catalog.model_called(name).name
 
-    async def _read(self, visit: Visit) -> dict[str, object]:
-        return await read_object(visit, self._gateway)
+    async def _read(self, context: RequestContext) -> dict[str, object]:
+        return await read_object(context, self._gateway)
 
 
-async def read_object(visit: Visit, gateway: "House") -> dict[str, object]:
+async def read_object(context: RequestContext, gateway: "Services") -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
-    body = await gateway.read(visit)
-    if not body and "content-type" not in visit.request.headers:
+    body = await gateway.read(context)
+    if not body and "content-type" not in context.request.headers:
         return {}
-    if visit.request.content_type != _JSON:
+    if context.request.content_type != _JSON:
         raise UnsupportedMedia
     check_plain(body)
     return parse_object(body) if body else {}

@@ -15,20 +15,20 @@ from watchbill.gateway import ollama_ask, ollama_tell
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode
-from watchbill.gateway.exchange import Exchange, Fields, Sender, sender
+from watchbill.gateway.engine_calls import EngineCalls, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.ollama_models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
+from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Stay
-from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import split_alias
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["OllamaDoor"]
 
@@ -44,158 +44,162 @@ _FOR_BROWSERS = (
 class OllamaDoor:
     """Serves / and /api."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = Exchange(gateway)
+        self._exchange = EngineCalls(gateway)
 
     # ------------------------------------------------------------------ what there is
 
-    async def root(self, visit: Visit) -> Response:
+    async def root(self, context: RequestContext) -> Response:
         """GET / and HEAD /: apps look for these very words."""
-        is_browser = "text/html" in visit.request.headers.get("accept", "")
+        is_browser = "text/html" in context.request.headers.get("accept", "")
         text = _FOR_BROWSERS if is_browser else "Ollama is running"
-        return Response(text.encode(), {"Content-Type": _TEXT}, lines=visit.lines())
+        return Response(text.encode(), {"Content-Type": _TEXT}, lines=context.lines())
 
-    async def version(self, visit: Visit) -> Response:
+    async def version(self, context: RequestContext) -> Response:
         """GET /api/version."""
-        return json_response({"version": API_VERSION}, visit.lines(), content_type=_JSON)
+        return json_response({"version": API_VERSION}, context.lines(), content_type=_JSON)
 
-    async def tags(self, visit: Visit) -> Response:
+    async def tags(self, context: RequestContext) -> Response:
         """GET /api/tags: every model."""
         models = self._gateway.driver.catalog.models.values()
         listed = [
             list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
             for model in models
         ]
-        return json_response({"models": listed}, visit.lines(), content_type=_JSON)
+        return json_response({"models": listed}, context.lines(), content_type=_JSON)
 
-    async def ps(self, visit: Visit) -> Response:
+    async def ps(self, context: RequestContext) -> Response:
         """GET /api/ps: what is in memory."""
         driver = self._gateway.driver
         items: list[Fields] = []
         for model, status in status_of(driver.catalog, driver.status()):
             item = loaded_item(model, await self._gateway.files.facts(model), status)
             items += [item] if item is not None else []
-        return json_response({"models": items}, visit.lines(), content_type=_JSON)
+        return json_response({"models": items}, context.lines(), content_type=_JSON)
 
-    async def show(self, visit: Visit) -> Response:
+    async def show(self, context: RequestContext) -> Response:
         """POST /api/show: one model in detail."""
-        body = await self._body(visit)
+        body = await self._body(context)
         body.setdefault("model", body.get("name"))
         model = self._find(body)
         facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
-        return json_response(shown(model, facts, can), visit.lines(), content_type=_JSON)
+        return json_response(shown(model, facts, can), context.lines(), content_type=_JSON)
 
     async def _capabilities(self, model: Model) -> list[str]:
         return (await self._gateway.abilities.of(model)).listed()
 
     # ------------------------------------------------------------------ generation
 
-    async def generate(self, visit: Visit) -> Answer:
+    async def generate(self, context: RequestContext) -> Answer:
         """POST /api/generate."""
-        return await self._answer(visit, "/api/generate", chat=False)
+        return await self._answer(context, "/api/generate", chat=False)
 
-    async def chat(self, visit: Visit) -> Answer:
+    async def chat(self, context: RequestContext) -> Answer:
         """POST /api/chat."""
-        return await self._answer(visit, "/api/chat", chat=True)
+        return await self._answer(context, "/api/chat", chat=True)
 
-    async def _answer(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        body = await self._body(visit)
+    async def _answer(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
+        body = await self._body(context)
         model = self._find(body)
         ollama_ask.check(body)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
-        wish = self._gateway.wish(visit, body)
-        leaves = wish.keep_alive_ms == 0
+        submission = self._gateway.submission(context, body)
+        leaves = submission.keep_alive_ms == 0
         if ollama_ask.is_load_only(body, chat=chat):
-            return await self._load_only(visit, wish, telling, model, leaves=leaves)
+            return await self._load_only(context, submission, telling, model, leaves=leaves)
         said = body.get("messages") if chat else [{"images": body.get("images")}]
-        wish = await self._gateway.abilities.check(wish, "completion", said)
+        submission = await self._gateway.abilities.check(submission, "completion", said)
         asking = _Asking(self._gateway, path, body, telling)
         if body.get("stream") is False:
-            return await self._collect(visit, wish, asking)
-        return await self._exchange.stream(visit, wish, asking.send, LinesOut(visit, asking))
+            return await self._collect(context, submission, asking)
+        return await self._exchange.stream(context, submission, asking.send, LinesOut(context, asking))
 
-    async def _collect(self, visit: Visit, wish: Wish, asking: "_Asking") -> Answer:
-        answer = await self._exchange.collect(visit, wish, asking.send, asking.collector)
+    async def _collect(self, context: RequestContext, submission: Submission, asking: "_Asking") -> Answer:
+        answer = await self._exchange.collect(context, submission, asking.send, asking.collector)
         if isinstance(answer, Fallback):
             told = ollama_tell.fallen_back(answer, asking.telling)
         elif asking.passes:
             told = ollama_tell.renamed(answer.fields(), asking.telling)
         else:
             told = ollama_tell.whole(answer.fields(), asking.telling)
-        return json_response(told, visit.lines(), content_type=_JSON)
+        return json_response(told, context.lines(), content_type=_JSON)
 
     async def _load_only(
-        self, visit: Visit, wish: Wish, telling: Telling, model: Model, *, leaves: bool
+        self, context: RequestContext, submission: Submission, telling: Telling, model: Model, *, leaves: bool
     ) -> Response:
         """An empty prompt loads the model, or with `keep_alive: 0` unloads it, unless it stays (RES-02)."""
         stays: Stay | None = None
         if leaves:
-            stays = self._gateway.unloading.begin(model, visit.key)
+            stays = self._gateway.unloading.begin(model, context.key)
         else:
-            await self._exchange.load(visit, wish)
+            await self._exchange.load(context, submission)
         told = telling.object("", done=True) | {
             "done_reason": "unload" if leaves and stays is None else "load"
         }
         if stays is not None:
             told |= {"watchbill": {"stays": stays.value}}
-        return json_response(told, visit.lines(), content_type=_JSON)
+        return json_response(told, context.lines(), content_type=_JSON)
 
     # ------------------------------------------------------------------ embeddings
 
-    async def embed(self, visit: Visit) -> Response:
+    async def embed(self, context: RequestContext) -> Response:
         """POST /api/embed: a vector for each text."""
-        body = await self._body(visit)
+        body = await self._body(context)
         telling = Telling(str(body.get("model")), chat=False)
         given = body.get("input", "")
         texts = cast("list[object]", given) if isinstance(given, list) else [given] if given else []
         if not all(isinstance(text, str) for text in texts):
             raise RequestError("input must be a text or a list of texts")
-        vectors, usage = await self._embed(visit, body, texts, telling)
+        vectors, usage = await self._embed(context, body, texts, telling)
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         return json_response(
-            {"model": telling.model, "embeddings": vectors, **kept}, visit.lines(), content_type=_JSON
+            {"model": telling.model, "embeddings": vectors, **kept}, context.lines(), content_type=_JSON
         )
 
-    async def embeddings(self, visit: Visit) -> Response:
+    async def embeddings(self, context: RequestContext) -> Response:
         """POST /api/embeddings, the older form: one text, one vector."""
-        body = await self._body(visit)
+        body = await self._body(context)
         prompt = body.get("prompt") or ""
         if not isinstance(prompt, str):
             raise RequestError("prompt must be a text")
         telling = Telling(str(body.get("model")), chat=False)
-        vectors, _ = await self._embed(visit, body, [prompt] if prompt else [], telling)
-        return json_response({"embedding": vectors[0] if vectors else []}, visit.lines(), content_type=_JSON)
+        vectors, _ = await self._embed(context, body, [prompt] if prompt else [], telling)
+        return json_response(
+            {"embedding": vectors[0] if vectors else []}, context.lines(), content_type=_JSON
+        )
 
     async def _embed(
-        self, visit: Visit, body: Fields, texts: list[object], telling: Telling
+        self, context: RequestContext, body: Fields, texts: list[object], telling: Telling
     ) -> tuple[list[object], Fields]:
         model = self._find(body)
         ollama_ask.check(body)
-        wish = self._gateway.wish(visit, body)
+        submission = self._gateway.submission(context, body)
         vectors: list[object] = []
         usage: Fields = {}
-        wish = await self._gateway.abilities.check(wish, "embedding")
+        submission = await self._gateway.abilities.check(submission, "embedding")
         if texts:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
                 asked["dimensions"] = body["dimensions"]
-            whole = (await self._exchange.fetch(visit, wish, sender(asked, "/v1/embeddings"))).vectors()
+            whole = (
+                await self._exchange.fetch(context, submission, sender(asked, "/v1/embeddings"))
+            ).vectors()
             vectors = [each.embedding for each in whole.data]
             usage = whole.usage or {}
-        elif wish.keep_alive_ms == 0:
-            self._gateway.unloading.begin(model, visit.key)
+        elif submission.keep_alive_ms == 0:
+            self._gateway.unloading.begin(model, context.key)
         else:
-            await self._exchange.load(visit, wish)
-        if visit.start is not None:
-            telling.load_ms = visit.start.load_ms
+            await self._exchange.load(context, submission)
+        if context.start is not None:
+            telling.load_ms = context.start.load_ms
         return vectors, usage
 
     # ------------------------------------------------------------------ reading
 
-    async def _body(self, visit: Visit) -> Fields:
-        return await self._gateway.read_object(visit)
+    async def _body(self, context: RequestContext) -> Fields:
+        return await self._gateway.read_object(context)
 
     def _find(self, body: Fields) -> Model:
         name = body.get("model")
@@ -211,7 +215,7 @@ class OllamaDoor:
 class _Asking:
     """One request on its way: in OpenAI's words, or in Ollama's own to an Ollama."""
 
-    def __init__(self, gateway: "House", path: str, body: Fields, telling: Telling) -> None:
+    def __init__(self, gateway: "Services", path: str, body: Fields, telling: Telling) -> None:
         self._catalog = gateway.driver.catalog
         self._path = path
         self._body = body
@@ -255,8 +259,8 @@ class LinesOut(Out):
 
     content_type = "application/x-ndjson"
 
-    def __init__(self, visit: Visit, asking: _Asking) -> None:
-        super().__init__(visit)
+    def __init__(self, context: RequestContext, asking: _Asking) -> None:
+        super().__init__(context)
         self._asking = asking
         self._translation: Translation | None = None
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
-from watchbill.gateway.wishes import Range, check_ranges
+from watchbill.gateway.options import Range, check_ranges
 from watchbill.limits import CONTEXT_TOKENS_MAX, THREADS_MAX
 
 __all__ = ["as_chat", "as_completion", "check", "for_ollama", "is_load_only"]

@@ -16,16 +16,16 @@ from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.exchange import Exchange, Fields, Whole, sender
+from watchbill.gateway.engine_calls import EngineCalls, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback, completion, completion_events
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.options import check_ranges
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import check_ranges
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["OpenAiDoor"]
 
@@ -49,71 +49,71 @@ _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 class OpenAiDoor:
     """Serves /v1."""
 
-    def __init__(self, gateway: "House", *, created_s: int) -> None:
+    def __init__(self, gateway: "Services", *, created_s: int) -> None:
         self._gateway = gateway
-        self._exchange = Exchange(gateway)
+        self._exchange = EngineCalls(gateway)
         self._created_s = created_s
         self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
 
     # ------------------------------------------------------------------ generation
 
-    def chat(self, visit: Visit) -> Awaitable[Answer]:
+    def chat(self, context: RequestContext) -> Awaitable[Answer]:
         """POST /v1/chat/completions."""
-        return self._generate(visit, "/v1/chat/completions", chat=True)
+        return self._generate(context, "/v1/chat/completions", chat=True)
 
-    def completions(self, visit: Visit) -> Awaitable[Answer]:
+    def completions(self, context: RequestContext) -> Awaitable[Answer]:
         """POST /v1/completions."""
-        return self._generate(visit, "/v1/completions", chat=False)
+        return self._generate(context, "/v1/completions", chat=False)
 
-    async def embeddings(self, visit: Visit) -> Answer:
+    async def embeddings(self, context: RequestContext) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
-        body, wish = self._take(visit, await self._gateway.read_object(visit))
-        wish = await self._gateway.abilities.check(wish, "embedding")
-        whole = await self._exchange.fetch(visit, wish, sender(body, "/v1/embeddings"))
-        return self._pass_on(visit, whole)
+        body, submission = self._take(context, await self._gateway.read_object(context))
+        submission = await self._gateway.abilities.check(submission, "embedding")
+        whole = await self._exchange.fetch(context, submission, sender(body, "/v1/embeddings"))
+        return self._pass_on(context, whole)
 
-    async def _generate(self, visit: Visit, path: str, *, chat: bool) -> Answer:
-        body, wish = self._take(visit, await self._gateway.read_object(visit))
-        wish = await self._gateway.abilities.check(wish, "completion", body.get("messages"))
+    async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
+        body, submission = self._take(context, await self._gateway.read_object(context))
+        submission = await self._gateway.abilities.check(submission, "completion", body.get("messages"))
         if body.get("stream") is True:
-            out = CompletionOut(visit, chat=chat)
-            as_is = partial(self._pass_on, visit)
-            return await self._exchange.stream(visit, wish, sender(body, path), out, instead=as_is)
+            out = CompletionOut(context, chat=chat)
+            as_is = partial(self._pass_on, context)
+            return await self._exchange.stream(context, submission, sender(body, path), out, instead=as_is)
         body["stream"] = True
         options = body.get("stream_options")
         body["stream_options"] = (
             {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
         )
-        answer = await self._exchange.collect(visit, wish, sender(body, path), _ASSEMBLIES[chat])
+        answer = await self._exchange.collect(context, submission, sender(body, path), _ASSEMBLIES[chat])
         if isinstance(answer, Fallback):
-            return json_response(completion(answer, visit.id, chat=chat), visit.lines())
-        return self._pass_on(visit, answer)
+            return json_response(completion(answer, context.id, chat=chat), context.lines())
+        return self._pass_on(context, answer)
 
-    def _pass_on(self, visit: Visit, whole: Whole) -> Answer:
+    def _pass_on(self, context: RequestContext, whole: Whole) -> Answer:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
-        return Response(body, {"Content-Type": whole.content_type}, lines=visit.lines())
+        return Response(body, {"Content-Type": whole.content_type}, lines=context.lines())
 
-    def _take(self, visit: Visit, body: Fields) -> tuple[Fields, Wish]:
+    def _take(self, context: RequestContext, body: Fields) -> tuple[Fields, Submission]:
         check_ranges(body)
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise RequestError("stream must be true or false")
-        return body, self._gateway.wish(visit, body)
+        return body, self._gateway.submission(context, body)
 
     # ------------------------------------------------------------------ models
 
-    async def models(self, visit: Visit) -> Response:
+    async def models(self, context: RequestContext) -> Response:
         """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
         stages, names = self._stages(), list(self._gateway.driver.catalog.models)
         models = self._gateway.driver.catalog.models.values()
         listed = [await self._describe(model, stages) for model in models]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
-        return json_response({"object": "list", "data": listed, "has_more": False, **ends}, visit.lines())
+        return json_response({"object": "list", "data": listed, "has_more": False, **ends}, context.lines())
 
-    async def model(self, visit: Visit) -> Response:
+    async def model(self, context: RequestContext) -> Response:
         """GET /v1/models/{id}."""
-        model = self._gateway.driver.catalog.model_called(visit.request.match["id"])
-        return json_response(await self._describe(model, self._stages()), visit.lines())
+        model = self._gateway.driver.catalog.model_called(context.request.match["id"])
+        return json_response(await self._describe(model, self._stages()), context.lines())
 
     def _stages(self) -> dict[str, dict[str, object]]:
         return cast("dict[str, dict[str, object]]", self._gateway.driver.status().get("models", {}))
@@ -138,9 +138,9 @@ class OpenAiDoor:
 class CompletionOut(StreamOut):
     """A stream of a chat or completion."""
 
-    def __init__(self, visit: Visit, *, chat: bool) -> None:
-        super().__init__(visit)
+    def __init__(self, context: RequestContext, *, chat: bool) -> None:
+        super().__init__(context)
         self._chat = chat
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(completion_events(fallback, self.visit.id, chat=self._chat))
+        await self.send(completion_events(fallback, self.context.id, chat=self._chat))

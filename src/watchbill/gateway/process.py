@@ -14,17 +14,17 @@ from watchbill.catalog import ProcessType
 from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
 from watchbill.gateway.events import read_chunk
-from watchbill.gateway.exchange import Exchange, Fields, sender
 from watchbill.gateway.fallback import Fallback, error_name
 from watchbill.gateway.http.response import Response
 from watchbill.gateway.ollama_tell import now_text
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.summary import summarize
-from watchbill.gateway.visit import Visit
 from watchbill.templates import Template
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
 __all__ = ["ProcessDoor"]
 
@@ -36,43 +36,43 @@ _FALLBACK = "I notice {summary}."
 class ProcessDoor:
     """Serves POST /process."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = Exchange(gateway)
+        self._exchange = EngineCalls(gateway)
 
-    async def process(self, visit: Visit) -> Response:
+    async def process(self, context: RequestContext) -> Response:
         """POST /process with {"type", "id"?, "payload"}."""
-        work = await self._read(visit)
+        work = await self._read(context)
         try:
-            told = await self._think(visit, work)
+            told = await self._think(context, work)
         except TheirsError as error:
-            told = work.answer(visit, work.instead(self._lane_text(work.kind)), error_name(error))
-        return json_response(told, visit.lines())
+            told = work.answer(context, work.instead(self._lane_text(work.kind)), error_name(error))
+        return json_response(told, context.lines())
 
-    async def _think(self, visit: Visit, work: "_Work") -> Fields:
+    async def _think(self, context: RequestContext, work: "_Work") -> Fields:
         kind = work.kind
         body: Fields = {"model": kind.model}
-        visit.capture = kind.capture
+        context.capture = kind.capture
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
-        wish = msgspec.structs.replace(self._gateway.wish(visit, body), lane=kind.lane)
-        wish = await self._gateway.abilities.check(wish, "completion")
+        submission = msgspec.structs.replace(self._gateway.submission(context, body), lane=kind.lane)
+        submission = await self._gateway.abilities.check(submission, "completion")
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens
         send = sender(body, "/v1/chat/completions")
-        answer = await self._exchange.collect(visit, wish, send, lambda: Assembly(chat=True))
+        answer = await self._exchange.collect(context, submission, send, lambda: Assembly(chat=True))
         if isinstance(answer, Fallback):
-            return work.answer(visit, work.instead(self._lane_text(kind)), answer.error)
-        return work.answer(visit, read_chunk(answer.fields()).text.strip(), None)
+            return work.answer(context, work.instead(self._lane_text(kind)), answer.error)
+        return work.answer(context, read_chunk(answer.fields()).text.strip(), None)
 
     def _lane_text(self, kind: ProcessType) -> str | None:
         lane = self._gateway.driver.catalog.lanes.get(kind.lane)
         return lane.fallback if lane else None
 
-    async def _read(self, visit: Visit) -> "_Work":
-        if visit.request.content_type != _JSON:
+    async def _read(self, context: RequestContext) -> "_Work":
+        if context.request.content_type != _JSON:
             raise UnsupportedMedia
-        body = await self._gateway.read_plain(visit)
+        body = await self._gateway.read_plain(context)
         types = self._gateway.driver.catalog.process
         kind = types.get(str(body.get("type")))
         if kind is None:
@@ -81,7 +81,7 @@ class ProcessDoor:
         payload = body.get("payload", {})
         if not isinstance(payload, dict):
             raise RequestError("payload must be an object")
-        return _Work(kind, _id(body.get("id"), visit), cast("Fields", payload))
+        return _Work(kind, _id(body.get("id"), context), cast("Fields", payload))
 
 
 class _Work:
@@ -104,27 +104,27 @@ class _Work:
             return self._own_text
         return self._fill(_FALLBACK if lane_text is None else lane_text)
 
-    def answer(self, visit: Visit, thought: str, error: str | None) -> Fields:
+    def answer(self, context: RequestContext, thought: str, error: str | None) -> Fields:
         """The answer; its keys are always the same."""
         if error is not None:
-            visit.fallback = error
-            visit.lane = visit.lane or self.kind.lane
+            context.fallback = error
+            context.lane = context.lane or self.kind.lane
         return {
             "id": self.id,
             "type": self.kind.name,
             "thought": thought,
             "fallback": error is not None,
             "error": error,
-            "model": visit.model if error is None else None,
+            "model": context.model if error is None else None,
             "lane": self.kind.lane,
             "created_at": now_text(),
-            "wait_ms": visit.start.wait_ms if visit.start is not None else int(visit.age_s() * 1000),
+            "wait_ms": context.start.wait_ms if context.start is not None else int(context.age_s() * 1000),
         }
 
 
-def _id(given: object, visit: Visit) -> str:
+def _id(given: object, context: RequestContext) -> str:
     if given is None:
-        return visit.id
+        return context.id
     text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(text, str):
         raise RequestError("id must be a text")

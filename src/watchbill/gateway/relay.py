@@ -19,10 +19,10 @@ from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capturing import Tap
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
 from watchbill.gateway.tokens import TokenCount
-from watchbill.gateway.visit import Visit
 from watchbill.limits import (
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
@@ -66,7 +66,7 @@ class Relay:
 
     upstream: Upstream
     ticket: Ticket
-    visit: Visit
+    context: RequestContext
     send: Callable[[Start], Outgoing]
     on_close: "Callable[[Relay], None]"
     streamed: bool
@@ -108,7 +108,7 @@ class Relay:
     async def turn(self) -> None:
         """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""
         self._start = await self.ticket.granted()
-        self.visit.started(self._start)
+        self.context.started(self._start)
 
     def _listen(self, piece: bytes) -> None:
         if self.tokens is not None:
@@ -308,12 +308,12 @@ class Relay:
         self._start, ticket = start, self.ticket
         if ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
-        self.visit.started(start)
+        self.context.started(start)
         outgoing = self.send(start)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
-        if self.visit.lifted is not None:
-            outgoing = self.visit.lifted.fill(outgoing)
+        if self.context.lifted is not None:
+            outgoing = self.context.lifted.fill(outgoing)
         if self.streamed:  # a stream is generated text, whose context the engine keeps
             ticket.prompt_bytes = len(outgoing.body) + sum(map(len, outgoing.rest))
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)

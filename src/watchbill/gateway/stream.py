@@ -11,7 +11,7 @@ from watchbill.errors import TheirsError
 from watchbill.gateway.answers import error_body
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Stream
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import HALF_EVENT_BYTES_MAX
 
 __all__ = ["Out", "StreamOut"]
@@ -22,8 +22,8 @@ class Out(ABC):
 
     content_type = "text/event-stream"
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
+    def __init__(self, context: RequestContext) -> None:
+        self.context = context
         self._response: Stream | None = None
 
     @property
@@ -39,7 +39,7 @@ class Out(ABC):
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
             }
-            self._response = Stream(self.visit.request, headers, lines=self.visit.lines())
+            self._response = Stream(self.context.request, headers, lines=self.context.lines())
             await self._response.open()
         return self._response
 
@@ -87,8 +87,8 @@ class Out(ABC):
 class StreamOut(Out):
     """Server-sent events that pass unchanged."""
 
-    def __init__(self, visit: Visit) -> None:
-        super().__init__(visit)
+    def __init__(self, context: RequestContext) -> None:
+        super().__init__(context)
         self._half = b""  # the beginning of an event whose end has not come
 
     async def comment(self, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 from watchbill.catalog import Catalog
 from watchbill.core.messages import Cause
 from watchbill.runtime.claims import Claims
-from watchbill.runtime.ticket import Ticket, Wish
+from watchbill.runtime.ticket import Submission, Ticket
 
 __all__ = ["DriverSurface"]
 
@@ -20,7 +20,7 @@ class DriverSurface(Protocol):
     @property
     def claims(self) -> Claims: ...
 
-    def submit(self, wish: Wish) -> Ticket:
+    def submit(self, submission: Submission) -> Ticket:
         """Raises what can be refused at once: unknown model, full lane, never fits, shutting down."""
         ...
 

@@ -19,7 +19,7 @@ from watchbill import errors
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.station import Stage
+from watchbill.core.model_state import Stage
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
@@ -28,15 +28,15 @@ from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
 from watchbill.runtime.claims import Claims
 from watchbill.runtime.commands import Commands
-from watchbill.runtime.engineroom import EngineRoom, MakeEngine
+from watchbill.runtime.engines import EngineRoom, MakeEngine
 from watchbill.runtime.explain import explain
-from watchbill.runtime.knowledge import Memories
+from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.lag import Lag
-from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
-from watchbill.runtime.ticket import Outcome, Start, Ticket, Wish
+from watchbill.runtime.ticket import Outcome, Start, Submission, Ticket
 from watchbill.runtime.views import (
     epochs_view,
     policy_view,
@@ -68,11 +68,11 @@ class Parts:
     """What the driver works with; put together by hand in `daemon`."""
 
     make_engine: MakeEngine
-    memories: Memories
+    memories: LearnedSizes
     root: Path
     journal: Journal
     alerts: Alerts
-    make_lookout: Callable[..., Lookout]
+    make_lookout: Callable[..., ProbeLoop]
     recorder: Recorder = field(default_factory=Recorder)
     spools: Callable[[], Mapping[str, object]] = dict  # what `status` says of them
 
@@ -106,7 +106,7 @@ class Driver:
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._room.stop, m.Note: self._note, m.Alert: self._alert,
             m.Reply: self._commands.reply, m.Wake: self._wake, m.RunTask: self._run_task,
-            m.Sleep: self._room.sleep, m.Rouse: self._room.rouse, m.Check: self._room.check,
+            m.Sleep: self._room.sleep, m.Rouse: self._room.wake, m.Check: self._room.check,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop
@@ -188,10 +188,10 @@ class Driver:
 
     # ------------------------------------------------------------------ for the doors
 
-    def submit(self, wish: Wish) -> Ticket:
+    def submit(self, submission: Submission) -> Ticket:
         """Puts a wish before the scheduler. Raises what is refused at once."""
         now = _monotonic_ms()
-        request = self._request(wish, now)
+        request = self._request(submission, now)
         id = request.id
         ticket = self._tickets[id] = Ticket(request, self, id, request.model)
         self._feed(m.Arrived(request), now)
@@ -199,11 +199,11 @@ class Driver:
             raise ticket.refusal
         return ticket
 
-    def _request(self, wish: Wish, now: int) -> m.Request:
-        model, lane = self.catalog.model_called(wish.model), self.catalog.lane_for(wish.lane)
-        patience, asked, best = lane.max_wait_ms, wish.deadline_ms, wish.best_priority
+    def _request(self, submission: Submission, now: int) -> m.Request:
+        model, lane = self.catalog.model_called(submission.model), self.catalog.lane_for(submission.lane)
+        patience, asked, best = lane.max_wait_ms, submission.deadline_ms, submission.best_priority
         # Elsewhere nobody goes before who came earlier.
-        priority = (lane.policy == "priority" and wish.priority) or lane.priority or model.priority
+        priority = (lane.policy == "priority" and submission.priority) or lane.priority or model.priority
         return m.Request(
             f"{self._prefix}{next(self._numbers)}",
             model.name,
@@ -213,11 +213,11 @@ class Driver:
             patience if asked is None or asked > patience else asked,
             lane.timeout_ms,
             priority if priority > best else best,
-            wish.operator,
-            wish.exact,
-            wish.supersede_key,
-            wish.keep_alive_ms,
-            wish.companions,
+            submission.operator,
+            submission.exact,
+            submission.supersede_key,
+            submission.keep_alive_ms,
+            submission.companions,
         )
 
     def ended(self, ticket: Ticket, event: m.Event, outcome: Outcome, /, *, served: bool) -> None:
@@ -268,8 +268,8 @@ class Driver:
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
         """What would happen if the model were asked for now."""
-        wish, now = Wish(model, companions=companions), self.now()
-        return explain(self._core, self._request(wish, now), now)
+        submission, now = Submission(model, companions=companions), self.now()
+        return explain(self._core, self._request(submission, now), now)
 
     def is_ready(self) -> bool:
         """Whether the scheduler turns, not merely whether a socket is open."""
@@ -281,14 +281,14 @@ class Driver:
 
     # ------------------------------------------------------------------ for the operator
 
-    async def load(self, model: str, /) -> str:
+    async def load(self, name: str, /) -> str:
         """Brings a model into memory; returns when it is warm."""
-        name = self.catalog.model_called(model).name
-        station = self._core.state.stations[name]
-        if station.stage is Stage.READY:
+        name = self.catalog.model_called(name).name
+        model = self._core.state.models[name]
+        if model.stage is Stage.READY:
             return f"{name} is already in memory"
         self.feed(m.RetryAsked(name))  # by hand means now, whatever failed before
-        ticket = self.submit(Wish(name, operator=True, exact=True))
+        ticket = self.submit(Submission(name, operator=True, exact=True))
         self._loads_by_hand[ticket.id] = name
         try:
             start = await ticket.granted()

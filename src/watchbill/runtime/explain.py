@@ -8,10 +8,10 @@ import copy
 from msgspec.structs import replace
 
 from watchbill.core.absence import absence_of, describe
-from watchbill.core.company import company_name
+from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
-from watchbill.core.station import Stage, Station
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.tipping import Balance, Rate, movable
 from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
 
@@ -23,13 +23,13 @@ _PROBE = "explain"
 def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     """The verdict, the figures behind it, and what would leave."""
     machine = duplicate(core)
-    station = machine.state.stations[request.model]
+    model = machine.state.models[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
-    stage, price, policy = state_of(station, now), station.price(now), core.state.catalog.policy.name
-    if why := policy_doubt(machine.state, station):
+    stage, price, policy = state_of(model, now), model.price(now), core.state.catalog.policy.name
+    if why := policy_doubt(machine.state, model):
         policy += f", for now turns because {why}"
-    absence = absence_of(core.state, core.state.stations[request.model], now)
-    asleep = f"{wakes_text(station)}; " if stage == "asleep" else ""
+    absence = absence_of(core.state, core.state.models[request.model], now)
+    asleep = f"{wakes_text(model)}; " if stage == "asleep" else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
@@ -37,7 +37,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     beside = admitted.companions if admitted else request.companions
     names = (serving, *beside)
     # The same step may decide about others, whose time has come: only what is done for this request counts.
-    target = company_name(names) if beside else serving
+    target = set_name(names) if beside else serving
     plan = next(
         (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.target == target), None
     )
@@ -50,7 +50,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         and s.leaving_for == target
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
-    balance = _balance(machine, machine.state.companies.get(target) or station, leaving, now)
+    balance = _balance(machine, machine.state.companion_sets.get(target) or model, leaving, now)
     return {
         "model": request.model,
         "state": stage,
@@ -58,7 +58,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "verdict": _verdict(granted, refused, plan, leaving),
         "reason": asleep
         + _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now)),
-        "companions": {name: state_of(core.state.stations[name], now) for name in beside},
+        "companions": {name: state_of(core.state.models[name], now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
         "expected_ms": _expected_ms(admitted),
@@ -69,14 +69,14 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
             if s.stage is Stage.READY and s.name != request.model
         },
         "own_momentum_per_s": round(price * 1000, 4),
-        "terms": _terms(balance, station, core, now),
+        "terms": _terms(balance, model, core, now),
         "policy": policy,
-        "inertia": station.inertia,
-        "load_ms": round(station.load.ms),
-        "load_is_guess": station.load.is_guess,
-        "service_ms": round(station.service.ms),
-        "memory": sum(station.sizes().values()),
-        "queued": len(core.state.stations[request.model].line),
+        "inertia": model.inertia,
+        "load_ms": round(model.load.ms),
+        "load_is_guess": model.load.is_guess,
+        "service_ms": round(model.service.ms),
+        "memory": sum(model.sizes().values()),
+        "queued": len(core.state.models[request.model].line),
     }
 
 
@@ -84,7 +84,7 @@ def duplicate(core: Machine) -> Machine:
     """The core's state without what the operator declared, which is frozen and shared."""
     catalog = core.state.catalog
     declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
-    declared += [s.model for s in core.state.stations.values()]
+    declared += [s.spec for s in core.state.models.values()]
     return copy.deepcopy(core, {id(record): record for record in declared})
 
 
@@ -96,8 +96,8 @@ def _expected_ms(admitted: Admit | Grant | None) -> int | None:
 
 
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
-    """The state of a model, or of a company: that of its last member to come."""
-    states = {state_of(core.state.stations[name], now) for name in names}
+    """The state of a model, or of a set: that of its last member to come."""
+    states = {state_of(core.state.models[name], now) for name in names}
     order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "planned", "loading")
     return next((state for state in order if state in states), "ready")
 
@@ -114,14 +114,14 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
 
 def _held(core: Machine, names: tuple[str, ...], now: int) -> str | None:
     """What keeps one of them from being loaded or from serving, whoever asks."""
-    stations = [core.state.stations[name] for name in names]
-    waits = (f"it waits {why}" for s in stations if _must_come(s) and (why := hindrance(core.state, s, now)))
-    return next(waits, None) or next((why for s in stations if (why := suspicion(s))), None)
+    models = [core.state.models[name] for name in names]
+    waits = (f"it waits {why}" for s in models if _must_come(s) and (why := hindrance(core.state, s, now)))
+    return next(waits, None) or next((why for s in models if (why := suspicion(s))), None)
 
 
-def _must_come(station: Station) -> bool:
+def _must_come(model: ModelState) -> bool:
     """Whether it is not there, or there and out of reach."""
-    return station.stage is Stage.ABSENT or station.silence is not None
+    return model.stage is Stage.ABSENT or model.silence is not None
 
 
 def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str, held: str | None) -> str:
@@ -142,14 +142,14 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
     }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
 
 
-def _balance(machine: Machine, target: Station, leaving: list[str], now: int) -> Balance:
+def _balance(machine: Machine, target: ModelState, leaving: list[str], now: int) -> Balance:
     """What a swap for this model weighs: with the models that would leave, or with those that could."""
     state = machine.state
-    victims = [state.stations[name] for name in leaving] or movable(state, target)
+    victims = [state.models[name] for name in leaving] or movable(state, target)
     return Rate().balance(state, target, tuple(victims), now)
 
 
-def _terms(balance: Balance, station: Station, core: Machine, now: int) -> dict[str, object]:
+def _terms(balance: Balance, model: ModelState, core: Machine, now: int) -> dict[str, object]:
     """Every figure behind pressure and momentum, so that the decision can be checked by hand.
 
     pressure = (waiting + coming) / round trip; round trip = residual + load + reload;
@@ -162,8 +162,8 @@ def _terms(balance: Balance, station: Station, core: Machine, now: int) -> dict[
         "residual_ms": round(balance.residual_ms),
         "load_ms": round(balance.load_ms),
         "reload_ms": round(balance.reload_ms),
-        "quantum_ms": round(station.quantum_ms),
-        "linger_ms": round(station.linger_ms),
+        "quantum_ms": round(model.quantum_ms),
+        "linger_ms": round(model.linger_ms),
         "rebuild_ms": {
             s.name: round(s.context.rebuild_ms) for s in core.state.managed if s.stage is Stage.READY
         },

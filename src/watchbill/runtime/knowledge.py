@@ -20,14 +20,14 @@ from watchbill.limits import SIZES_SAMPLES_MAX
 from watchbill.probes.pagecache import is_cached
 from watchbill.sizes import Facts, Learned, Sizes, facts_of
 
-__all__ = ["Memories"]
+__all__ = ["LearnedSizes"]
 
 _LOG = logging.getLogger("watchbill.knowledge")
 #: So many answers of one model are recorded at once; no more than its file keeps.
 ANSWERS_TOGETHER = SIZES_SAMPLES_MAX
 
 
-class Memories:
+class LearnedSizes:
     """Recalls and records what is learned about the models of a catalog."""
 
     def __init__(self, catalog: Catalog, sizes: Sizes) -> None:

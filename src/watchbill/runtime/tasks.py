@@ -23,7 +23,7 @@ from watchbill.errors import EngineFailed, TheirsError
 from watchbill.limits import TASK_COMMAND_MS, TASK_OUTPUT_CHARS_MAX, TASK_TOKENS_MAX
 from watchbill.processes import Keeper
 from watchbill.runtime.answers import AnswerBook
-from watchbill.runtime.ticket import Start, Ticket, Wish
+from watchbill.runtime.ticket import Start, Submission, Ticket
 
 __all__ = ["Tasks"]
 
@@ -62,7 +62,7 @@ class Tasks:
     """Runs the tasks that the core asks for."""
 
     def __init__(
-        self, root: Path, submit: Callable[[Wish], Ticket], feed: Callable[[TaskEnded], None]
+        self, root: Path, submit: Callable[[Submission], Ticket], feed: Callable[[TaskEnded], None]
     ) -> None:
         self._keeper, self._submit, self._feed = Keeper(root), submit, feed
         self._answers = AnswerBook(root / "background")
@@ -76,7 +76,7 @@ class Tasks:
     async def _run(self, model: str, work: _Work, now: Callable[[], int]) -> None:
         ok, text = False, "it broke off"
         try:
-            ticket = self._submit(Wish(model, lane=ROTATION_LANE.name))
+            ticket = self._submit(Submission(model, lane=ROTATION_LANE.name))
             try:
                 text = await self._turns(ticket, work, now)
                 ticket.finish(ok=None)  # how long a task takes says nothing about answers

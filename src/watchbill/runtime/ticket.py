@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
     from watchbill.errors import TheirsError
 
-__all__ = ["Asked", "Desk", "Outcome", "Start", "Ticket", "Wish"]
+__all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Ticket"]
 
 
 class Outcome(StrEnum):
@@ -69,7 +69,7 @@ class Asked(Protocol):
     def on_let_go(self, tell: Callable[[bool], None]) -> bool: ...
 
 
-class Wish(msgspec.Struct, frozen=True, gc=False):
+class Submission(msgspec.Struct, frozen=True, gc=False):
     """What a caller asks for, before the catalog's defaults are filled in."""
 
     model: str
@@ -95,7 +95,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     companions: tuple[str, ...] = ()  # who is warm beside it
 
 
-class Desk(Protocol):
+class Driver(Protocol):
     """Where a ticket is told of: the driver."""
 
     def feed(self, event: Event, /) -> None:
@@ -112,7 +112,7 @@ class Ticket:
     """One request of one caller. Not thread-safe: lives on the driver's event loop."""
 
     request: Request
-    desk: Desk
+    driver: Driver
     id: str  # the request's, the one in every log line and header
     model: str  # the one that serves, once that is known
     forecast_ms: int = 0
@@ -167,7 +167,7 @@ class Ticket:
         """Says that the answer has begun: from now on it is not made anew for the sake of somebody else."""
         if not self._sent and not self._ended:
             self._sent = True
-            self.desk.feed(FirstByte(self.id))
+            self.driver.feed(FirstByte(self.id))
 
     def give_back(self) -> None:
         """Returns a turn of which the caller has seen nothing, or whose answer will be continued: it waits again."""
@@ -177,7 +177,7 @@ class Ticket:
             self.on_cut = None
             self.turn = self._waiter = None
             parting, self._parting = self._parting, None
-            self.desk.feed(Returned(self.id, parting))
+            self.driver.feed(Returned(self.id, parting))
 
     def leave(self, asked: Asked) -> None:
         """Cuts the question to the engine of this turn, if it is not answered yet: to be called before the turn ends.
@@ -187,7 +187,7 @@ class Ticket:
         if self._ended or asked.has_ended or self._parting is not None:
             return
         model, run = self.model, f"{self.id}/{self._turns}"
-        lingers = asked.on_let_go(lambda is_known: self.desk.feed(LetGo(model, run, is_known)))
+        lingers = asked.on_let_go(lambda is_known: self.driver.feed(LetGo(model, run, is_known)))
         self._parting = Parting(asked.silent_ms, asked.has_spoken, run if lingers else "")
 
     def finish(self, *, ok: bool | None, timed_out: bool = False) -> None:
@@ -197,7 +197,7 @@ class Ticket:
             failed = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.ENGINE_FAILED
             outcome = failed if ok is False else Outcome.OK
             event = Ended(self.id, ok, self._parting, self._first_ms(), self.prompt_bytes)
-            self.desk.ended(self, event, outcome, served=ok is True)
+            self.driver.ended(self, event, outcome, served=ok is True)
 
     def _first_ms(self) -> int | None:
         """How long the engine of the last turn took to its first token; None where that came in an earlier one."""
@@ -211,9 +211,9 @@ class Ticket:
         self._ended = True
         outcome = _CUTS.get(self.cut or "") if self.turn is not None else None
         if outcome is None:
-            self.desk.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
+            self.driver.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
         else:
-            self.desk.ended(self, Ended(self.id, False, self._parting), outcome, served=False)
+            self.driver.ended(self, Ended(self.id, False, self._parting), outcome, served=False)
 
     # ------------------------------------------------------------------ the driver's side
 

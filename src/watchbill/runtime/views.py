@@ -9,12 +9,12 @@ from watchbill import __version__
 from watchbill.catalog import WorkClass
 from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
 from watchbill.core.budget import DeviceBook
-from watchbill.core.doubt import doubt
+from watchbill.core.confidence import doubt
 from watchbill.core.guarded import Guarded
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
@@ -58,7 +58,7 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
     return {
         "version": __version__,
         "devices": {name: _device(state, name) for name in state.ledger.books},
-        "models": {name: _model(state, s, warm.get(name), now) for name, s in state.stations.items()},
+        "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
         "lanes": {name: _lane(state, name, now) for name in state.catalog.lanes},
         "policy": state.catalog.policy.name,
         "policy_doubt": policy_doubt(state),
@@ -66,11 +66,11 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
     }
 
 
-def policy_doubt(state: State, asking: Station | None = None) -> str | None:
+def policy_doubt(state: State, asking: ModelState | None = None) -> str | None:
     """Why `rate` decides as `turns` does for now, or would if a model were asked for."""
     if state.catalog.policy.name != Rate.name:
         return None
-    wanted = [*state.in_stage(Stage.ABSENT), *state.companies.values()]
+    wanted = [*state.in_stage(Stage.ABSENT), *state.companion_sets.values()]
     return doubt(state, [s for s in wanted if s.wants_memory or s is asking])
 
 
@@ -106,62 +106,62 @@ def constraint_view(book: DeviceBook) -> dict[str, object] | None:
     return {"trouble": limit.trouble.value, **figures}
 
 
-def _model(state: State, station: Station, warm: Warm | None, now: int) -> dict[str, object]:
-    due = station.idle_ms - (now - station.last_used)
-    idle = station.stage is Stage.READY and station.is_idle and not station.model.shared
-    leaves = idle and state.is_leaving_when_idle(station)
-    absence = absence_of(state, station, now)
+def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict[str, object]:
+    due = model.idle_ms - (now - model.last_used)
+    idle = model.stage is Stage.READY and model.is_idle and not model.spec.shared
+    leaves = idle and state.is_leaving_when_idle(model)
+    absence = absence_of(state, model, now)
     return {
-        "state": state_of(station, now),
-        "engine": station.model.engine,
-        "memory": sum(station.sizes().values()),
-        "measured": sum(station.measured.values()) or None,
-        "asleep": sum(station.sizes_asleep().values()) if station.model.sleep_ms is not None else None,
-        "devices": station.sizes(),
-        "in_flight": len(station.running),
-        "beside": len(station.users),
-        "queued": len(station.line),
-        "loads": station.loads,
-        "evictions": station.evictions,
+        "state": state_of(model, now),
+        "engine": model.spec.engine,
+        "memory": sum(model.sizes().values()),
+        "measured": sum(model.measured.values()) or None,
+        "asleep": sum(model.sizes_asleep().values()) if model.spec.sleep_ms is not None else None,
+        "devices": model.sizes(),
+        "in_flight": len(model.running),
+        "beside": len(model.users),
+        "queued": len(model.line),
+        "loads": model.loads,
+        "evictions": model.evictions,
         "pid": warm.pid if warm else None,
-        "reason": _reason(station, absence),
+        "reason": _reason(model, absence),
         "absence": None if absence is None else _absence(absence),
-        "trouble": Doubted.SUSPECT if suspicion(station) else station.trouble,
-        "permanent": station.model.permanent,
-        "load_ms": round(station.load.ms),
-        "load_is_guess": station.load.is_guess,
-        "wake_ms": None if station.wake.is_guess else round(station.wake.ms),
-        "service_ms": round(station.service.ms),
-        "service_is_guess": station.service.is_guess,
+        "trouble": Doubted.SUSPECT if suspicion(model) else model.trouble,
+        "permanent": model.spec.permanent,
+        "load_ms": round(model.load.ms),
+        "load_is_guess": model.load.is_guess,
+        "wake_ms": None if model.wake.is_guess else round(model.wake.ms),
+        "service_ms": round(model.service.ms),
+        "service_is_guess": model.service.is_guess,
         "idle_left_ms": max(0, due) if leaves else None,
-        "retry_ms": max(0, station.retry_at - now) if station.failure else None,
+        "retry_ms": max(0, model.retry_at - now) if model.failure else None,
     }
 
 
-def state_of(station: Station, now: int) -> str:
+def state_of(model: ModelState, now: int) -> str:
     """One word of the closed list that scripts know."""
-    if station.stage is Stage.ABSENT and station.failure is not None:
-        if station.hopeless:
+    if model.stage is Stage.ABSENT and model.failure is not None:
+        if model.hopeless:
             return "failed"
-        if station.is_quarantined(now):
+        if model.is_quarantined(now):
             return "quarantined"
-    return _STATES[station.stage]
+    return _STATES[model.stage]
 
 
-def _reason(station: Station, absence: Absence | None) -> str | None:
+def _reason(model: ModelState, absence: Absence | None) -> str | None:
     """Why it is not there, or not for much longer; of one that is there what went wrong before."""
     if absence is not None:
         return describe(absence)
-    if station.stage in (Stage.DRAINING, Stage.STOPPING):
-        return station.leaving_why
-    if station.silence is not None:
-        return station.silence
-    return suspicion(station) or station.failure
+    if model.stage in (Stage.DRAINING, Stage.STOPPING):
+        return model.leaving_why
+    if model.silence is not None:
+        return model.silence
+    return suspicion(model) or model.failure
 
 
-def suspicion(station: Station) -> str | None:
+def suspicion(model: ModelState) -> str | None:
     """Why nobody is sent to a model that is in memory: the watchdog's question has it to itself."""
-    if station.stage is not Stage.READY or not station.is_suspect:
+    if model.stage is not Stage.READY or not model.is_suspect:
         return None
     return "answers failed; it is being asked whether it is well"
 
@@ -213,7 +213,7 @@ def policy_view(core: Machine) -> dict[str, object]:
 
 
 def _lane(state: State, name: str, now: int) -> dict[str, object]:
-    running = sum(1 for s in state.stations.values() for r in s.running.values() if r.request.lane == name)
+    running = sum(1 for s in state.models.values() for r in s.running.values() if r.request.lane == name)
     waiting = [
         request.arrived_at
         for s in state.lines()
@@ -238,96 +238,98 @@ def request_view(
     state: State, request_id: str, forecasts: Mapping[str, int], now: int
 ) -> dict[str, object] | None:
     """One request: where it is, and why it is still there."""
-    station = state.home.get(request_id)
-    if station is None:
+    model = state.home.get(request_id)
+    if model is None:
         return None
-    running = station.running.get(request_id)
-    request = running.request if running else station.line.get(request_id)
+    running = model.running.get(request_id)
+    request = running.request if running else model.line.get(request_id)
     return {
         "id": request_id,
-        "model": station.serving.name,
+        "model": model.serving.name,
         "asked": request.model,
         "companions": list(request.companions),
         "lane": request.lane,
         "class": WorkClass(request.work_class).name.lower(),
         "priority": request.priority,
         "state": "running" if running else "waiting",
-        "position": None if running else station.line.position(request_id),
-        "reason": _running_reason(station, request)
+        "position": None if running else model.line.position(request_id),
+        "reason": _running_reason(model, request)
         if running
-        else _waiting_reason(state, station, request_id, now),
+        else _waiting_reason(state, model, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
         "forecast_ms": forecasts.get(request_id),
-        "due_ms": None if running else station.line.due_of(request_id) - now,
+        "due_ms": None if running else model.line.due_of(request_id) - now,
     }
 
 
-def _running_reason(station: Station, request: Request) -> str:
+def _running_reason(model: ModelState, request: Request) -> str:
     beside = f", with {', '.join(request.companions)} beside it" if request.companions else ""
-    return f"{station.name} is answering it{beside}"
+    return f"{model.name} is answering it{beside}"
 
 
-def _waiting_reason(state: State, station: Station, request_id: str, now: int) -> str:
-    ahead = station.line.position(request_id)
-    suspect = next((s for s in station.members or (station,) if suspicion(s)), None)
-    if station.members and station.stage is not Stage.READY:
-        return _missing_reason(state, station, now)
-    match station.stage:
-        case Stage.READY if station.silence is not None:
-            return f"{station.name} is in memory, but it waits {hindrance(state, station, now)}"
+def _waiting_reason(state: State, model: ModelState, request_id: str, now: int) -> str:
+    ahead = model.line.position(request_id)
+    suspect = next((s for s in model.members or (model,) if suspicion(s)), None)
+    if model.members and model.stage is not Stage.READY:
+        return _missing_reason(state, model, now)
+    match model.stage:
+        case Stage.READY if model.silence is not None:
+            return f"{model.name} is in memory, but it waits {hindrance(state, model, now)}"
         case Stage.READY if suspect is not None:
             return f"answers of {suspect.name} failed; it is asked whether it is well"
         case Stage.READY:
-            return f"{ahead} before it; {station.name} serves {station.model.concurrency} at a time"
+            return f"{ahead} before it; {model.name} serves {model.spec.concurrency} at a time"
         case Stage.LOADING:
-            return f"{station.name} is loading, which takes about {station.load.ms / 1000:.1f} s"
+            return f"{model.name} is loading, which takes about {model.load.ms / 1000:.1f} s"
         case Stage.PLANNED:
-            leaving = [s.name for s in state.managed if s.leaving_for == station.name]
+            leaving = [s.name for s in state.managed if s.leaving_for == model.name]
             loading = [s.name for s in state.in_stage(Stage.LOADING)]
             if leaving:
-                return f"{station.name} loads when {', '.join(leaving)} has left"
-            return f"{station.name} loads when " + (
+                return f"{model.name} loads when {', '.join(leaving)} has left"
+            return f"{model.name} loads when " + (
                 f"the load of {', '.join(loading)} has ended" if loading else "its memory is there"
             )
         case Stage.DRAINING | Stage.STOPPING:
-            return f"{station.name} is leaving memory ({station.leaving_why}) and comes back for it"
+            return f"{model.name} is leaving memory ({model.leaving_why}) and comes back for it"
         case Stage.ASLEEP:
-            held = hindrance(state, station, now)
-            return f"{wakes_text(station)}; it waits {held or 'for its memory'}"
+            held = hindrance(state, model, now)
+            return f"{wakes_text(model)}; it waits {held or 'for its memory'}"
         case Stage.ABSENT:
-            why = f"; its last load failed: {station.failure}" if station.failure else ""
-            held = hindrance(state, station, now)
-            return f"{station.name} is not in memory and waits {held or 'for its turn'}{why}"
+            why = f"; its last load failed: {model.failure}" if model.failure else ""
+            held = hindrance(state, model, now)
+            return f"{model.name} is not in memory and waits {held or 'for its turn'}{why}"
 
 
-def wakes_text(station: Station) -> str:
+def wakes_text(model: ModelState) -> str:
     """How long a sleeping model needs."""
-    guess = ", a guess" if station.wake.is_guess else ""
-    return f"{station.name} is asleep, wakes in about {station.wake.ms / 1000:.1f} s{guess}"
+    guess = ", a guess" if model.wake.is_guess else ""
+    return f"{model.name} is asleep, wakes in about {model.wake.ms / 1000:.1f} s{guess}"
 
 
-def _missing_reason(state: State, company: Station, now: int) -> str:
+def _missing_reason(state: State, companion_set: ModelState, now: int) -> str:
     """Why a set is not complete: where each member is that is not there."""
-    missing = [f"{s.name} is {_MISSING[s.stage]}" for s in company.members if s.stage is not Stage.READY]
-    return f"needs {company.name} in memory together; {', '.join(missing)}{_held_up(state, company, now)}"
+    missing = [
+        f"{s.name} is {_MISSING[s.stage]}" for s in companion_set.members if s.stage is not Stage.READY
+    ]
+    return f"needs {companion_set.name} in memory together; {', '.join(missing)}{_held_up(state, companion_set, now)}"
 
 
-def _held_up(state: State, company: Station, now: int) -> str:
-    why = [w for s in company.members if s.stage is Stage.ABSENT and (w := hindrance(state, s, now))]
-    failures = [f"{s.name} failed last: {s.failure}" for s in company.members if s.failure]
+def _held_up(state: State, companion_set: ModelState, now: int) -> str:
+    why = [w for s in companion_set.members if s.stage is Stage.ABSENT and (w := hindrance(state, s, now))]
+    failures = [f"{s.name} failed last: {s.failure}" for s in companion_set.members if s.failure]
     return "".join(f"; waits {each}" for each in why[:1]) + "".join(f"; {each}" for each in failures)
 
 
-def hindrance(state: State, station: Station, now: int) -> str | None:
+def hindrance(state: State, model: ModelState, now: int) -> str | None:
     """What a request waits for that has nothing to do with other requests, if anything: "until ..."."""
-    obstacle = obstacle_of(state, station, now)
+    obstacle = obstacle_of(state, model, now)
     if obstacle is None:
         return None
     device, detail = obstacle.device, obstacle.detail
     match obstacle.why:
         case Why.SILENT:
-            return f"until {station.model.engine} answers again: {detail}"
+            return f"until {model.spec.engine} answers again: {detail}"
         case Why.MAINTENANCE:
             return f"until {device} is back from maintenance ({detail})"
         case Why.UNWELL:

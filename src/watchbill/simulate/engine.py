@@ -79,7 +79,7 @@ class SimEngine:
         request = min(self.jobs, key=lambda r: (self.jobs[r], r))
         return now + max(0.0, (self.jobs[request] - self.done) / self.speed()), request
 
-    def doze(self) -> None:
+    def sleep(self) -> None:
         """Gives its weights back."""
         self.power, self.held = Power.ASLEEP, dict(self.model.asleep)
 

@@ -6,12 +6,12 @@ used. Everybody waits as long as it takes: nothing is forecast and nobody is ref
 that is never idle keeps everybody else out for ever.
 """
 
-from watchbill.core.eviction import cover
+from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Plan
 from watchbill.core.state import State
-from watchbill.core.station import Station
 from watchbill.core.tipping import arrival_order, movable, returning, waiting
 
 __all__ = ["Exhaustive"]
@@ -24,9 +24,9 @@ class Exhaustive:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, station: Station, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
         """What the others forecast; only printed, since nobody is refused for it."""
-        return forecast_start(state, station, request, now)
+        return forecast_start(state, model, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """Every waiting model in order of arrival, not only the oldest: one that fits is not held up by one that
@@ -38,7 +38,7 @@ class Exhaustive:
             idle = sorted(
                 (s for s in movable(state, target) if s.is_idle), key=lambda s: (s.last_used, s.name)
             )
-            age = {station.name: 2.0**place for place, station in enumerate(idle)}
+            age = {model.name: 2.0**place for place, model in enumerate(idle)}
             victims = cover(state.shortage_of(target), idle, lambda s, age=age: age[s.name])
             if victims is not None:
                 return Plan(

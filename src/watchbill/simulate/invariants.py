@@ -12,9 +12,9 @@ from typing import Protocol
 
 from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.company import company_name
+from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
-from watchbill.core.station import AWAY, LINGER_LIMIT_MS, STAYING, Stage
+from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -158,11 +158,11 @@ class Judge:
         self._judge_groups()
         if world.declared[name].shared:
             self.say("a shared engine was managed", name)
-        stations, now = world.core.state.stations, int(world.now)
+        models, now = world.core.state.models, int(world.now)
         loading = sum(
             1
             for name, e in world.engines.items()
-            if e.power is Power.LOADING and not (name in stations and stations[name].is_stuck(now))
+            if e.power is Power.LOADING and not (name in models and models[name].is_stuck(now))
         )
         if loading > world.catalog.policy.parallel_loads:
             self.say("more loads at once than allowed", name)
@@ -186,7 +186,7 @@ class Judge:
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
         # Nobody is sent to a model that the watchdog suspects, also before it can be asked.
-        is_free = is_free and not world.core.state.stations[name].is_suspect
+        is_free = is_free and not world.core.state.models[name].is_suspect
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if plan is m.PlanKind.RATE:
@@ -321,7 +321,7 @@ class Judge:
         """A set is planned whole: nobody waits for the other half."""
         state = self._world.core.state
         for names in self._sets:
-            absent = [name for name in names if state.stations[name].stage in AWAY]
+            absent = [name for name in names if state.models[name].stage in AWAY]
             if absent:
                 self.say("a set was planned in part", f"{' + '.join(names)} without {', '.join(absent)}")
 
@@ -348,9 +348,9 @@ class Judge:
                 waiting.append(caller)
                 if world.now > caller.due + 2:
                     self.say("a request waits past its due without an answer", caller.request.id)
-        for name, station in world.core.state.stations.items():
-            if len(station.running) != running.get(name, 0):
-                text = f"{name}: core {len(station.running)}, callers {running.get(name, 0)}"
+        for name, model in world.core.state.models.items():
+            if len(model.running) != running.get(name, 0):
+                text = f"{name}: core {len(model.running)}, callers {running.get(name, 0)}"
                 self.say("in-flight counts differ", text)
         # In strict arrival order a ready model does wait for an older request of another one: that is its whole point.
         for caller in () if world.core.policy.in_order else waiting:
@@ -358,7 +358,7 @@ class Judge:
             engine = world.engines[name]
             if name in running or name in self.closed or engine.lingering or engine.power is not Power.WARM:
                 continue
-            is_asked = world.core.state.stations[name].is_suspect and self._is_asked(name)
+            is_asked = world.core.state.models[name].is_suspect and self._is_asked(name)
             if self._could_start(caller) and not is_asked:
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
@@ -373,5 +373,5 @@ class Judge:
 
 
 def _target_of(caller: Caller) -> str:
-    """What must be loaded for a caller, as the journal calls it: a model, or a company."""
-    return company_name((caller.served_by, *caller.beside)) if caller.served_by else ""
+    """What must be loaded for a caller, as the journal calls it: a model, or a set."""
+    return set_name((caller.served_by, *caller.beside)) if caller.served_by else ""

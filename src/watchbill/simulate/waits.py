@@ -15,10 +15,10 @@ from typing import Protocol
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
-from watchbill.core.station import AGING_STEPS
+from watchbill.core.model_state import AGING_STEPS
 from watchbill.core.tipping import SOFT_TURN_LOWER, Rate
-from watchbill.core.waiting import HEAD_START_MS
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 

@@ -14,7 +14,7 @@ from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
-from watchbill.simulate import naps
+from watchbill.simulate import sleep
 from watchbill.simulate.callers import Caller, Faults, Tally
 from watchbill.simulate.checks import check
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -88,7 +88,7 @@ class World:
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
             m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: partial(run_task, self),
-            m.Sleep: partial(naps.sleep, self), m.Rouse: partial(naps.rouse, self), m.Check: partial(check, self),
+            m.Sleep: partial(sleep.sleep, self), m.Rouse: partial(sleep.wake, self), m.Check: partial(check, self),
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -414,7 +414,7 @@ class World:
 
     def look(self) -> None:
         """The driver looks at its machine."""
-        naps.nod_off(self)
+        sleep.nod_off(self)
         if self.happens(self.faults.probe_stuck):
             return
         power = (self.power_w, self.power_limit_w)
@@ -422,7 +422,7 @@ class World:
             d: m.DeviceReading(c, self.available(d), 0, None, *power) for d, c in self.capacity.items()
         }
         models = {
-            name: naps.reading(self.declared[name], engine)
+            name: sleep.reading(self.declared[name], engine)
             for name, engine in self.engines.items()
             if engine.power is not Power.OFF and not self.declared[name].shared
         }

@@ -7,33 +7,33 @@ measurements end the doubt.
 
 from collections.abc import Iterable
 
+from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import Stage, Station
 
 __all__ = ["doubt"]
 
 
-def doubt(state: State, candidates: Iterable[Station]) -> str | None:
+def doubt(state: State, candidates: Iterable[ModelState]) -> str | None:
     """Why rates cannot be compared now, or None: what is in doubt about whom."""
-    short = [station for station in candidates if state.shortage_of(station)]
+    short = [model for model in candidates if state.shortage_of(model)]
     if not short:
         return None  # what fits needs no comparison
-    for station in (*short, *state.in_stage(Stage.READY)):
-        why = None if station.model.permanent else _doubt_about(station)
-        if why is not None and any(not s.needs.keys().isdisjoint(station.needs) for s in short):
-            return f"{why} of {station.name}"
+    for model in (*short, *state.in_stage(Stage.READY)):
+        why = None if model.spec.permanent else _doubt_about(model)
+        if why is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
+            return f"{why} of {model.name}"
     return None
 
 
-def _doubt_about(station: Station) -> str | None:
-    if station.load.is_guess:
+def _doubt_about(model: ModelState) -> str | None:
+    if model.load.is_guess:
         return "nothing was measured yet of the load"
-    if station.load.is_off:
+    if model.load.is_off:
         return "the last load was more than 3 times off the learned time"
-    if station.is_idle:
+    if model.is_idle:
         return None  # its answers do not count in any price
-    if station.service.is_guess:
+    if model.service.is_guess:
         return "nothing was measured yet of the answers"
-    if station.service.is_off:
+    if model.service.is_off:
         return "answers take more than 3 times the learned time"
     return None

@@ -16,14 +16,14 @@ from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.meters import Stay
 from watchbill.runtime.ticket import Start, Ticket
 
-__all__ = ["Visit"]
+__all__ = ["RequestContext"]
 
 _PREFIX = f"http-{os.urandom(4).hex()}-"
 _numbers = itertools.count(1)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-class Visit:
+class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (

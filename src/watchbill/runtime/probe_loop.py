@@ -1,4 +1,4 @@
-"""The lookout: looks at the machine for the core, by the clock and when something tells it to.
+"""The probe loop: looks at the machine for the core, by the clock and when something tells it to.
 
 Free memory is read often (microseconds), the processes' own memory every few seconds (milliseconds, in a thread).
 The nearer the machine is to its reserve, the more often it looks; a threshold of the kernel (PSI, a control group's
@@ -25,7 +25,7 @@ from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
 from watchbill.probes.ram import RamProbe, next_look_ms
 
-__all__ = ["Lookout"]
+__all__ = ["ProbeLoop"]
 
 #: While memory is looked at as often as can be, the processes are looked at this much more rarely.
 HASTE_FACTOR = 4
@@ -33,7 +33,7 @@ Memory = Mapping[str, tuple[int, Mapping[str, int]]]
 Cards = Mapping[str, Reading]
 
 
-class Lookout:
+class ProbeLoop:
     """One per daemon. `look` may be called by anybody; looks do not overlap."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Lookout:
         if self._ram is not None and RAM in self._catalog.devices:
             self._pressure = PressureWatcher(self._ram.groups, reserve=self._catalog.devices[RAM].reserve)
             asyncio.get_running_loop().add_reader(self._pressure.fileno(), self._alarmed)
-        self._task = asyncio.create_task(self._watch(), name="lookout")
+        self._task = asyncio.create_task(self._watch(), name="probe loop")
 
     async def close(self) -> None:
         """Looks no more."""

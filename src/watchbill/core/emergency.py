@@ -12,8 +12,8 @@ and the kernel had killed the permanent model.
 from watchbill.catalog import RAM
 from watchbill.core.budget import DeviceBook
 from watchbill.core.messages import Alert, Cause, Observed
+from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
 from watchbill.core.state import State
-from watchbill.core.station import HOLDING, STAYING, Stage, Station
 from watchbill.core.transition import Transitions
 from watchbill.core.trend import Trend
 from watchbill.units import format_bytes
@@ -61,9 +61,9 @@ class Pressure:
         book.settled_at = now + SETTLE_MS
         grace_ms, lacking = self._outlook(book)
         leaving = [s for s in holders if self._is_almost_gone(s, grace_ms, now)]
-        for station in leaving:
-            station.grace_ms = min(station.grace_ms, grace_ms)
-            lacking -= self._still_frees(station, name, now)
+        for model in leaving:
+            model.grace_ms = min(model.grace_ms, grace_ms)
+            lacking -= self._still_frees(model, name, now)
         if leaving and lacking <= 0:
             return
         staying = [s for s in holders if s not in leaving]
@@ -83,7 +83,7 @@ class Pressure:
         grace_ms = min(EMERGENCY_GRACE_MS, max(0.0, available / fall - BACK_MS) / 2)
         return grace_ms, fall * (grace_ms + BACK_MS) - available
 
-    def _drive_out(self, victim: Station, device: str, why: str, grace_ms: float, now: int) -> None:
+    def _drive_out(self, victim: ModelState, device: str, why: str, grace_ms: float, now: int) -> None:
         self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, device))
         if victim.stage is Stage.DRAINING:
             self._state.enter(victim, Stage.DRAINING, now)  # from now on it has its grace, as any victim has
@@ -92,22 +92,22 @@ class Pressure:
         victim.emergency, victim.grace_ms = True, grace_ms
 
     @staticmethod
-    def _is_almost_gone(station: Station, grace_ms: float, now: int) -> bool:
-        if station.stage is Stage.DRAINING:
-            return station.emergency or now < station.since + grace_ms
-        return station.stage is Stage.STOPPING
+    def _is_almost_gone(model: ModelState, grace_ms: float, now: int) -> bool:
+        if model.stage is Stage.DRAINING:
+            return model.emergency or now < model.since + grace_ms
+        return model.stage is Stage.STOPPING
 
     @staticmethod
-    def _still_frees(station: Station, device: str, now: int) -> int:
+    def _still_frees(model: ModelState, device: str, now: int) -> int:
         """What is to be expected of one that leaves: nothing, where that takes longer than it should."""
-        is_late = station.stage is Stage.STOPPING and now > station.since + 2 * BACK_MS
-        return 0 if is_late else station.frees().get(device, 0)
+        is_late = model.stage is Stage.STOPPING and now > model.since + 2 * BACK_MS
+        return 0 if is_late else model.frees().get(device, 0)
 
-    def _loss(self, station: Station, now: int) -> tuple[bool, bool, bool, float, str]:
+    def _loss(self, model: ModelState, now: int) -> tuple[bool, bool, bool, float, str]:
         """Cheapest loss first; permanents late, the reserved core model last of all."""
-        core = self._state.is_reserved_core(station)
-        loading = station.stage is Stage.LOADING
-        return (core, station.model.permanent, not loading, station.price(now), station.name)
+        core = self._state.is_reserved_core(model)
+        loading = model.stage is Stage.LOADING
+        return (core, model.spec.permanent, not loading, model.price(now), model.name)
 
     def restore_budgets(self, now: int) -> None:
         """Makes room where the budget shrank, or a model grew: plans are dropped first, then models leave."""
@@ -119,29 +119,31 @@ class Pressure:
             if over <= 0:
                 continue
             planned = self._state.in_stage(Stage.PLANNED)
-            for station in sorted(planned, key=lambda s: -s.plan_order):
-                if over > 0 and station.needs.get(name) and station.stage is Stage.PLANNED:
-                    self._do.unplan(station, now)
+            for model in sorted(planned, key=lambda s: -s.plan_order):
+                if over > 0 and model.needs.get(name) and model.stage is Stage.PLANNED:
+                    self._do.unplan(model, now)
                     over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             resident = self._state.in_stage(Stage.READY, Stage.LOADING, Stage.ASLEEP)
             staying = [s for s in resident if s.needs.get(name)]
-            for station in sorted(staying, key=lambda s: self._loss(s, now)):
+            for model in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
-                    self._warn(station, name, over)
-                    over -= station.frees().get(name, 0)
-                    self._do.close(station, "", self._excess(name), now, cause=self._cause(name))
+                    self._warn(model, name, over)
+                    over -= model.frees().get(name, 0)
+                    self._do.close(model, "", self._excess(name), now, cause=self._cause(name))
 
-    def _warn(self, station: Station, resource: str, over: int) -> None:
+    def _warn(self, model: ModelState, resource: str, over: int) -> None:
         """A permanent model that has to leave for want of budget is worth an alert (RES-02)."""
         book = self._state.ledger.books.get(resource)
-        if not station.model.permanent or (book is not None and book.in_maintenance):
+        if not model.spec.permanent or (book is not None and book.in_maintenance):
             return
-        held = format_bytes(station.frees().get(resource, 0)) if book is not None else "1"
+        held = format_bytes(model.frees().get(resource, 0)) if book is not None else "1"
         budget = format_bytes(book.budget) if book is not None else str(self._state.ledger.limit(resource))
-        text = f"{station.name} is permanent and leaves: {self._excess(resource)} of {budget}, and it holds {held}"
+        text = (
+            f"{model.name} is permanent and leaves: {self._excess(resource)} of {budget}, and it holds {held}"
+        )
         device = resource.partition("#")[0]
         hint = f"give {device} more capacity or a smaller reserve, or the model a smaller context"
-        self._state.out.append(Alert("budget", f"{text}; {hint}", station.name, device))
+        self._state.out.append(Alert("budget", f"{text}; {hint}", model.name, device))
 
     def _cause(self, resource: str) -> Cause:
         book = self._state.ledger.books.get(resource)
@@ -160,12 +162,12 @@ class Pressure:
 
     def end_graces(self, now: int) -> None:
         """Cuts what still runs on an emergency's victim when its grace is over."""
-        for station in self._state.in_stage(Stage.DRAINING):
-            if not station.emergency:
+        for model in self._state.in_stage(Stage.DRAINING):
+            if not model.emergency:
                 continue
-            if now < station.since + station.grace_ms:
+            if now < model.since + model.grace_ms:
                 continue
-            for running in (*station.running.values(), *station.users.values()):
+            for running in (*model.running.values(), *model.users.values()):
                 self._state.cut(running, "preempted" if running.begun else "requeue", now)
 
 

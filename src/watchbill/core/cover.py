@@ -6,19 +6,19 @@ for a large one. Ties fall to the shorter reload, then to the name, so that the 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from watchbill.core.station import Station
+from watchbill.core.model_state import ModelState
 
 __all__ = ["Cover", "can_cover", "cover"]
 
-Cover = tuple[Station, ...]
-Cost = Callable[[Station], float]
+Cover = tuple[ModelState, ...]
+Cost = Callable[[ModelState], float]
 Needs = Mapping[str, int]
 
 #: Up to this many candidates the search is exact.
 EXACT_POOL_MAX = 12
 
 
-def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | None:
+def cover(short: Needs, candidates: Iterable[ModelState], cost: Cost) -> Cover | None:
     """The cheapest victims that cover a shortage; an empty set when there is none, None when it cannot be met."""
     if not short:
         return ()
@@ -31,16 +31,16 @@ def cover(short: Needs, candidates: Iterable[Station], cost: Cost) -> Cover | No
     return _exact(pool, short, cost) if len(pool) <= EXACT_POOL_MAX else _greedy(pool, short, cost)
 
 
-def can_cover(short: Needs, candidates: Sequence[Station]) -> bool:
+def can_cover(short: Needs, candidates: Sequence[ModelState]) -> bool:
     """Whether these victims together would cover a shortage."""
     return _enough(candidates, short)
 
 
-def _enough(victims: Sequence[Station], short: Needs) -> bool:
+def _enough(victims: Sequence[ModelState], short: Needs) -> bool:
     return all(sum([v.frees().get(r, 0) for v in victims]) >= amount for r, amount in short.items())
 
 
-def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
+def _exact(pool: Sequence[ModelState], short: Needs, cost: Cost) -> Cover:
     costs = [(cost(s), s.load.ms) for s in pool]
     best: tuple[tuple[float, float, int], Cover] | None = None
 
@@ -62,14 +62,14 @@ def _exact(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
     return best[1]
 
 
-def _greedy(pool: Sequence[Station], short: Needs, cost: Cost) -> Cover:
-    chosen: list[Station] = []
+def _greedy(pool: Sequence[ModelState], short: Needs, cost: Cost) -> Cover:
+    chosen: list[ModelState] = []
     by_value = sorted(pool, key=lambda s: (cost(s) / sum(s.frees().get(r, 0) for r in short), s.name))
-    for station in by_value:
+    for model in by_value:
         if _enough(chosen, short):
             break
-        chosen.append(station)
-    for station in sorted(chosen, key=lambda s: (-cost(s), s.name)):
-        if _enough(rest := [s for s in chosen if s is not station], short):
+        chosen.append(model)
+    for model in sorted(chosen, key=lambda s: (-cost(s), s.name)):
+        if _enough(rest := [s for s in chosen if s is not model], short):
             chosen = rest
     return tuple(chosen)

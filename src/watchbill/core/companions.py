@@ -1,4 +1,4 @@
-"""A company: models that a request needs at the same time, as one thing that waits, is planned and is ready (RES-13).
+"""A set: models that a request needs at the same time, as one thing that waits, is planned and is ready (RES-13).
 
 It has a line like a model, and no memory of its own: what it needs of the ledger is what its absent members need, all
 of it or nothing. So one plan has one cover for the whole set, and no two sets can hold a part each and wait for the
@@ -8,60 +8,60 @@ rest.
   otherwise be evicted while the second loads.
 - **ready**: every member is warm. Then its requests start on the first member like any others of it.
 
-Whatever else may happen to a member (an emergency, a failed load, the operator) ends the way: the company waits on and
-is planned anew. A company without a line and a ghost is forgotten.
+Whatever else may happen to a member (an emergency, a failed load, the operator) ends the way: the set waits on and
+is planned anew. A set without a line and a held turn is forgotten.
 """
 
 from collections.abc import Iterable, Mapping
 
 from watchbill.core.estimate import MedianEstimate
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.station import AWAY, Stage, Station
+from watchbill.core.model_state import AWAY, ModelState, Stage
 
-__all__ = ["Companies", "Company", "company_name", "total_needs"]
+__all__ = ["CompanionSet", "CompanionSets", "set_name", "total_needs"]
 
 _LEAVING = frozenset({Stage.DRAINING, Stage.STOPPING})
 
 
-def company_name(names: Iterable[str]) -> str:
-    """What a company is called. No model is called so: their names have no spaces."""
+def set_name(names: Iterable[str]) -> str:
+    """What a set is called. No model is called so: their names have no spaces."""
     first, *others = names
     return " + ".join([first, *sorted(others)])
 
 
-class Company(Station):
+class CompanionSet(ModelState):
     """The first member serves, the others are there while it does."""
 
-    def __init__(self, members: tuple[Station, ...], now: int) -> None:
+    def __init__(self, members: tuple[ModelState, ...], now: int) -> None:
         first = members[0]
-        super().__init__(first.model, first.rules, Knowledge(Footprint({})))
-        self.name = company_name(s.name for s in members)
+        super().__init__(first.spec, first.rules, Knowledge(Footprint({})))
+        self.name = set_name(s.name for s in members)
         self.members = members
         self.service = first.service
-        self.muster({s.name: s for s in members}, now)
+        self.refresh({s.name: s for s in members}, now)
 
     @property
-    def serving(self) -> Station:
+    def serving(self) -> ModelState:
         """The member that answers."""
         return self.members[0]
 
     @property
-    def arriving(self) -> tuple[Station, ...]:
+    def arriving(self) -> tuple[ModelState, ...]:
         """The members that a plan for it would load."""
         return tuple(s for s in self.members if s.stage in AWAY)
 
     @property
     def wants_memory(self) -> bool:
         """Whether there is work for which a member would have to be loaded, and none is still on its way out."""
-        return self.stage is Stage.ABSENT and bool(self.line or self.ghost)
+        return self.stage is Stage.ABSENT and bool(self.line or self.held_turn)
 
-    def muster(self, stations: Mapping[str, Station], now: int) -> None:
-        """Looks where every member is. The stations may have been replaced by a new config; the names stay."""
-        self.members = tuple(stations[s.name] for s in self.members)
+    def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
+        """Looks where every member is. The models may have been replaced by a new config; the names stay."""
+        self.members = tuple(models[s.name] for s in self.members)
         self.service, self.slowdown = self.serving.service, self.serving.slowdown
         stages = {s.stage for s in self.members}
         if stages == {Stage.READY}:
-            self.stage, self.ghost = Stage.READY, None  # its owner finds the models here
+            self.stage, self.held_turn = Stage.READY, None  # its owner finds the models here
         elif stages & _LEAVING:
             self.stage = Stage.DRAINING
         elif not stages.isdisjoint(AWAY):
@@ -69,9 +69,9 @@ class Company(Station):
         else:
             self.stage = Stage.LOADING
         if self.stage is Stage.READY and self.is_under_way:
-            for station in self.members:  # their turn begins now: who came first has waited for the others
-                station.ready_at = now
-        self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.ghost)
+            for model in self.members:  # their turn begins now: who came first has waited for the others
+                model.ready_at = now
+        self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.held_turn)
         self.since = now
         self.needs = total_needs(self.arriving)
         self.silence = next((s.silence for s in self.members if s.silence is not None), None)
@@ -93,43 +93,43 @@ class Company(Station):
         return max((s.drain_ms(now) for s in self.members if s.stage in _LEAVING), default=0.0)
 
     def mark_members(self) -> None:
-        """Tells the members for whom they stay: while the company is under way, or ready and not served yet."""
+        """Tells the members for whom they stay: while the set is under way, or ready and not served yet."""
         if not (self.is_under_way or (self.stage is Stage.READY and self.line)):
             return
         wanted = self.turn_class()
-        for station in self.members:
-            station.awaited = wanted if station.awaited is None else min(station.awaited, wanted)
-            station.is_called |= self.is_under_way
+        for model in self.members:
+            model.awaited = wanted if model.awaited is None else min(model.awaited, wanted)
+            model.is_called |= self.is_under_way
         if self.stage is Stage.READY and self.silence is None:
-            self.serving.companies.append(self)
+            self.serving.companion_sets.append(self)
 
 
-class Companies(dict[str, Company]):
-    """Every company that somebody waits for, by its name."""
+class CompanionSets(dict[str, CompanionSet]):
+    """Every set that somebody waits for, by its name."""
 
-    def of(self, members: tuple[Station, ...], now: int) -> Company:
-        """The company of these models, the first of which serves. It is kept while somebody waits for it."""
-        name = company_name(s.name for s in members)
+    def of(self, members: tuple[ModelState, ...], now: int) -> CompanionSet:
+        """The set of these models, the first of which serves. It is kept while somebody waits for it."""
+        name = set_name(s.name for s in members)
         if name not in self:
-            self[name] = Company(members, now)
+            self[name] = CompanionSet(members, now)
         return self[name]
 
-    def muster(self, stations: Mapping[str, Station], now: int) -> None:
+    def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
         """Looks where all members are, tells them who waits for them, and forgets what nobody waits for."""
-        for station in stations.values():
-            station.awaited, station.is_called, station.companies = None, False, []
+        for model in models.values():
+            model.awaited, model.is_called, model.companion_sets = None, False, []
         for name in sorted(self):
-            company = self.pop(name)  # and back: the order is that of the names
-            if company.line or company.ghost:
-                company.muster(stations, now)
-                company.mark_members()
-                self[name] = company
+            companion_set = self.pop(name)  # and back: the order is that of the names
+            if companion_set.line or companion_set.held_turn:
+                companion_set.refresh(models, now)
+                companion_set.mark_members()
+                self[name] = companion_set
 
 
-def total_needs(stations: Iterable[Station]) -> dict[str, int]:
+def total_needs(models: Iterable[ModelState]) -> dict[str, int]:
     """What they take from the ledger together."""
     total: dict[str, int] = {}
-    for station in stations:
-        for resource, amount in station.needs.items():
+    for model in models:
+        for resource, amount in model.needs.items():
             total[resource] = total.get(resource, 0) + amount
     return total

@@ -14,10 +14,10 @@ from watchbill.errors import NotOffered
 from watchbill.gateway.body import encode
 from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.ndjson import line
-from watchbill.gateway.visit import Visit
+from watchbill.gateway.request_context import RequestContext
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import Door, House
+    from watchbill.gateway.services import Door, Services
 
 __all__ = ["Forwarding"]
 
@@ -25,32 +25,32 @@ __all__ = ["Forwarding"]
 class Forwarding:
     """Passes requests on to an Ollama server."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
 
     def at(self, path: str) -> "Door":
         """The door of one address, which Ollama knows without its caller's lane."""
 
-        async def forward(visit: Visit) -> Answer:
-            return await self._forward(visit, path)
+        async def forward(context: RequestContext) -> Answer:
+            return await self._forward(context, path)
 
         return forward
 
-    async def _forward(self, visit: Visit, path: str) -> Answer:
+    async def _forward(self, context: RequestContext, path: str) -> Answer:
         endpoint = self._endpoint(path)
-        body = encode(await self._gateway.read_plain(visit))
+        body = encode(await self._gateway.read_plain(context))
         call = self._gateway.upstream.call(
-            Outgoing(endpoint, visit.request.method, path, body), streamed=True
+            Outgoing(endpoint, context.request.method, path, body), streamed=True
         )
         try:
-            return await self._pass(visit, call)
+            return await self._pass(context, call)
         finally:
             call.abort()
 
-    async def _pass(self, visit: Visit, call: Call) -> Answer:
+    async def _pass(self, context: RequestContext, call: Call) -> Answer:
         status = await call.head()
         headers = {"Content-Type": call.content_type or "application/json; charset=utf-8"}
-        response = Stream(visit.request, headers, status, visit.lines())
+        response = Stream(context.request, headers, status, context.lines())
         await response.open()
         try:
             while piece := await call.chunk():

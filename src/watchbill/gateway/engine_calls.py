@@ -23,16 +23,16 @@ from watchbill.gateway.engine_json import decode_fields
 from watchbill.gateway.fallback import Fallback, fallback_for
 from watchbill.gateway.http.response import Answer
 from watchbill.gateway.relay import Collector, Relay
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
 from watchbill.gateway.summary import summarize_request
-from watchbill.gateway.visit import Visit
 from watchbill.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import House
+    from watchbill.gateway.services import Services
 
-__all__ = ["Exchange", "Fields", "Sender", "Unknown", "Vectors", "Whole", "sender"]
+__all__ = ["EngineCalls", "Fields", "Sender", "Unknown", "Vectors", "Whole", "sender"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
@@ -79,16 +79,16 @@ class Vectors(msgspec.Struct, frozen=True):
 _decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
-class Exchange:
+class EngineCalls:
     """What doors do with engines."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
 
     async def collect(
         self,
-        visit: Visit,
-        wish: Wish,
+        context: RequestContext,
+        submission: Submission,
         send: Sender,
         make: Callable[[], Collector],
         *,
@@ -98,7 +98,7 @@ class Exchange:
         gateway = self._gateway
         try:
             await gateway.step_aside()
-            with gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
+            with gateway.relay(context, submission, send, streamed=True, unknown=unknown) as relay:
                 await gateway.step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
@@ -110,14 +110,14 @@ class Exchange:
                 relay.finish(ok=True)
                 return whole
         except TheirsError as error:
-            return self._fall_back(visit, wish, error)
+            return self._fall_back(context, submission, error)
 
-    async def fetch(self, visit: Visit, wish: Wish, send: Sender) -> Whole:
+    async def fetch(self, context: RequestContext, submission: Submission, send: Sender) -> Whole:
         """An answer that is no stream."""
         gateway = self._gateway
         try:
             await gateway.step_aside()
-            with gateway.relay(visit, wish, send, streamed=False) as relay:
+            with gateway.relay(context, submission, send, streamed=False) as relay:
                 await gateway.step_aside()
                 answer = await relay.whole()
                 assert isinstance(answer, bytes)  # nothing was made to collect a stream
@@ -127,8 +127,8 @@ class Exchange:
 
     async def stream(
         self,
-        visit: Visit,
-        wish: Wish,
+        context: RequestContext,
+        submission: Submission,
         send: Sender,
         out: Out,
         *,
@@ -140,7 +140,7 @@ class Exchange:
         An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""
         told = False
         try:
-            with self._gateway.relay(visit, wish, send, streamed=True, unknown=unknown) as relay:
+            with self._gateway.relay(context, submission, send, streamed=True, unknown=unknown) as relay:
                 piece = await relay.first(out)
                 if not relay.is_stream and not out.takes(relay.status, relay.content_type):
                     whole = await _rest(relay, piece)  # raises for an error
@@ -152,46 +152,48 @@ class Exchange:
                 await _stream(relay, out, piece)
         except TheirsError as error:
             if told:
-                await self._tell(visit, out, error)
+                await self._tell(context, out, error)
             else:
-                await self._fall_back_in(visit, wish, out, error)
+                await self._fall_back_in(context, submission, out, error)
         return await out.end()
 
-    async def load(self, visit: Visit, wish: Wish) -> None:
+    async def load(self, context: RequestContext, submission: Submission) -> None:
         """Brings the model into memory, in its turn, and asks it nothing."""
-        with self._gateway.relay(visit, wish, _nothing, streamed=False) as relay:
+        with self._gateway.relay(context, submission, _nothing, streamed=False) as relay:
             await relay.turn()
             relay.finish(ok=None)  # a load without an answer teaches nothing about answers
 
     # ------------------------------------------------------------------ failures
 
-    def _fall_back(self, visit: Visit, wish: Wish, error: TheirsError) -> Fallback:
+    def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:
         """The lane's answer to a failure; raises the failure when it has none."""
         catalog = self._gateway.driver.catalog
-        model = catalog.find_model(wish.model)
-        lane = catalog.lane_for(wish.lane)
-        summary = partial(summarize_request, visit.asked or {})
-        fallback = fallback_for(error, lane, model.name if model else wish.model, summary)
+        model = catalog.find_model(submission.model)
+        lane = catalog.lane_for(submission.lane)
+        summary = partial(summarize_request, context.asked or {})
+        fallback = fallback_for(error, lane, model.name if model else submission.model, summary)
         if fallback is None:
             raise error
-        visit.lane = visit.lane or lane.name
-        visit.fallback = fallback.error
+        context.lane = context.lane or lane.name
+        context.fallback = fallback.error
         let_go(error)
         return fallback
 
-    async def _fall_back_in(self, visit: Visit, wish: Wish, out: Out, error: TheirsError) -> None:
+    async def _fall_back_in(
+        self, context: RequestContext, submission: Submission, out: Out, error: TheirsError
+    ) -> None:
         try:
-            fallback = self._fall_back(visit, wish, error)
+            fallback = self._fall_back(context, submission, error)
         except TheirsError:
             if out.response is None:
                 raise
-            await self._tell(visit, out, error)
+            await self._tell(context, out, error)
         else:
             await out.fall_back(fallback)
 
-    async def _tell(self, visit: Visit, out: Out, error: TheirsError) -> None:
+    async def _tell(self, context: RequestContext, out: Out, error: TheirsError) -> None:
         await out.fail(error)
-        self._gateway.note_broken(visit, error)
+        self._gateway.note_broken(context, error)
         let_go(error)
 
 

@@ -13,10 +13,10 @@ from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.companions import read_companions
 from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
-from watchbill.runtime.ticket import Wish
+from watchbill.runtime.ticket import Submission
 from watchbill.units import parse_millis
 
-__all__ = ["RANGES", "Range", "Wishes", "check_ranges", "split_alias"]
+__all__ = ["RANGES", "CallerOptions", "Range", "check_ranges", "split_alias"]
 
 _HEADERS = tuple(
     f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
@@ -94,7 +94,7 @@ def split_alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
     return model, None
 
 
-class Wishes:
+class CallerOptions:
     """Reads wishes, and counts those it could not understand."""
 
     def __init__(self) -> None:
@@ -107,13 +107,13 @@ class Wishes:
         catalog: Catalog,
         key: ApiKey | None,
         lane_of_path: str | None = None,
-    ) -> Wish:
+    ) -> Submission:
         """The wish of a request; takes our own fields out of its body. Raises RequestError without a model."""
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
         if key is None and lane_of_path is None and _asks_nothing(model, headers, body):
-            return Wish(model)
+            return Submission(model)
         lane_of_alias = None
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
@@ -121,7 +121,7 @@ class Wishes:
         lane, priority, deadline, tier, supersede, beside = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         priority = of_body if priority is None else priority
-        return Wish(
+        return Submission(
             model,
             self._lane((lane, lane_of_path, lane_of_alias), catalog, key),
             None if priority is None else self._number(priority, 1, 5),

@@ -238,18 +238,18 @@ class EngineRoom:
         await self._look()
         self._feed(Slept(action.model, action.attempt, {**memory, **self._held_on_cards(action.model)}))
 
-    def rouse(self, action: Rouse) -> None:
+    def wake(self, action: Rouse) -> None:
         """Begins to wake a model."""
         self.attempts[action.model] = action.attempt
         model = replace(self._catalog.models[action.model], load_timeout_ms=Millis(action.deadline_ms))
         self._loads[action.model] = asyncio.create_task(
-            self._rouse(model, action), name=f"wake {action.model}"
+            self._wake(model, action), name=f"wake {action.model}"
         )
 
-    async def _rouse(self, model: Model, action: Rouse) -> None:
+    async def _wake(self, model: Model, action: Rouse) -> None:
         engine, tried = self._hosts.get(model.name), Load(model.name, action.attempt, action.deadline_ms)
         if isinstance(engine, Sleeper):
-            await self._bring_up(engine, tried, engine.rouse(model, action.attempt))
+            await self._bring_up(engine, tried, engine.wake(model, action.attempt))
         else:
             text = f"the engine of {model.name} cannot be woken"
             await self._failed(tried, LoadFailed(model.name, action.attempt, text))

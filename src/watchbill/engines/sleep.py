@@ -14,7 +14,7 @@ from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
-__all__ = ["LLAMA", "TOLD", "Nap", "is_sleeping", "tell"]
+__all__ = ["LLAMA", "TOLD", "Sleep", "is_sleeping", "tell"]
 
 #: An answer about sleep; llama.cpp's /props holds its chat template, too.
 ANSWER_BYTES_MAX = 4 * 2**20
@@ -22,7 +22,7 @@ LOOK_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Nap:
+class Sleep:
     """The addresses of an engine that sleeps."""
 
     look: str  # says {"is_sleeping": ...}
@@ -30,8 +30,8 @@ class Nap:
     wake: str | None = None
 
 
-LLAMA = Nap("/props")
-TOLD = Nap("/is_sleeping", "/sleep", "/wake_up")
+LLAMA = Sleep("/props")
+TOLD = Sleep("/is_sleeping", "/sleep", "/wake_up")
 
 
 async def tell(endpoint: Endpoint, path: str, timeout_ms: int = limits.PROBE_MS_MAX) -> None:
@@ -47,12 +47,12 @@ async def tell(endpoint: Endpoint, path: str, timeout_ms: int = limits.PROBE_MS_
         raise LoadError(f"{path} was answered with status {reply.status}")
 
 
-def is_sleeping(endpoint: Endpoint, nap: Nap) -> bool | None:
+def is_sleeping(endpoint: Endpoint, sleep: Sleep) -> bool | None:
     """Whether the engine sleeps; None when it does not say. Blocks: call it in a thread."""
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=LOOK_S_MAX)
     try:
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        connection.request("GET", nap.look, headers=headers)
+        connection.request("GET", sleep.look, headers=headers)
         answer = cast("object", json.loads(connection.getresponse().read(ANSWER_BYTES_MAX)))
     except (
         OSError,

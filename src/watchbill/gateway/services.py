@@ -34,24 +34,24 @@ from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.lifting import lift
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
+from watchbill.gateway.options import CallerOptions
 from watchbill.gateway.relay import Relay
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.surface import DriverSurface
 from watchbill.gateway.tokens import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.unloading import Unloading
-from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import Wishes
 from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_TURN_MS,
     PROMPT_TOKENS_FORETOLD_MAX,
     UNLOAD_RECENT_MS,
 )
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Start, Submission
 
-__all__ = ["Door", "House"]
+__all__ = ["Door", "Services"]
 
-Door = Callable[[Visit], Awaitable[Answer]]
+Door = Callable[[RequestContext], Awaitable[Answer]]
 _log = logging.getLogger("watchbill.gateway")
 _BACKGROUND = (
     WorkClass.BACKGROUND
@@ -62,7 +62,7 @@ _BACKGROUND = (
 _CROWD = 4
 
 
-class House:
+class Services:
     """The driver, the way to engines, the guard, and the books of who is inside."""
 
     def __init__(
@@ -80,13 +80,13 @@ class House:
         self.access = AccessLog(access_log)
         #: Reads the config again and says what changed; the daemon sets it.
         self.reload: Callable[[], Awaitable[list[str]]] | None = None
-        self.wishes = Wishes()
+        self.caller_options = CallerOptions()
         self.meters = Meters(time.monotonic)
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
         self.unloading = Unloading(driver, time.monotonic)
-        self._named: dict[tuple[str, str], Visit] = {}  # by key and the id that the caller gave
+        self._named: dict[tuple[str, str], RequestContext] = {}  # by key and the id that the caller gave
         self.bodies = Bodies(server)
         self._lifting = (
             asyncio.Lock()
@@ -106,43 +106,43 @@ class House:
 
     # ------------------------------------------------------------------ for the doors
 
-    async def read(self, visit: Visit) -> bytes | bytearray:
+    async def read(self, context: RequestContext) -> bytes | bytearray:
         """The request's body. A key's own bounds, and the house's, are looked at before it is received."""
-        key = visit.key
-        if key is not None and key.is_bounded and visit.stay is None:
-            visit.stay = self.meters.enter(key)
-        holding = visit.holding = Holding(self.bodies, key)
-        return await read_body(visit.request, self.server.body_max, holding)
+        key = context.key
+        if key is not None and key.is_bounded and context.stay is None:
+            context.stay = self.meters.enter(key)
+        holding = context.holding = Holding(self.bodies, key)
+        return await read_body(context.request, self.server.body_max, holding)
 
-    async def read_object(self, visit: Visit) -> dict[str, object]:
+    async def read_object(self, context: RequestContext) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
-        body = await self.read(visit)
+        body = await self.read(context)
         if len(body) <= JSON_AT_ONCE_BYTES_MAX:
             return parse_object(body)
         try:
             async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
-                found, visit.lifted = await lift(body)
+                found, context.lifted = await lift(body)
         except TimeoutError:
             raise Overloaded("too many large bodies came at once; try again later") from None
         return found
 
-    async def read_plain(self, visit: Visit) -> dict[str, object]:
+    async def read_plain(self, context: RequestContext) -> dict[str, object]:
         """The JSON object in a body that is never large. Raises TooLarge for one that is."""
-        body = await self.read(visit)
+        body = await self.read(context)
         check_plain(body)
         return parse_object(body)
 
-    def wish(self, visit: Visit, body: dict[str, object]) -> Wish:
+    def submission(self, context: RequestContext, body: dict[str, object]) -> Submission:
         """What the caller asks of the scheduler."""
-        request, visit.asked = visit.request, body
-        return self.wishes.read(
-            request.headers, body, self.driver.catalog, visit.key, request.match.get("lane")
+        request, context.asked = context.request, body
+        return self.caller_options.read(
+            request.headers, body, self.driver.catalog, context.key, request.match.get("lane")
         )
 
     def relay(
         self,
-        visit: Visit,
-        wish: Wish,
+        context: RequestContext,
+        submission: Submission,
         send: Callable[[Start], Outgoing],
         *,
         streamed: bool,
@@ -151,45 +151,45 @@ class House:
         """Submits a wish. Raises what the scheduler refuses at once."""
         if self.closing.is_set():
             raise ShuttingDown
-        if visit.stay is not None:
-            visit.stay.check_waiting()
-        wish = self._without_harm(visit, wish)
+        if context.stay is not None:
+            context.stay.check_waiting()
+        submission = self._without_harm(context, submission)
         try:
-            ticket = self.driver.submit(wish)
+            ticket = self.driver.submit(submission)
         except TheirsError:
-            asked = self.driver.catalog.find_model(wish.model)
-            visit.model = asked.name if asked else ""  # the answer says what this model is doing
+            asked = self.driver.catalog.find_model(submission.model)
+            context.model = asked.name if asked else ""  # the answer says what this model is doing
             raise
-        visit.took(ticket)
-        if visit.key is not None:
-            self.unloading.note_use(ticket.model, visit.key)
-        relay = Relay(self.upstream, ticket, visit, send, self._relays.discard, streamed, unknown)
+        context.took(ticket)
+        if context.key is not None:
+            self.unloading.note_use(ticket.model, context.key)
+        relay = Relay(self.upstream, ticket, context, send, self._relays.discard, streamed, unknown)
         self._relays.add(relay)
-        if visit.stay is not None:
-            visit.stay.waits_for(ticket)
-            if visit.stay.is_counted:
-                relay.tokens = TokenCount(visit.stay.spend, self._foretold_tokens(visit, ticket.model))
+        if context.stay is not None:
+            context.stay.waits_for(ticket)
+            if context.stay.is_counted:
+                relay.tokens = TokenCount(context.stay.spend, self._foretold_tokens(context, ticket.model))
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, self._not_continued)
         if self.driver.catalog.spools:
-            relay.tap = self.capturing.begin(self.driver.catalog, visit, wish)
+            relay.tap = self.capturing.begin(self.driver.catalog, context, submission)
         return relay
 
-    def _without_harm(self, visit: Visit, wish: Wish) -> Wish:
+    def _without_harm(self, context: RequestContext, submission: Submission) -> Submission:
         """The wish without a keep_alive that would take the model from others, or too often."""
-        wished = wish.keep_alive_ms
+        wished = submission.keep_alive_ms
         if wished is None or wished >= UNLOAD_RECENT_MS:
-            return wish
-        model = self.driver.catalog.find_model(wish.model)
-        if model is None or self.unloading.grants(model, visit.key):
-            return wish
-        return msgspec.structs.replace(wish, keep_alive_ms=None)
+            return submission
+        model = self.driver.catalog.find_model(submission.model)
+        if model is None or self.unloading.grants(model, context.key):
+            return submission
+        return msgspec.structs.replace(submission, keep_alive_ms=None)
 
-    def _foretold_tokens(self, visit: Visit, name: str) -> int:
+    def _foretold_tokens(self, context: RequestContext, name: str) -> int:
         """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
         model = self.driver.catalog.models.get(name)
         most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
-        size = visit.holding.size if visit.holding is not None and visit.asked is not None else 0
+        size = context.holding.size if context.holding is not None and context.asked is not None else 0
         return min(size // BYTES_PER_TOKEN, most)
 
     @coroutine
@@ -204,33 +204,33 @@ class House:
 
     # ------------------------------------------------------------------ names of requests
 
-    def _name(self, visit: Visit, asked: str) -> None:
+    def _name(self, context: RequestContext, asked: str) -> None:
         """Takes a caller's own name for its request, unless it is none or one of its open requests has it."""
         try:
             names.check_request_id(asked)
         except NameRefused:
-            self.wishes.degraded += 1
+            self.caller_options.degraded += 1
             return
-        if (visit.owner, asked) in self._named:
-            self.wishes.degraded += 1
+        if (context.owner, asked) in self._named:
+            self.caller_options.degraded += 1
             return
-        self._named[visit.owner, asked] = visit
-        visit.given = asked
+        self._named[context.owner, asked] = context
+        context.given = asked
 
-    def known_as(self, visit: Visit, id: str) -> str:
+    def known_as(self, context: RequestContext, id: str) -> str:
         """The scheduler's name of a request: of the caller's own, under the name it gave, or of any as it is."""
-        named = self._named.get((visit.owner, id))
+        named = self._named.get((context.owner, id))
         return id if named is None else named.id
 
-    def may_cancel(self, visit: Visit, id: str) -> bool:
+    def may_cancel(self, context: RequestContext, id: str) -> bool:
         """Whether a caller may cancel this request: its own, or any with admin rights or where there are no keys."""
-        if visit.key is None or visit.key.admin:
+        if context.key is None or context.key.admin:
             return True
-        return any(relay.ticket.id == id and relay.visit.owner == visit.owner for relay in self._relays)
+        return any(relay.ticket.id == id and relay.context.owner == context.owner for relay in self._relays)
 
-    def note_broken(self, visit: Visit, error: TheirsError) -> None:
+    def note_broken(self, context: RequestContext, error: TheirsError) -> None:
         """An answer broke off after its headers were sent; the access log will say 200."""
-        _log.warning("request=%s model=%s broke off: %s: %s", visit.id, visit.model, error.code, error)
+        _log.warning("request=%s model=%s broke off: %s: %s", context.id, context.model, error.code, error)
 
     # ------------------------------------------------------------------ shutdown
 
@@ -264,51 +264,51 @@ class House:
         loop = asyncio.get_running_loop()
 
         async def handle(request: Request) -> Answer:
-            visit = Visit(request, loop.time())
+            context = RequestContext(request, loop.time())
             self._visitors += 1
             status = 499
             try:
-                visit.let_in(self.guard.admit(request, access))
+                context.let_in(self.guard.admit(request, access))
                 if "x-request-id" in request.headers:
-                    self._name(visit, request.headers["x-request-id"])
-                response = await door(visit)
+                    self._name(context, request.headers["x-request-id"])
+                response = await door(context)
                 status = response.status
             except TheirsError as error:
-                response = self.refuse(visit, error)
+                response = self.refuse(context, error)
                 status = response.status
                 let_go(error)
             except ConnectionResetError:  # the client left in the middle of its answer
                 raise
             except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
-                response = self._broken(visit, error)
+                response = self._broken(context, error)
                 status = 500
                 let_go(error)
             finally:
-                visit.leave()
-                if visit.given:
-                    del self._named[visit.owner, visit.given]
+                context.leave()
+                if context.given:
+                    del self._named[context.owner, context.given]
                 self._visitors -= 1
                 if not self._visitors:
                     self._emptied.set()
-                self.access.note(visit, status)
+                self.access.note(context, status)
             if self.closing.is_set() and not response.is_begun:
                 response.closes = True
             return response
 
         return handle
 
-    def refuse(self, visit: Visit, error: TheirsError) -> Response:
+    def refuse(self, context: RequestContext, error: TheirsError) -> Response:
         """The answer to a request that went wrong."""
-        beside = self._loading(visit, error) if isinstance(error, WaitExceeded) else None
-        return refusal(visit.request.path, error, visit.lines(), beside)
+        beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None
+        return refusal(context.request.path, error, context.lines(), beside)
 
-    def _loading(self, visit: Visit, error: TheirsError) -> dict[str, object]:
+    def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
         models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
-        state = models.get(visit.model, {}).get("state")
+        state = models.get(context.model, {}).get("state")
         eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
         return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
 
-    def _broken(self, visit: Visit, error: Exception) -> Response:
-        _log.error("request=%s failed inside Watchbill", visit.id, exc_info=error)
-        bug = TheirsError(f"Watchbill failed; its log has the reason under {visit.id}")
-        return refusal(visit.request.path, bug, visit.lines())
+    def _broken(self, context: RequestContext, error: Exception) -> Response:
+        _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
+        bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
+        return refusal(context.request.path, bug, context.lines())

@@ -9,7 +9,7 @@ from watchbill.core import messages as m
 from watchbill.simulate.callers import Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine
 
-__all__ = ["nod_off", "reading", "rouse", "sleep"]
+__all__ = ["nod_off", "reading", "sleep", "wake"]
 
 
 class _World(Protocol):
@@ -30,7 +30,7 @@ class _World(Protocol):
     def stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None: ...
 
 
-def rouse(world: _World, action: m.Rouse) -> None:
+def wake(world: _World, action: m.Rouse) -> None:
     """Wakes an engine: a load with a shorter time."""
     engine = world.engines[action.model]
     engine.power, engine.attempt = Power.LOADING, action.attempt
@@ -51,7 +51,7 @@ def sleep(world: _World, action: m.Sleep) -> None:
         if fails:
             world.stopped(engine, action.attempt, lost=False)
         elif engine.power is Power.STOPPING and engine.attempt == action.attempt:
-            engine.doze()
+            engine.sleep()
             world.look()
             world.feed(m.Slept(engine.model.name, action.attempt, dict(engine.held)))
 
@@ -71,4 +71,4 @@ def nod_off(world: _World) -> None:
         is_at_work = engine.jobs or engine.lingering or engine.frozen_at is not None
         idle = engine.power is Power.WARM and not is_at_work and model.sleep_ms is not None
         if idle and not model.sleeps_when_told and world.now >= engine.used_at + (model.sleep_ms or 0):
-            engine.doze()
+            engine.sleep()

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.messages import Admit, Arrived, Left, Request
+from watchbill.core.model_state import AWAY, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
 from watchbill.core.sets import Sets
 from watchbill.core.state import State
-from watchbill.core.station import AWAY, Ghost, Stage, Station
 
 __all__ = ["Lanes"]
 
@@ -54,20 +54,20 @@ class Lanes:
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
         2. whoever it supersedes is told; its lane is full: refused for now
         3. one of them can start it in time by the optimistic forecast: admitted
-        4. otherwise refused with the forecast, and a ghost asks for the model's turn
+        4. otherwise refused with the forecast, and a held turn asks for the model's turn
         """
         request = event.request
-        station = self._state.stations[request.model]
-        if self._can_start_at_once(request, station, now):
-            self._count_use(request, station, now)
-            self._state.start(station, request, now)
+        model = self._state.models[request.model]
+        if self._can_start_at_once(request, model, now):
+            self._count_use(request, model, now)
+            self._state.start(model, request, now)
             return
-        choices = self._choices(request, station, now)
+        choices = self._choices(request, model, now)
         if self._state.is_closing or not choices:
-            self._refuse_unservable(request, station, now)
+            self._refuse_unservable(request, model, now)
             return
         if request.companions:
-            station = choices[0]
+            model = choices[0]
         self._supersede(request)
         if self._is_full(request):
             return
@@ -83,31 +83,31 @@ class Lanes:
                 self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                 return
             forecasts.append(forecast.ms)
-        self._refuse_late(request, station, min(forecasts), now)
+        self._refuse_late(request, model, min(forecasts), now)
 
-    def _choices(self, request: Request, station: Station, now: int) -> Sequence[Station]:
+    def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[ModelState]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         if request.companions:
             return self._sets.choices(request, now)
-        below = [] if request.exact else self._state.tiers_below(station)
-        usable = [s for s in (station, *below) if self._may_serve(s, now)]
+        below = [] if request.exact else self._state.tiers_below(model)
+        usable = [s for s in (model, *below) if self._may_serve(s, now)]
         if len(usable) > 1:
             usable.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
         return usable
 
-    def _may_serve(self, station: Station, now: int) -> bool:
-        if station.is_retired or station.is_quarantined(now):
+    def _may_serve(self, model: ModelState, now: int) -> bool:
+        if model.is_retired or model.is_quarantined(now):
             return False
-        return station.stage is Stage.READY or self._state.can_ever_fit(station)
+        return model.stage is Stage.READY or self._state.can_ever_fit(model)
 
-    def _must_wait_for_health(self, station: Station) -> bool:
+    def _must_wait_for_health(self, model: ModelState) -> bool:
         """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
-        ledger, needs = self._state.ledger, station.needs
+        ledger, needs = self._state.ledger, model.needs
         if ledger.in_maintenance(needs):
-            return station.stage is not _READY  # whatever is still there is on its way out
-        return station.stage in AWAY and ledger.is_constrained(needs)
+            return model.stage is not _READY  # whatever is still there is on its way out
+        return model.stage in AWAY and ledger.is_constrained(needs)
 
-    def _refuse_unservable(self, request: Request, station: Station, now: int) -> None:
+    def _refuse_unservable(self, request: Request, model: ModelState, now: int) -> None:
         refuse = self._state.refuse
         if self._state.is_closing:
             refuse(
@@ -118,20 +118,20 @@ class Lanes:
             )
         elif request.companions:
             refuse(request.id, *self._sets.refusal(request, now))
-        elif station.is_quarantined(now):
-            refuse(request.id, "model_failed", f"{station.name}: {station.failure}", station.retry_at - now)
+        elif model.is_quarantined(now):
+            refuse(request.id, "model_failed", f"{model.name}: {model.failure}", model.retry_at - now)
         else:
-            refuse(request.id, "never_fits", f"{station.name} can never fit: {self._shortage_text(station)}")
+            refuse(request.id, "never_fits", f"{model.name} can never fit: {self._shortage_text(model)}")
 
-    def _shortage_text(self, station: Station) -> str:
-        ledger, kept = self._state.ledger, self._state.permanents(station)
-        unread = [name for name in station.needs if name in ledger.books and not ledger.capacity_known(name)]
+    def _shortage_text(self, model: ModelState) -> str:
+        ledger, kept = self._state.ledger, self._state.permanents(model)
+        unread = [name for name in model.needs if name in ledger.books and not ledger.capacity_known(name)]
         if unread:
             return f"nothing is known of {', '.join(unread)}; watchbill doctor says why it cannot be read"
         parts = [
             f"it needs {amount:,} of {resource}, where {ledger.capacity_of(resource):,} less "
             f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
-            for resource, amount in station.needs.items()
+            for resource, amount in model.needs.items()
         ]
         return (
             "; ".join(parts) + "; give it a smaller context, or the device more capacity or a smaller reserve"
@@ -144,9 +144,9 @@ class Lanes:
         key = (request.lane, request.supersede_key)
         older = self._latest.get(key)
         self._latest[key] = request.id
-        station = self._state.home.get(older) if older is not None else None
-        if older is not None and station is not None and older in station.line:
-            self._state.withdraw(station, older)
+        model = self._state.home.get(older) if older is not None else None
+        if older is not None and model is not None and older in model.line:
+            self._state.withdraw(model, older)
             self._state.refuse(older, "stale", f"superseded by {request.id}")
         if len(self._latest) > LATEST_KEYS_MAX:
             self._latest = {
@@ -163,65 +163,65 @@ class Lanes:
         return True
 
     def _admit(
-        self, request: Request, station: Station, forecast: float, now: int, due: int | None = None
+        self, request: Request, model: ModelState, forecast: float, now: int, due: int | None = None
     ) -> None:
         """Puts a request into a line. One that was moved keeps its deadline, and is demand only once."""
         if due is None:
-            self._count_use(request, station, now)
+            self._count_use(request, model, now)
         if request.companions:
-            request = replace(request, companions=tuple(s.name for s in station.members[1:]))
-        self._state.join(station, request, request.arrived_at + request.max_wait_ms if due is None else due)
-        self._state.out.append(Admit(request.id, station.serving.name, round(forecast), request.companions))
+            request = replace(request, companions=tuple(s.name for s in model.members[1:]))
+        self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
+        self._state.out.append(Admit(request.id, model.serving.name, round(forecast), request.companions))
 
-    def _can_start_at_once(self, request: Request, station: Station, now: int) -> bool:
+    def _can_start_at_once(self, request: Request, model: ModelState, now: int) -> bool:
         """Whether no lane, no line and no failure has a word in it: nobody waits anywhere."""
         state = self._state
         if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
             return False
-        if station.stage is not _READY or now < station.retry_at:
+        if model.stage is not _READY or now < model.retry_at:
             return False
-        return station.in_use < station.slots_for(request.work_class, now)
+        return model.in_use < model.slots_for(request.work_class, now)
 
-    def _count_use(self, request: Request, station: Station, now: int) -> None:
+    def _count_use(self, request: Request, model: ModelState, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""
         work_class, state = request.work_class, self._state
         if work_class is _ROTATION:
             return
         weight = state.catalog.policy.weights[work_class]
-        state.stations[request.model].rate.learn(weight, now)
+        state.models[request.model].rate.learn(weight, now)
         if request.companions:
             for name in request.companions:
-                state.stations[name].rate.learn(weight, now)
-            for member in station.members:
+                state.models[name].rate.learn(weight, now)
+            for member in model.members:
                 member.last_used = now
-            station = station.serving
-        station.last_used, station.last_class = now, work_class
+            model = model.serving
+        model.last_used, model.last_class = now, work_class
         if work_class is _INTERACTIVE:
-            station.top_class_at = now
+            model.top_class_at = now
 
-    def _refuse_late(self, request: Request, station: Station, forecast: float, now: int) -> None:
+    def _refuse_late(self, request: Request, model: ModelState, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
-        if explicit and station.stage in AWAY and station.ghost is None:
-            self._state.haunt(station, Ghost(now + request.max_wait_ms, request.work_class))
-            self._state.wakes.append(station.ghost_ends)
+        if explicit and model.stage in AWAY and model.held_turn is None:
+            self._state.hold_turn(model, HeldTurn(now + request.max_wait_ms, request.work_class))
+            self._state.wakes.append(model.ghost_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
-            f"model {station.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
-            f"the forecast is {forecast / 1000:.1f} s; see: watchbill explain {station.serving.name}"
+            f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
+            f"the forecast is {forecast / 1000:.1f} s; see: watchbill explain {model.serving.name}"
         )
         self._state.refuse(request.id, "wait_exceeded", text, retry)
 
     def left(self, event: Left, now: int) -> None:
         """Forgets a request whose caller is gone; what runs is stopped at the engine by the driver."""
-        station = self._state.home.pop(event.id, None)
-        if station is None:
+        model = self._state.home.pop(event.id, None)
+        if model is None:
             return
-        if event.id in station.line:
-            self._state.withdraw(station, event.id)
-        elif running := station.running.pop(event.id, None):
-            self._state.release(station, running.request, now)
+        if event.id in model.line:
+            self._state.withdraw(model, event.id)
+        elif running := model.running.pop(event.id, None):
+            self._state.release(model, running.request, now)
             self._state.dismiss(running.request, now)
-            self._state.unanswered(station, event.parting, now)
+            self._state.unanswered(model, event.parting, now)
 
     def rehome(self, now: int) -> None:
         """RES-13: moves requests whose model cannot serve them now to another tier of its family, and tells the others.
@@ -232,49 +232,49 @@ class Lanes:
         """
         if not self._state.waiting:
             return
-        for station in self._state.lines():
-            if station.line and (hindered := self._hindrance(station, now)):
-                for request_id in station.line.ids():
-                    self._move(station, request_id, now, must=hindered is _Hindrance.GONE)
+        for model in self._state.lines():
+            if model.line and (hindered := self._hindrance(model, now)):
+                for request_id in model.line.ids():
+                    self._move(model, request_id, now, must=hindered is _Hindrance.GONE)
 
-    def _hindrance(self, station: Station, now: int) -> "_Hindrance | None":
-        members = station.members or (station,)
+    def _hindrance(self, model: ModelState, now: int) -> "_Hindrance | None":
+        members = model.members or (model,)
         if any(s.is_retired or s.is_quarantined(now) for s in members):
             return _Hindrance.GONE
-        if not station.members and station.stage not in _COMING and not self._state.can_ever_fit(station):
+        if not model.members and model.stage not in _COMING and not self._state.can_ever_fit(model):
             return _Hindrance.GONE  # a size that was not known shows with the first load
-        is_lent = station.stage is not _READY and self._state.ledger.in_maintenance(station.needs)
+        is_lent = model.stage is not _READY and self._state.ledger.in_maintenance(model.needs)
         return _Hindrance.LENT if is_lent else None
 
-    def _move(self, station: Station, request_id: str, now: int, *, must: bool) -> None:
-        state, request, due = self._state, station.line.get(request_id), station.line.due_of(request_id)
+    def _move(self, model: ModelState, request_id: str, now: int, *, must: bool) -> None:
+        state, request, due = self._state, model.line.get(request_id), model.line.due_of(request_id)
         if missing := state.missing_of(request):
-            state.withdraw(station, request_id)
+            state.withdraw(model, request_id)
             state.refuse(request_id, "model_not_found", f"{missing} is no longer in the config")
             return
-        asked = state.stations[request.model]
-        usable = [s for s in self._choices(request, asked, now) if s is not station]
+        asked = state.models[request.model]
+        usable = [s for s in self._choices(request, asked, now) if s is not model]
         chosen = next(
             (s for s in usable if self._hindrance(s, now) is None), usable[0] if must and usable else None
         )
         if chosen is not None:
-            state.withdraw(station, request_id)
+            state.withdraw(model, request_id)
             forecast = now - request.arrived_at + self.policy.forecast(state, chosen, request, now).ms
             self._admit(request, chosen, min(forecast, request.max_wait_ms), now, due)
-            state.note("tier", f"in place of {station.serving.name}", chosen.serving, request=request_id)
+            state.note("tier", f"in place of {model.serving.name}", chosen.serving, request=request_id)
         elif must:
-            state.withdraw(station, request_id)
+            state.withdraw(model, request_id)
             self._refuse_unservable(request, asked, now)
 
     def lay_ghosts(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""
-        if not self._state.is_haunted:
+        if not self._state.has_held_turns:
             return
-        self._state.is_haunted = False
-        for station in (*self._state.managed, *self._state.companies.values()):
-            if station.ghost is not None and not station.line and now >= station.ghost_ends:
-                station.ghost = None
-            self._state.is_haunted |= station.ghost is not None
+        self._state.has_held_turns = False
+        for model in (*self._state.managed, *self._state.companion_sets.values()):
+            if model.held_turn is not None and not model.line and now >= model.ghost_ends:
+                model.held_turn = None
+            self._state.has_held_turns |= model.held_turn is not None
 
     def expire(self, now: int) -> None:
         """Answers everybody whose patience ends now."""
@@ -282,21 +282,21 @@ class Lanes:
             due, request_id = first
             self._expire_one(self._state.home[request_id], request_id, due, now)
 
-    def _expire_one(self, station: Station, request_id: str, due: int, now: int) -> None:
-        request = self._state.withdraw(station, request_id)
+    def _expire_one(self, model: ModelState, request_id: str, due: int, now: int) -> None:
+        request = self._state.withdraw(model, request_id)
         explicit = request.work_class is not WorkClass.ROTATION
-        if explicit and station.stage in AWAY and self.policy.refuses_late:
-            due = due if station.ghost is None else min(due, station.ghost.due)
-            self._state.haunt(station, Ghost(due, request.work_class))
+        if explicit and model.stage in AWAY and self.policy.refuses_late:
+            due = due if model.held_turn is None else min(due, model.held_turn.due)
+            self._state.hold_turn(model, HeldTurn(due, request.work_class))
         waited = now - request.arrived_at
-        why = f" ({station.failure})" if station.failure else ""
-        text = f"{station.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
-        code = "maintenance" if self._state.ledger.in_maintenance(station.needs) else "wait_exceeded"
+        why = f" ({model.failure})" if model.failure else ""
+        text = f"{model.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
+        code = "maintenance" if self._state.ledger.in_maintenance(model.needs) else "wait_exceeded"
         if request.ends_at:  # whichever bound came first: without the death it would not wait
-            code, text = "engine_failed", _out_of_time(station.name, request)
+            code, text = "engine_failed", _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == "maintenance" else ""
-        self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, station.load.ms))
-        self._state.note("expire", self._bound(request), station, request=request.id, ms=waited)
+        self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
+        self._state.note("expire", self._bound(request), model, request=request.id, ms=waited)
 
     def _bound(self, request: Request) -> str:
         """Whose patience it was."""

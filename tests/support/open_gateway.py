@@ -20,12 +20,12 @@ from watchbill.probes import Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import Memories
-from watchbill.runtime.lookout import Lookout
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 from watchbill.units import Bytes, Millis
 
-__all__ = ["CATALOG", "HELLO", "House", "PeerEngine", "RawAnswer", "eventually", "house", "raw"]
+__all__ = ["CATALOG", "HELLO", "OpenGateway", "PeerEngine", "RawAnswer", "eventually", "open_gateway", "raw"]
 
 HELLO = stream_of(sse(*chat_events("hello there")))
 MIB = {"ram": Bytes(2**20)}
@@ -80,7 +80,7 @@ class EmptyMachine:
         return {"ram": Reading(Bytes(2**30), Bytes(2**30), Millis(time.monotonic_ns() // 1_000_000))}
 
 
-class House:
+class OpenGateway:
     """What a test holds in its hands."""
 
     def __init__(self, serving: Serving, driver: Driver, peer: EnginePeer, engine: PeerEngine) -> None:
@@ -200,13 +200,13 @@ async def raw(reader: asyncio.StreamReader) -> RawAnswer:
 
 
 @asynccontextmanager
-async def house(
+async def open_gateway(
     talk: Talk = HELLO,
     *,
     server: Server | None = None,
     deadlines: Deadlines | None = None,
     catalog: Catalog = CATALOG,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[OpenGateway]:
     """Opens a house with the real driver in it, and closes it without a trace."""
     with TemporaryDirectory() as folder:
         async with (
@@ -219,7 +219,7 @@ async def house(
 @asynccontextmanager
 async def _opened(
     root: Path, peer: EnginePeer, server: Server, deadlines: Deadlines | None, catalog: Catalog
-) -> AsyncIterator[House]:
+) -> AsyncIterator[OpenGateway]:
     engines: list[PeerEngine] = []
 
     def make_engine(_rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> PeerEngine:
@@ -229,18 +229,18 @@ async def _opened(
     journal = Journal(root, catalog.journal)
     parts = Parts(
         make_engine=make_engine,
-        memories=Memories(catalog, Sizes(root)),
+        memories=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(Lookout, probes=[PatientProbe(EmptyMachine())]),
+        make_lookout=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
     log: list[str] = []
     await driver.start()
     gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
-    opened = House(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0])
+    opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0])
     opened.log = log
     try:
         yield opened

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
-from watchbill.gateway.exchange import Exchange, Sender, sender
+from watchbill.gateway.engine_calls import EngineCalls, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.response import Answer, Stream
+from watchbill.gateway.options import RANGES, check_ranges
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.gateway.visit import Visit
-from watchbill.gateway.wishes import RANGES, check_ranges
-from watchbill.runtime.ticket import Start, Wish
+from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.house import Door, House
+    from watchbill.gateway.services import Door, Services
 
 __all__ = ["PassingDoor"]
 
@@ -29,67 +29,73 @@ _EVENTS = "text/event-stream"
 class PassingDoor:
     """Serves what only some engines have."""
 
-    def __init__(self, gateway: "House") -> None:
+    def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
         self._exchange = _Plain(gateway)
 
     def at(self, path: str) -> "Door":
         """The door of one address whose body is JSON."""
 
-        async def pass_on(visit: Visit) -> Answer:
-            body = await self._gateway.read_object(visit)
+        async def pass_on(context: RequestContext) -> Answer:
+            body = await self._gateway.read_object(context)
             check_ranges(body)
             stream = body.get("stream", False)
             if not isinstance(stream, bool) and stream is not None:
                 raise RequestError("stream must be true or false")
-            wish = self._gateway.wish(visit, body)
+            submission = self._gateway.submission(context, body)
             if path == "/v1/responses":
-                wish = await self._gateway.abilities.check(wish, "completion", body.get("input"))
+                submission = await self._gateway.abilities.check(submission, "completion", body.get("input"))
             # An answer of 404 to a later turn may well mean the earlier one, not the address.
-            lacks = None if body.get("previous_response_id") else _lacks(visit, path)
-            return await self._pass(visit, wish, sender(body, path), lacks, events=stream is True)
+            lacks = None if body.get("previous_response_id") else _lacks(context, path)
+            return await self._pass(context, submission, sender(body, path), lacks, events=stream is True)
 
         return pass_on
 
     def form_at(self, path: str) -> "Door":
         """The door of one address whose body is a form with a file."""
 
-        async def pass_on(visit: Visit) -> Answer:
-            form = await self._form(visit)
+        async def pass_on(context: RequestContext) -> Answer:
+            form = await self._form(context)
             fields = form.texts()
             named = frozenset(fields)
             check_ranges({name: _number(text) for name, text in fields.items() if name in RANGES})
             events = fields.get("stream") == "true"
-            wish = self._gateway.wish(visit, fields)
+            submission = self._gateway.submission(context, fields)
             send = _form_sender(form, path, without=named.difference(fields))
-            return await self._pass(visit, wish, send, _lacks(visit, path), events=events)
+            return await self._pass(context, submission, send, _lacks(context, path), events=events)
 
         return pass_on
 
-    async def _form(self, visit: Visit) -> Form:
-        request = visit.request
-        body = await self._gateway.read(visit)
+    async def _form(self, context: RequestContext) -> Form:
+        request = context.request
+        body = await self._gateway.read(context)
         return parse_form(bytes(body), request.headers.get("content-type", ""))
 
     async def _pass(
-        self, visit: Visit, wish: Wish, send: Sender, lacks: Callable[[], bool] | None, *, events: bool
+        self,
+        context: RequestContext,
+        submission: Submission,
+        send: Sender,
+        lacks: Callable[[], bool] | None,
+        *,
+        events: bool,
     ) -> Answer:
-        out = PassedOut(visit, events=events)
-        return await self._exchange.stream(visit, wish, send, out, unknown=lacks)
+        out = PassedOut(context, events=events)
+        return await self._exchange.stream(context, submission, send, out, unknown=lacks)
 
 
-class _Plain(Exchange):
+class _Plain(EngineCalls):
     """An exchange in which a failure stays one: no text can stand in for a sound, an image or a ranking."""
 
-    def _fall_back(self, visit: Visit, wish: Wish, error: TheirsError) -> Fallback:
+    def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:
         raise Preempted(str(error)) if isinstance(error, Stale) else error
 
 
 class PassedOut(StreamOut):
     """The engine's answer, whatever it is. Signs of life only for who asked for a stream of events."""
 
-    def __init__(self, visit: Visit, *, events: bool) -> None:
-        super().__init__(visit)
+    def __init__(self, context: RequestContext, *, events: bool) -> None:
+        super().__init__(context)
         self._events = events
 
     async def comment(self, text: str) -> None:
@@ -102,12 +108,12 @@ class PassedOut(StreamOut):
     async def fail(self, error: TheirsError) -> None:
         if self.content_type == _EVENTS:
             await super().fail(error)
-        elif self.visit.request.transport is not None:
+        elif self.context.request.transport is not None:
             # Half a sound must not look whole: the connection breaks before the last chunk.
-            self.visit.request.transport.abort()
+            self.context.request.transport.abort()
 
     async def end(self) -> Stream:
-        transport = self.visit.request.transport
+        transport = self.context.request.transport
         if transport is None or transport.is_closing():
             return await self.open()
         return await super().end()
@@ -139,10 +145,10 @@ def _form_sender(form: Form, path: str, *, without: frozenset[str]) -> Sender:
     return send
 
 
-def _lacks(visit: Visit, path: str) -> Callable[[], bool]:
+def _lacks(context: RequestContext, path: str) -> Callable[[], bool]:
     """Says clearly that an engine does not have an address, or not for this model."""
 
     def lacks() -> bool:
-        raise NotOffered(f"the engine of {visit.model} does not offer {path}, or not for this model")
+        raise NotOffered(f"the engine of {context.model} does not offer {path}, or not for this model")
 
     return lacks

@@ -1,6 +1,6 @@
-"""A station: everything the core knows about one model. Its stage, its line, who runs on it, what was learned.
+"""A model: everything the core knows about one model. Its stage, its line, who runs on it, what was learned.
 
-A station is state and questions; it decides nothing. The stages and what leads from one to the next:
+A model is state and questions; it decides nothing. The stages and what leads from one to the next:
 
     ABSENT ──plan──▶ PLANNED ──memory is there──▶ LOADING ──warm──▶ READY
        ▲                │ nobody wants it            │ failed, late     │ closed: by a swap, its idle
@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
+from watchbill.core.line import Line
 from watchbill.core.messages import Cause, Knowledge, Mishap, Parting, Request
-from watchbill.core.waiting import Line
 
 __all__ = [
     "AWAY",
@@ -33,10 +33,10 @@ __all__ = [
     "MOVING",
     "PAUSE_MS",
     "STAYING",
-    "Ghost",
+    "HeldTurn",
+    "ModelState",
     "Running",
     "Stage",
-    "Station",
 ]
 
 #: First guesses, shown as guesses until something was measured.
@@ -142,7 +142,7 @@ class Lingering:
 
 
 @dataclass(frozen=True, slots=True)
-class Ghost:
+class HeldTurn:
     """The place in the order of turns of a request that was refused or ran out of patience.
 
     It has no weight, but its model is loaded one day. Without it a model whose callers all give up would fall back
@@ -153,15 +153,15 @@ class Ghost:
     work_class: WorkClass
 
 
-class Station:
+class ModelState:
     """One model."""
 
-    members: "tuple[Station, ...]" = ()  # of a company
+    members: "tuple[ModelState, ...]" = ()  # of a set
     left: Cause | None = None  # why it left memory last
 
-    def __init__(self, model: Model, rules: PolicyRules, known: Knowledge) -> None:  # noqa: PLR0915  one line a fact
-        self.model, self.rules, self.name = model, rules, model.name
-        self.stage = Stage.READY if model.shared else Stage.ABSENT
+    def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:  # noqa: PLR0915  one line a fact
+        self.spec, self.rules, self.name = spec, rules, spec.name
+        self.stage = Stage.READY if spec.shared else Stage.ABSENT
         self.since = NEVER  # start of the present stage
         self.attempt = self.plan_order = 0
         self.line = Line()
@@ -169,16 +169,16 @@ class Station:
         self.lingering: dict[str, Lingering] = {}  # cut runs that the engine is still at, by their name
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_called = self.is_under_way = False  # it, or its company, is on its way in: no swap takes it
-        self.companies: list[Station] = []  # the companies that are ready and whose next it would serve
-        self.ghost: Ghost | None = None
+        self.is_called = self.is_under_way = False  # it, or its set, is on its way in: no swap takes it
+        self.companion_sets: list[ModelState] = []  # the sets that are ready and whose next it would serve
+        self.held_turn: HeldTurn | None = None
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
         self.seen: dict[str, int] = {}  # what a look after its load showed of it
         self.healthy: dict[str, int] = {}  # the most that was seen of it before a good answer
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
-        self.naps = False  # it sleeps, is going to, or is planned to wake: its process stays
+        self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process stays
         self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
         self.asleep_size = dict(known.asleep)  # what it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
@@ -188,14 +188,14 @@ class Station:
         self.service, self.halt = MeanEstimate(SERVICE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
         self.first, self.slowdown = MeanEstimate(FIRST_BYTE_GUESS_MS), SLOWDOWN_GUESS  # to its first byte
         self.rate = ArrivalRate()
-        self.context = Context(model.concurrency)
+        self.context = Context(spec.concurrency)
         self.last_class = self.plan_class = WorkClass.ROTATION  # of its newest arrival; for whom it is loaded
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
-        self.idle_ms: int = model.idle_ms  # how long it stays without work: one or the other
+        self.idle_ms: int = spec.idle_ms  # how long it stays without work: one or the other
         self.last_used = self.ready_at = self.top_class_at = NEVER
         # -- the way in and out
         self.clear_since: int | None = None  # since when nothing stands in the way of its plan
-        self.plan_for = self.name  # its own plan, or that of a company
+        self.plan_for = self.name  # its own plan, or that of a set
         self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
         self.emergency, self.grace_ms = False, 0.0  # memory runs out, and it has this long to drain
@@ -225,15 +225,15 @@ class Station:
             if ms is not None:
                 kind.learn(ms)
 
-    # ------------------------------------------------------------------ alone, or in company
+    # ------------------------------------------------------------------ alone, or in set
 
     @property
-    def serving(self) -> "Station":
+    def serving(self) -> "ModelState":
         """The model that answers whoever waits here."""
         return self
 
     @property
-    def arriving(self) -> "tuple[Station, ...]":
+    def arriving(self) -> "tuple[ModelState, ...]":
         """What a plan for it would load."""
         return (self,)
 
@@ -251,11 +251,11 @@ class Station:
         if stage is Stage.ASLEEP:
             if self.wake.is_guess:
                 self.wake = MedianEstimate(self.cold_load.ms)
-            self.naps, self.load = True, self.wake
+            self.sleeps, self.load = True, self.wake
         elif stage in (Stage.ABSENT, Stage.READY):
-            self.naps, self.load = False, self.cold_load
+            self.sleeps, self.load = False, self.cold_load
         elif stage is Stage.LOADING:
-            self.naps = False
+            self.sleeps = False
 
     # ------------------------------------------------------------------ sizes
 
@@ -276,7 +276,7 @@ class Station:
 
     def sizes_asleep(self) -> dict[str, int]:
         """What it occupies asleep: as seen, as declared, or, where nobody knows, all that it occupies warm."""
-        known = self.asleep_size or self.model.asleep
+        known = self.asleep_size or self.spec.asleep
         return {d: min(known.get(d, size), size) for d, size in self.sizes().items()}
 
     def frees(self) -> dict[str, int]:
@@ -319,22 +319,22 @@ class Station:
     def keep_alive(self, wished_ms: int | None) -> None:
         """Takes over what a caller wishes, or that nobody wishes anything."""
         self.keep_alive_ms = wished_ms
-        self.idle_ms = self.model.idle_ms if wished_ms is None else wished_ms
+        self.idle_ms = self.spec.idle_ms if wished_ms is None else wished_ms
 
     @property
     def wants_memory(self) -> bool:
         """Whether there is work for which it would have to be loaded."""
-        return self.stage in AWAY and bool(self.line or self.ghost)
+        return self.stage in AWAY and bool(self.line or self.held_turn)
 
     @property
     def is_planned_for(self) -> bool:
         """Whether there is still a reason to load it."""
-        return bool(self.line or self.ghost is not None or self.model.permanent or self.is_called)
+        return bool(self.line or self.held_turn is not None or self.spec.permanent or self.is_called)
 
     @property
     def must_return(self) -> bool:
         """Whether it is permanent, not there, and nobody took it out by hand."""
-        return self.model.permanent and self.stage is Stage.ABSENT and not self.is_benched
+        return self.spec.permanent and self.stage is Stage.ABSENT and not self.is_benched
 
     def top_class(self) -> WorkClass:
         """The highest class of its work; rotation when there is none. Ghosts do not count."""
@@ -358,21 +358,21 @@ class Station:
         return running + sum(self.line.counts[: work_class + 1])
 
     def turn_class(self) -> WorkClass:
-        """For whom its turn would be: the highest class that waits, or that of its ghost."""
+        """For whom its turn would be: the highest class that waits, or that of its held turn."""
         waiting = self.line.top_class()
-        return waiting if self.ghost is None else min(waiting, self.ghost.work_class)
+        return waiting if self.held_turn is None else min(waiting, self.held_turn.work_class)
 
     @property
     def is_promised(self) -> bool:
         """Whether its turn must come: rotation is never promised one."""
-        return self.ghost is not None or self.top_class() is not WorkClass.ROTATION
+        return self.held_turn is not None or self.top_class() is not WorkClass.ROTATION
 
     def due(self) -> int | None:
-        """When the most impatient of its line, or its ghost, must have had a turn."""
-        first, ghost = self.line.earliest_due(), self.ghost
+        """When the most impatient of its line, or its held turn, must have had a turn."""
+        first, held_turn = self.line.earliest_due(), self.held_turn
         if first is None:
-            return None if ghost is None else ghost.due
-        return first[0] if ghost is None else min(first[0], ghost.due)
+            return None if held_turn is None else held_turn.due
+        return first[0] if held_turn is None else min(first[0], held_turn.due)
 
     def next_came(self) -> tuple[float, str]:
         """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
@@ -381,12 +381,12 @@ class Station:
 
     @property
     def ghost_ends(self) -> float:
-        """When its ghost is given up, if nobody has come back for it."""
-        return float("inf") if self.ghost is None else self.ghost.due + self.load.ms
+        """When its held turn is given up, if nobody has come back for it."""
+        return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
-        slots = 0 if self.is_suspect or self.silence is not None else self.model.concurrency
+        slots = 0 if self.is_suspect or self.silence is not None else self.spec.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
@@ -439,14 +439,14 @@ class Station:
 
     def batch_factor(self, count: int) -> float:
         """How much slower one answer is when so many are served at once."""
-        slots = self.model.concurrency
+        slots = self.spec.concurrency
         return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
 
     def service_of(self, count: int) -> float:
         """Milliseconds to serve so many requests."""
         if not count:
             return 0.0
-        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.model.concurrency)
+        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
 
     def learn_service(self, taken_ms: float, beside: int) -> None:
         """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
@@ -455,7 +455,7 @@ class Station:
             service.learn(taken_ms)
             return
         if service.count:
-            slots = self.model.concurrency
+            slots = self.spec.concurrency
             seen = (taken_ms / service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         service.learn(taken_ms / self.batch_factor(beside))
@@ -520,7 +520,7 @@ class Station:
     @property
     def inertia(self) -> float:
         """How much more its work weighs than a stranger's, so that a near tie changes nothing."""
-        return self.model.inertia if self.model.inertia is not None else self.rules.inertia
+        return self.spec.inertia if self.spec.inertia is not None else self.rules.inertia
 
     def price(self, now: int) -> float:
         """The useful work per millisecond that would be lost by closing it now, scaled by its inertia."""
