@@ -184,7 +184,7 @@ async def test_a_model_that_turns_out_too_large_is_refused_as_soon_as_that_is_kn
 
 
 def lanes_bound(catalog: Any) -> float:
-    return min(lane.max_wait_ms for lane in catalog.admission.values()) / 1000
+    return min(lane.max_wait_ms for lane in catalog.lanes.values()) / 1000
 
 
 @pytest.mark.parametrize("ollama", [["one"]], indirect=True)
