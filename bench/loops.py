@@ -12,23 +12,19 @@ import argparse
 import http.client
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from playing import Asked, Callers, daemon
+from playing import Asked, Callers, daemon, journal, part
 from watchbill.simulate.report import Report
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.trace import Trace
+from watching import memory_below
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -36,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 FILE_SIZE = "24MB"
 #: An answer of a caller that was refused comes at once; a late one is late when it is later than this.
 LATE_MS = 1_000
-SAMPLE_S = 0.1
 #: The simulator is believed within this part of the measured mean wait.
 TOLERANCE = 0.2
 SIMULATED_SEEDS = 10
@@ -52,10 +47,7 @@ def main() -> int:
     parser.add_argument("--loop", choices=LOOPS, action="append")
     parser.add_argument("--mmap", choices=("yes", "no"))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--watch", type=int, help=argparse.SUPPRESS)  # a daemon's pid: the other process
     arguments = parser.parse_args()
-    if arguments.watch is not None:
-        return _watch(arguments.watch)
     found: list[dict[str, Any]] = []
     for name in arguments.loop or LOOPS:
         for mmap in (False, True) if arguments.mmap is None else (arguments.mmap == "yes",):
@@ -73,14 +65,9 @@ def play(name: str, seconds: int, *, mmap: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="watchbill-loops-") as folder:
         place = Path(folder)
         _write_config(place, scenario, mmap=mmap)
-        with daemon(place) as (pid, port):
-            watcher = subprocess.Popen(
-                [sys.executable, __file__, "--watch", str(pid)], stdout=subprocess.PIPE, text=True
-            )
-            asked = Callers(scenario, port).play()
-            watcher.send_signal(signal.SIGTERM)
-            peak = int(watcher.communicate(timeout=10)[0] or 0)
-        seen = _Seen(Trace.read(place / "trace.jsonl"), _stops(place / "root" / "events.jsonl"), asked, peak)
+        with daemon(place) as up, memory_below(up.pid) as peak:
+            asked = Callers(scenario, up.port).play()
+        seen = _Seen(Trace.read(place / "trace.jsonl"), _stops(place), asked, peak.bytes)
     return {"loop": name, "mmap": mmap, **_judged(scenario, seen)}
 
 
@@ -94,10 +81,9 @@ class _Seen:
     peak: int
 
 
-def _stops(journal: Path) -> list[float]:
+def _stops(place: Path) -> list[float]:
     """How long engines took to go, from the daemon's journal."""
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    return sorted(float(line["ms"]) for line in lines if line["event"] == "stopped")
+    return sorted(float(line["ms"]) for line in journal(place) if line["event"] == "stopped")
 
 
 # ------------------------------------------------------------------ the real house
@@ -121,31 +107,6 @@ def _write_config(place: Path, scenario: Scenario, *, mmap: bool) -> None:
     (place / "watchbill.toml").write_text("\n".join(lines) + "\n")
 
 
-def _watch(daemon: int) -> int:
-    """Adds up the PSS of everything below the daemon until told to stop; prints the most that was seen."""
-    stopping: list[bool] = []
-    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
-    most = 0
-    while not stopping:
-        try:
-            most = max(
-                most, sum(_pss(child.pid) for child in psutil.Process(daemon).children(recursive=True))
-            )
-        except psutil.Error:
-            break
-        time.sleep(SAMPLE_S)
-    print(most)
-    return 0
-
-
-def _pss(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # gone between the list and the look
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
-
-
 # ------------------------------------------------------------------ what came of it
 
 
@@ -165,7 +126,7 @@ def _judged(scenario: Scenario, seen: _Seen) -> dict[str, Any]:
         "answered": sum(1 for a in asked if a.status == http.client.OK), "late": len(late),
         "loads": len(trace.loads), "load_ms": _middle([x.ms for x in trace.loads]),
         "service_ms": _middle([x.service_ms for x in started if x.service_ms is not None]),
-        "forecast_error_ms": {"p05": _part(errors, 0.05), "p50": _part(errors, 0.5), "p95": _part(errors, 0.95)},
+        "forecast_error_ms": {"p05": part(errors, 0.05), "p50": part(errors, 0.5), "p95": part(errors, 0.95)},
         "pss_peak": peak, "budget": budget, "lanes": classes, "kept": kept, "cores": os.cpu_count(),
     }  # fmt: skip
 
@@ -177,8 +138,8 @@ def _compare(lane: str, scenario: Scenario, trace: Trace, runs: Sequence[Report]
     mean_ms = statistics.mean(waits) if waits else 0.0
     simulated_ms = statistics.mean(k.wait_mean_ms for k in simulated) if simulated else 0.0
     return {
-        "started": len(waits), "wait_mean_ms": mean_ms, "wait_p95_ms": _part(waits, 0.95),
-        "wait_max_ms": _part(waits, 1.0), "simulated_mean_ms": simulated_ms,
+        "started": len(waits), "wait_mean_ms": mean_ms, "wait_p95_ms": part(waits, 0.95),
+        "wait_max_ms": part(waits, 1.0), "simulated_mean_ms": simulated_ms,
         "simulated_p95_ms": statistics.mean(k.wait_p95_ms for k in simulated) if simulated else 0.0,
         "simulated_over_measured": simulated_ms / mean_ms if mean_ms else 0.0,
     }  # fmt: skip
@@ -188,7 +149,7 @@ def _calibrated(scenario: Scenario, seen: _Seen) -> Scenario:
     """The scenario with the load, service and stop times that were measured: means, since mean waits are compared and
     one slow load in ten would be lost in a median."""
     trace, stops = seen.trace, seen.stops_ms
-    gone = (_part(stops, 0.1), _part(stops, 0.9)) if stops else (100.0, 400.0)
+    gone = (part(stops, 0.1), part(stops, 0.9)) if stops else (100.0, 400.0)
     loads = {name: _mean([x.ms for x in trace.loads if x.model == name]) for name in scenario.truth}
     usual = _mean([x.ms for x in trace.loads])
     truth = {n: replace(t, load_ms=loads[n] or usual, stop_ms=gone) for n, t in scenario.truth.items()}
@@ -218,10 +179,6 @@ def _middle(values: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
-
-
-def _part(ordered: Sequence[float], share: float) -> float:
-    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0.0
 
 
 def _told(result: dict[str, Any]) -> str:

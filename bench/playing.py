@@ -2,45 +2,72 @@
 
 import http.client
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from watchbill.simulate.scenario import Scenario, Traffic
 
-__all__ = ["Asked", "Callers", "daemon"]
+__all__ = ["MARK", "Asked", "Callers", "Daemon", "Reply", "chat", "daemon", "journal", "part"]
 
 #: The length of an answer.
 TOKENS = 64
 READY_S = 60.0
+DOWN_S = 60.0
+ANSWER_S = 300.0
+#: A variable in the environment of the daemon and of everything below it; its value is the folder.
+MARK = "BENCH_OF_WATCHBILL"
+
+
+@dataclass(slots=True)
+class Daemon:
+    """A daemon that was started here."""
+
+    pid: int
+    port: int
+    exit_code: int | None = None  # once it has ended; None when it had to be killed
+    down_s: float = 0.0  # how long it took to end
 
 
 @contextmanager
-def daemon(place: Path) -> Iterator[tuple[int, int]]:
-    """A daemon on the config in this folder: its process id and its port. It records what it did in trace.jsonl."""
+def daemon(place: Path) -> Iterator[Daemon]:
+    """A daemon on the config in this folder. It records what it did in trace.jsonl."""
     command = [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml"]
     said = (place / "said").open("w+")
     process = subprocess.Popen(
         [*command, "--root", str(place / "root"), "--record", "trace.jsonl"],
-        cwd=place, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, text=True,
+        cwd=place, env=os.environ | {MARK: str(place)}, stdin=subprocess.DEVNULL, stdout=said,
+        stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+    up: Daemon | None = None
     try:
-        yield process.pid, _port(place / "said", process)
+        up = Daemon(process.pid, _port(place / "said", process))
+        yield up
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process, up)
         said.close()
+
+
+def _end(process: "subprocess.Popen[str]", up: Daemon | None) -> None:
+    told = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    try:
+        code = process.wait(DOWN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return
+    if up is not None:
+        up.exit_code, up.down_s = code, time.monotonic() - told
 
 
 def _port(said: Path, process: "subprocess.Popen[str]") -> int:
@@ -51,6 +78,63 @@ def _port(said: Path, process: "subprocess.Popen[str]") -> int:
                 return int(line.rpartition(":")[2])
         time.sleep(0.05)
     raise SystemExit(f"the daemon did not start:\n{said.read_text()}")
+
+
+def journal(place: Path) -> list[dict[str, Any]]:
+    """The lines of the journal of the daemon in this folder."""
+    return [json.loads(line) for line in (place / "root" / "events.jsonl").read_text().splitlines()]
+
+
+def part(ordered: Sequence[float], share: float) -> float:
+    """A quantile of figures that are in their order; 0 where there are none."""
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one request."""
+
+    status: int
+    headers: Mapping[str, str]  # names in small letters
+    body: bytes
+    took_s: float
+
+    @property
+    def error(self) -> str | None:
+        """The code of the error in it, whichever way it came: after ten seconds of waiting a stream has its 200, and a
+        refusal is an event in it."""
+        if self.status != http.client.OK:
+            return str(json.loads(self.body)["error"]["code"])
+        if (at := self.body.find(b'data: {"error"')) >= 0:
+            event, _, _ = self.body[at + len(b"data: ") :].partition(b"\n")
+            return str(json.loads(event)["error"]["code"])
+        return None
+
+
+def chat(
+    port: int,
+    model: str,
+    lane: str,
+    *,
+    tokens: int = TOKENS,
+    text: str = "Tell me.",
+    stream: bool = True,
+    answer_s: float = ANSWER_S,
+) -> Reply:
+    """Asks for a chat on a connection of its own. Raises OSError or HTTPException when no answer comes."""
+    messages = [{"role": "user", "content": text}]
+    body = {"model": model, "max_tokens": tokens, "messages": messages, "stream": stream}
+    began = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=answer_s)
+    try:
+        headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        reply = connection.getresponse()
+        content = reply.read()
+    finally:
+        connection.close()
+    named = {name.lower(): value for name, value in reply.getheaders()}
+    return Reply(reply.status, named, content, time.monotonic() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +204,9 @@ class Callers:
             thread.join()
 
     def _ask(self, model: str, lane: str) -> int:
-        messages = [{"role": "user", "content": "Tell me."}]
-        body = {"model": model, "max_tokens": TOKENS, "messages": messages, "stream": True}
-        began = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        try:
-            headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            reply = connection.getresponse()
-            # After ten seconds of waiting a stream has its 200, and a refusal comes as an event in it.
-            failed = b'data: {"error"' in reply.read()
-        finally:
-            connection.close()
+        reply = chat(self._port, model, lane)
+        failed = reply.status == http.client.OK and reply.error is not None
         status = http.client.SERVICE_UNAVAILABLE if failed else reply.status
-        now = time.monotonic()
-        self._asked.append(Asked(model, lane, status, (now - began) * 1000, now - self._began))
+        ended_s = time.monotonic() - self._began
+        self._asked.append(Asked(model, lane, status, reply.took_s * 1000, ended_s))
         return status

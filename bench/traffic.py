@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from playing import Asked, Callers, daemon
+from playing import Asked, Callers, daemon, journal, part
 from watchbill.simulate.scenario import Scenario
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -106,10 +106,10 @@ def play(name: str, policy: str) -> Figures:
     with tempfile.TemporaryDirectory(prefix="watchbill-traffic-") as folder:
         place = Path(folder)
         (place / "watchbill.toml").write_text(_config(scenario, POLICIES[policy]))
-        with daemon(place) as (_, port):
-            asked = Callers(scenario, port).play()
-        journal = [json.loads(line) for line in (place / "root" / "events.jsonl").read_text().splitlines()]
-    return _figures(scenario, asked, sum(1 for line in journal if line["event"] == "load"))
+        with daemon(place) as up:
+            asked = Callers(scenario, up.port).play()
+        loads = sum(1 for line in journal(place) if line["event"] == "load")
+    return _figures(scenario, asked, loads)
 
 
 def _config(scenario: Scenario, policy: str) -> str:
@@ -141,16 +141,12 @@ def _figures(scenario: Scenario, asked: Sequence[Asked], loads: int) -> Figures:
         answers=len(answered),
         answers_per_s=len(answered) / total_s,
         mean_s=statistics.mean(took),
-        p95_s=_part(took, 0.95),
+        p95_s=part(took, 0.95),
         total_s=total_s,
         person_in_time=sum(1 for a in people if a.status == 200 and a.ended_s <= until_s),
-        person_p95_s=_part(sorted(a.took_ms / 1000 for a in people), 0.95),
+        person_p95_s=part(sorted(a.took_ms / 1000 for a in people), 0.95),
         loop_answers=sum(1 for a in others if a.ended_s <= until_s),
     )
-
-
-def _part(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _told(name: str, seen: Mapping[str, Figures], missed: Sequence[str]) -> str:
