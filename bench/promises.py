@@ -1,6 +1,6 @@
 """Promised against kept: who waits how long on real llama.cpp while everything that can upset it does.
 
-    python bench/promises.py [--seconds 600] [--seed 1] [--source FILE.gguf] [--json]
+    python bench/promises.py [--seconds 600] [--seed 1] [--source FILE.gguf] [--keep FOLDER] [--json]
 
 A real daemon holds three of seven models of the real engine: the embedded small model under seven names. People chat,
 streamed and whole, background loops never pause, and three single calls for cold models of different priority wait
@@ -25,18 +25,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kept import Call, Seen, judged, told
 from playing import chat, daemon, journal
-from upsets import EDIT_EVERY_S, Editor, Lane, Settings, Stopper
+from upsets import EDIT_EVERY_S, MODEL_BYTES, Editor, Lane, Settings, Stopper
 from watchbill.simulate.trace import Trace
 from watching import left_behind, memory_below
 
-#: Three models of 260 MB fit.
-BUDGET = 800_000_000
+#: Three models fit.
+BUDGET = 3 * MODEL_BYTES + MODEL_BYTES // 10
 #: Model -> its priority at first.
 MODELS = {"talk": 2, "desk": 3, "index": 4, "digest": 5, "first": 1, "middle": 3, "last": 5}
 #: These are used all the time, so they are the ones that are taken out and stopped.
@@ -45,8 +44,8 @@ BUSY = ("talk", "desk", "index", "digest")
 CROWD = ("first", "middle", "last")
 LANES = {
     "chat": Lane("interactive", 30, 20),
-    "quick": Lane("interactive", 9, 8),
-    "reflex": Lane("interactive", 6, 5, "I keep my eyes open."),
+    "quick": Lane("interactive", 15, 8),
+    "reflex": Lane("interactive", 12, 5, "I keep my eyes open."),
     "once": Lane("normal", 60, 30),
     "backlog": Lane("background", 90, 20),
 }
@@ -72,12 +71,12 @@ class Role:
 
 
 CAST = (
-    Role("chat", "talk", 2, (1.0, 4.0), (24, 64), streams=True),
-    Role("chat", "desk", 1, (2.0, 6.0), (24, 64), streams=False),
-    Role("quick", "desk", 1, (3.0, 8.0), (8, 24), streams=True),
-    Role("reflex", "talk", 1, (3.0, 6.0), (8, 16), streams=False),
-    Role("backlog", "index", 3, (0.0, 0.05), (16, 64), streams=False),
-    Role("backlog", "digest", 2, (0.0, 0.05), (16, 64), streams=True),
+    Role("chat", "talk", 2, (1.0, 4.0), (8, 20), streams=True),
+    Role("chat", "desk", 1, (2.0, 6.0), (8, 20), streams=False),
+    Role("quick", "desk", 1, (3.0, 8.0), (2, 6), streams=True),
+    Role("reflex", "talk", 1, (3.0, 6.0), (2, 6), streams=False),
+    Role("backlog", "index", 2, (0.0, 0.05), (4, 16), streams=False),
+    Role("backlog", "digest", 1, (0.0, 0.05), (4, 16), streams=True),
 )
 
 
@@ -87,41 +86,43 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, help="a GGUF file; the embedded small model otherwise")
+    parser.add_argument(
+        "--keep", type=Path, help="a new folder for the config, the journal and the recording"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    source = arguments.source or _embedded_model()
-    result = play(source.resolve(), arguments.seconds, arguments.seed)
+    source = (arguments.source or _embedded_model()).resolve()
+    with tempfile.TemporaryDirectory(prefix="watchbill-promises-") as folder:
+        place = arguments.keep or Path(folder)
+        place.mkdir(exist_ok=True)
+        result = play(place.resolve(), source, arguments.seconds, arguments.seed)
     print(json.dumps(result) if arguments.json else told(result))
     return 0 if result["kept"] else 1
 
 
-def play(source: Path, seconds: int, seed: int) -> dict[str, object]:
-    """One run."""
-    with tempfile.TemporaryDirectory(prefix="watchbill-promises-") as folder:
-        place = Path(folder)
-        (place / "model.gguf").symlink_to(source)
-        head = f'[devices.ram]\ncapacity = "{BUDGET}B"\nreserve = "0B"'
-        settings = Settings(place / "watchbill.toml", head, MODELS, LANES)
-        settings.save()
-        with daemon(place) as up, memory_below(up.pid) as peak:
-            began = time.monotonic()
-            wall_s = time.time() - began
-            draws = [random.Random(f"{seed} {name}") for name in ("callers", "edits", "stops")]
-            callers = Callers(settings, up.port, draws[0])
-            editor, stopper = Editor(settings, up.port, draws[1], BUSY), Stopper(up.port, draws[2], BUSY)
-            ends = began + seconds
-            acts = [
-                threading.Thread(target=act, args=(ends,)) for act in (editor.run, stopper.run, callers.run)
-            ]
-            for act in acts:
-                act.start()
-            for act in acts:
-                act.join()
-        seen = Seen(
-            began_s=began, wall_s=wall_s, calls=callers.calls, stops=stopper.stops, edits=editor.edits,
-            journal=journal(place), trace=Trace.read(place / "trace.jsonl"), peak=peak.bytes, budget=BUDGET,
-            left=left_behind(place), exit_code=up.exit_code, down_s=up.down_s,
-        )  # fmt: skip
+def play(place: Path, source: Path, seconds: int, seed: int) -> dict[str, object]:
+    """One run in this folder."""
+    (place / "model.gguf").symlink_to(source)
+    head = f'[devices.ram]\ncapacity = "{BUDGET}B"\nreserve = "0B"'
+    settings = Settings(place / "watchbill.toml", head, MODELS, LANES)
+    settings.save()
+    with daemon(place) as up, memory_below(up.pid) as peak:
+        began = time.monotonic()
+        wall_s = time.time() - began
+        draws = [random.Random(f"{seed} {name}") for name in ("callers", "edits", "stops")]
+        callers = Callers(settings, up.port, draws[0])
+        editor, stopper = Editor(settings, up.port, draws[1], BUSY), Stopper(up.port, draws[2], BUSY)
+        acts = (callers.run, editor.run, stopper.run)
+        threads = [threading.Thread(target=act, args=(began + seconds,)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    seen = Seen(
+        began_s=began, wall_s=wall_s, calls=callers.calls, stops=stopper.stops, edits=editor.edits,
+        journal=journal(place), trace=Trace.read(place / "trace.jsonl"), peak=peak.bytes, budget=BUDGET,
+        left=left_behind(place), exit_code=up.exit_code, down_s=up.down_s,
+    )  # fmt: skip
     return {"seconds": seconds, "seed": seed, "cores": os.cpu_count(), **judged(seen, LANES)}
 
 
@@ -162,23 +163,23 @@ class Callers:
                 time.sleep(min(PAUSE_MAX_S, call.retry_after_s or PAUSE_MAX_S))
 
     def _crowds(self, ends: float) -> None:
-        """Calls for cold models that come at the same time."""
+        """Calls for cold models that come at the same time. One crowd waits at a time."""
         due = time.monotonic() + EDIT_EVERY_S + CROWD_AFTER_S
-        asking: list[threading.Thread] = []
         for number in itertools.count(1):
             if due >= ends:
                 break
             time.sleep(max(0.0, due - time.monotonic()))
-            together: Sequence[str] = self._draw.sample(CROWD, len(CROWD))
-            for model in together:
-                asking.append(threading.Thread(target=self._join, args=(model, number)))
-                asking[-1].start()
-            due += CROWD_EDITS * EDIT_EVERY_S
-        for thread in asking:
-            thread.join()
+            together = self._draw.sample(CROWD, len(CROWD))
+            threads = [threading.Thread(target=self._join, args=(model, number)) for model in together]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            while due < time.monotonic():
+                due += CROWD_EDITS * EDIT_EVERY_S
 
     def _join(self, model: str, crowd: int) -> None:
-        self._ask("once", model, 24, "a lighthouse", streams=False, crowd=crowd)
+        self._ask("once", model, 8, "a lighthouse", streams=False, crowd=crowd)
 
     def _ask(
         self, lane: str, model: str, tokens: int, topic: str, *, streams: bool, crowd: int | None = None

@@ -15,6 +15,8 @@ import psutil
 
 __all__ = ["Editor", "Lane", "Settings", "Stop", "Stopper"]
 
+#: What one model may hold: the weights of the small model, two contexts, and the program.
+MODEL_BYTES = 200_000_000
 #: A saved file is in force after this: the daemon looks every 2 s.
 ADOPTED_S = 3.0
 EDIT_EVERY_S = 5.0
@@ -82,7 +84,7 @@ class Settings:
 
     def _model(self, name: str, priority: int) -> list[str]:
         return [
-            'source = "model.gguf"', 'memory = "260MB"', "context = 512", "threads = 1", "concurrency = 2",
+            'source = "model.gguf"', f'memory = "{MODEL_BYTES}B"', "context = 512", "threads = 1", "concurrency = 2",
             f"priority = {priority}", f'idle = "{self.idle_s[name]}s"',
         ]  # fmt: skip
 
@@ -217,9 +219,12 @@ class Stopper:
         due = time.monotonic() + FIRST_STOP * STOP_EVERY_S
         while due < ends:
             time.sleep(max(0.0, due - time.monotonic()))
-            if (found := self._one()) is not None:
-                watching.append(threading.Thread(target=self._stop, args=(*found, ends)))
-                watching[-1].start()
+            found = self._one()
+            if found is None:
+                due += LOOK_S
+                continue
+            watching.append(threading.Thread(target=self._stop, args=(*found, ends)))
+            watching[-1].start()
             due += STOP_EVERY_S
         for thread in watching:
             thread.join()
