@@ -81,6 +81,19 @@ def test_a_request_that_is_cut_on_a_removed_model_is_told(world_of: WorldOf, mod
     assert not world.judge.broken
 
 
+def test_an_answer_that_has_begun_on_a_removed_model_is_finished(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-12, LANE-04: background work stops at a boundary to be continued; on a removed model nothing continues it."""
+    world = world_of(model("A"), model("B", 1))
+    running = world.arrive("A", 8_000, lane="batch")
+    world.run(4_000)
+    assert running.state == "running"
+    world.reload(without(world, "A"))
+    world.run(world.now + 20_000)
+    assert running.outcome == "answered"
+    assert "A" not in world.core.state.stations
+    assert not world.judge.broken
+
+
 def test_a_shared_model_that_is_removed_under_a_request_keeps_the_time_limit(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -99,7 +99,9 @@ class Transitions:
             for running in (*model.running.values(), *model.users.values()):
                 if not running.begun and not self._may_finish(model, running, plan):
                     self._state.cut(running, "requeue", now)
-                elif running.request.work_class >= WorkClass.BACKGROUND:
+                elif running.request.work_class >= WorkClass.BACKGROUND and not self._state.missing_of(
+                    running.request
+                ):  # an answer of a removed model could not be continued
                     self._state.cut(running, "boundary", now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
