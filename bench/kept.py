@@ -34,6 +34,8 @@ CLASSES = ("interactive", "normal", "background")
 #: Journal events after which a model is out of memory, and out of every plan.
 AWAY = {"stopped", "unplan", "load_failed"}
 FAILED = {"load_failed", "reset", "died"}
+#: The journal's reason of an eviction by a reload.
+REDEFINED = "its definition in the config changed"
 #: Plans that displace others because somebody waits. `due` is patience, which goes before class.
 CHOICES = {"turn", "turns", "rate"}
 
@@ -119,13 +121,15 @@ def judged(seen: Seen, lanes: Mapping[str, Lane]) -> dict[str, Any]:
         "requests": len(seen.calls), "recorded": len(seen.trace.requests),
         "late": len(late), "unanswered": len(unanswered),
         "lanes": {name: _lane(name, lane, seen) for name, lane in lanes.items()},
-        "forecast": _forecasts(seen), "boundaries": _boundaries(seen), "priorities": _priorities(seen.calls),
+        "forecast": _forecasts(seen), "boundaries": _boundaries(seen), "priorities": _priorities(seen),
         "stops": [_stop(stop, seen) for stop in sorted(seen.stops, key=lambda stop: stop.at)],
         "loads": len(seen.trace.loads), "load_ms": median([line.ms for line in seen.trace.loads] or [0]),
         "service_ms": median([line.service_ms for line in seen.trace.requests if line.service_ms] or [0]),
         "edits": {
             "saved": seen.edits.saved, "reloads": sum(line["event"] == "reload" for line in seen.journal),
-            "refused": seen.edits.refused, "unexpected": seen.edits.unexpected,
+            "refused": seen.edits.refused, "taken_out": seen.edits.taken_out,
+            "unloaded": sum(line["event"] == "evict" and line["reason"] == REDEFINED for line in seen.journal),
+            "unexpected": seen.edits.unexpected,
         },
         "pss_peak": seen.peak, "budget": seen.budget, "left_behind": list(seen.left),
         "exit_code": seen.exit_code, "down_s": round(seen.down_s, 2),
@@ -253,20 +257,31 @@ def _better(lines: Iterable[RequestLine], chosen: str, at_ms: float, away: set[s
             "waited_ms": round(at_ms - since_ms)}  # fmt: skip
 
 
-def _priorities(calls: Iterable[Call]) -> dict[str, int]:
-    """Of those who came together and found their models cold: pairs that started in the order of their priorities."""
+def _priorities(seen: Seen) -> dict[str, int]:
+    """Pairs that came together and found their models cold: whether the better priority started first.
+
+    A pair counts where both waited when the first of them was chosen: one that is alone for a moment and finds a model
+    idle does not wait for others to come.
+    """
+    plans = [(line["model"], _wall_s(line) - seen.wall_s) for line in seen.journal if line["event"] == "plan"]
     crowds: defaultdict[int, list[Call]] = defaultdict(list)
-    for call in calls:
+    for call in seen.calls:
         if call.crowd is not None and call.wait_s is not None and call.wait_s > WARM_S:
             crowds[call.crowd].append(call)
     pairs = [
-        (better, other) if better.priority < other.priority else (other, better)
+        sorted(pair, key=_start)
         for crowd in crowds.values()
-        for better, other in combinations(crowd, 2)
-        if better.priority != other.priority
+        for pair in combinations(crowd, 2)
+        if pair[0].priority != pair[1].priority
     ]
-    kept = sum(_start(better) <= _start(other) for better, other in pairs)
-    return {"crowds": len(crowds), "pairs": len(pairs), "kept": kept}
+    fair = [pair for pair in pairs if _chosen_at(pair[0], plans) > pair[1].began + TOGETHER_MS / 1000]
+    kept = sum(first.priority < second.priority for first, second in fair)
+    return {"crowds": len(crowds), "pairs": len(fair), "kept": kept}
+
+
+def _chosen_at(call: Call, plans: Iterable[tuple[str, float]]) -> float:
+    """When the model of a call was last planned before it started."""
+    return max((at for model, at in plans if model == call.model and at <= _start(call)), default=0.0)
 
 
 def _start(call: Call) -> float:
@@ -337,7 +352,8 @@ def told(result: Mapping[str, Any]) -> str:
         _forecast_text("forecasts beside stopped engines left out", result["forecast"]["undisturbed"]),
         _boundary_text(result["boundaries"]),
         "priorities: {kept} of {pairs} pairs in {crowds} crowds started in their order".format(**result["priorities"]),
-        "edits: {saved} saved, {reloads} reloads, {refused} half files refused".format(**result["edits"])
+        "edits: {saved} saved, {reloads} reloads, {refused} half files refused; {taken_out} models taken out, {unloaded} "
+        "unloaded by an edit".format(**result["edits"])
         + "".join(f"; unexpected {text}" for text in result["edits"]["unexpected"]),
         f"memory: {result['pss_peak'] / 1e6:.0f} MB PSS at the most, of {result['budget'] / 1e6:.0f} MB; left behind: "
         f"{len(result['left_behind'])} processes; down in {result['down_s']} s, exit code {result['exit_code']}",

@@ -2,8 +2,8 @@
 
     python bench/promises.py [--seconds 600] [--seed 1] [--source FILE.gguf] [--keep FOLDER] [--json]
 
-A real daemon holds three of seven models of the real engine: the embedded small model under seven names. People chat,
-streamed and whole, background loops never pause, and three single calls for cold models of different priority wait
+A real daemon holds three of seven models of the real engine, one of them permanent: the embedded small model under
+seven names. People chat, streamed and whole, background loops never pause, and three single calls for cold models of different priority wait
 together again and again. Meanwhile the config is edited every five seconds (a key that no process sees, priorities,
 a lane's `max_wait`, a model that is taken out and put back, an editor that saves twice, half a file), and every minute
 an engine is stopped (SIGSTOP): some go on by themselves, some are left to be found.
@@ -40,6 +40,8 @@ BUDGET = 3 * MODEL_BYTES + MODEL_BYTES // 10
 MODELS = {"talk": 2, "desk": 3, "index": 4, "digest": 5, "first": 1, "middle": 3, "last": 5}
 #: These are used all the time, so they are the ones that are taken out and stopped.
 BUSY = ("talk", "desk", "index", "digest")
+#: It stays, so the watchdog alone can find that it stands still.
+PERMANENT = "desk"
 #: These are asked for together.
 CROWD = ("first", "middle", "last")
 LANES = {
@@ -103,15 +105,15 @@ def main() -> int:
 def play(place: Path, source: Path, seconds: int, seed: int) -> dict[str, object]:
     """One run in this folder."""
     (place / "model.gguf").symlink_to(source)
-    head = f'[devices.ram]\ncapacity = "{BUDGET}B"\nreserve = "0B"'
-    settings = Settings(place / "watchbill.toml", head, MODELS, LANES)
+    settings = Settings(place / "watchbill.toml", BUDGET, MODELS, PERMANENT, LANES)
     settings.save()
     with daemon(place) as up, memory_below(up.pid) as peak:
         began = time.monotonic()
         wall_s = time.time() - began
         draws = [random.Random(f"{seed} {name}") for name in ("callers", "edits", "stops")]
         callers = Callers(settings, up.port, draws[0])
-        editor, stopper = Editor(settings, up.port, draws[1], BUSY), Stopper(up.port, draws[2], BUSY)
+        editor = Editor(settings, up.port, draws[1], BUSY)
+        stopper = Stopper(up.port, draws[2], BUSY, PERMANENT)
         acts = (callers.run, editor.run, stopper.run)
         threads = [threading.Thread(target=act, args=(began + seconds,)) for act in acts]
         for thread in threads:

@@ -20,8 +20,8 @@ MODEL_BYTES = 200_000_000
 #: A saved file is in force after this: the daemon looks every 2 s.
 ADOPTED_S = 3.0
 EDIT_EVERY_S = 5.0
-#: A model that is taken out comes back after this: before the next edit.
-OUT_S = 2.5
+#: A model that is taken out comes back after this, when the daemon looks: before the next edit.
+OUT_S = 1.0
 #: The pause of an editor that saves twice.
 TWICE_S = (0.02, 0.4)
 STOP_EVERY_S = 60.0
@@ -47,8 +47,10 @@ class Lane:
 class Settings:
     """The config in its file, and since when each lane has the bounds that it has."""
 
-    def __init__(self, file: Path, head: str, models: Mapping[str, int], lanes: Mapping[str, Lane]) -> None:
-        self._file, self._head = file, head
+    def __init__(
+        self, file: Path, capacity: int, models: Mapping[str, int], permanent: str, lanes: Mapping[str, Lane]
+    ) -> None:
+        self._file, self._capacity, self._permanent = file, capacity, permanent
         self.priorities = dict(models)
         self.lanes = dict(lanes)
         self.idle_s = dict.fromkeys(models, 300)
@@ -72,7 +74,7 @@ class Settings:
 
     def text(self) -> str:
         """The config."""
-        lines = [self._head]
+        lines = ["[devices.ram]", f'capacity = "{self._capacity}B"', 'reserve = "0B"']
         for name, priority in self.priorities.items():
             if name not in self.missing:
                 lines += [f"[models.{name}]", 'engine = "llamacpp"', *self._model(name, priority)]
@@ -86,6 +88,7 @@ class Settings:
         return [
             'source = "model.gguf"', f'memory = "{MODEL_BYTES}B"', "context = 512", "threads = 1", "concurrency = 2",
             f"priority = {priority}", f'idle = "{self.idle_s[name]}s"',
+            f"permanent = {str(name == self._permanent).lower()}",
         ]  # fmt: skip
 
     def bound_s(self, lane: str, at: float) -> float:
@@ -102,6 +105,7 @@ class Edits:
     """What came of the edits."""
 
     saved: int = 0
+    taken_out: int = 0  # models, for a while
     adopted: int = 0  # asked for by hand, and taken over
     refused: int = 0  # asked for by hand while the file was broken
     unexpected: list[str] = field(default_factory=list)
@@ -163,6 +167,7 @@ class Editor:
 
     def _without(self, seconds: float) -> None:
         self._settings.missing = {self._draw.choice(self._busy)}
+        self.edits.taken_out += 1
         self._save()
         self._reload()
         time.sleep(seconds)
@@ -207,10 +212,14 @@ class Stop:
 
 
 class Stopper:
-    """Stops an engine every minute: one that goes on by itself, then one that does not."""
+    """Stops an engine every minute: one that goes on by itself, then one that does not.
 
-    def __init__(self, port: int, draw: random.Random, busy: Sequence[str]) -> None:
-        self._port, self._draw, self._busy = port, draw, busy
+    A swap takes most of those that stand still. The permanent model is never swapped, so every second one that is left
+    is that one: nothing but the watchdog finds it.
+    """
+
+    def __init__(self, port: int, draw: random.Random, busy: Sequence[str], permanent: str) -> None:
+        self._port, self._draw, self._busy, self._permanent = port, draw, busy, permanent
         self.stops: list[Stop] = []
 
     def run(self, ends: float) -> None:
@@ -219,24 +228,28 @@ class Stopper:
         due = time.monotonic() + FIRST_STOP * STOP_EVERY_S
         while due < ends:
             time.sleep(max(0.0, due - time.monotonic()))
-            found = self._one()
+            is_left = len(watching) % 2 == 1 and time.monotonic() + FOUND_S < ends
+            found = self._one(is_permanent=is_left and len(watching) % 4 == 1)
             if found is None:
                 due += LOOK_S
                 continue
-            watching.append(threading.Thread(target=self._stop, args=(*found, ends)))
+            watching.append(threading.Thread(target=self._stop, args=(*found, is_left, ends)))
             watching[-1].start()
             due += STOP_EVERY_S
         for thread in watching:
             thread.join()
 
-    def _one(self) -> tuple[str, psutil.Process] | None:
+    def _one(self, *, is_permanent: bool) -> tuple[str, psutil.Process] | None:
         """A warm model of those that are used all the time, which does not stand still already."""
         _, status = _ask(self._port, "GET", "/wb/v1/status")
         still = {stop.model for stop in self.stops if stop.over_at is None}
         warm = [
             (name, model["pid"])
             for name, model in status["models"].items()
-            if name in self._busy and name not in still and model["state"] == "ready"
+            if name in self._busy
+            and name not in still
+            and model["state"] == "ready"
+            and (name == self._permanent or not is_permanent)
         ]
         if not warm:
             return None
@@ -246,8 +259,7 @@ class Stopper:
         except psutil.NoSuchProcess:  # it was just unloaded
             return None
 
-    def _stop(self, model: str, process: psutil.Process, ends: float) -> None:
-        is_left = len(self.stops) % 2 == 1 and time.monotonic() + FOUND_S < ends
+    def _stop(self, model: str, process: psutil.Process, is_left: bool, ends: float) -> None:
         stop = Stop(model, time.monotonic(), is_left)
         self.stops.append(stop)
         try:
