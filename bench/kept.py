@@ -29,6 +29,10 @@ PAUSED_MS = 5_000
 #: A daemon that was told to go has this long.
 DOWN_S = 30.0
 
+#: Sooner than this no patience ends.
+AT_ONCE_S = 1.0
+
+AT_ONCE = "refused at once"
 ANSWERED, FALLBACK, UNANSWERED = "answered", "fallback", "unanswered"
 CLASSES = ("interactive", "normal", "background")
 #: Journal events after which a model is out of memory, and out of every plan.
@@ -69,6 +73,11 @@ class Call:
     @property
     def is_answered(self) -> bool:
         return self.outcome in (ANSWERED, FALLBACK)
+
+    @property
+    def is_refused_at_once(self) -> bool:
+        """Whether it was told when it came that its wait would be too long."""
+        return self.outcome == "wait_exceeded" and self.took_s < AT_ONCE_S
 
     @property
     def is_late(self) -> bool:
@@ -152,7 +161,7 @@ def _lane(name: str, lane: Lane, seen: Seen) -> dict[str, Any]:
     calls = [call for call in seen.calls if call.lane == name]
     lines = [line for line in seen.trace.requests if line.lane == name]
     waits = sorted(line.waited_ms / 1000 for line in lines if line.service_ms is not None)
-    told_so = Counter(call.outcome for call in calls)
+    told_so = Counter(AT_ONCE if call.is_refused_at_once else call.outcome for call in calls)
     answered, fallback, unanswered = (told_so.pop(kind, 0) for kind in (ANSWERED, FALLBACK, UNANSWERED))
     return {
         "class": lane.work_class, "max_wait_s": lane.max_wait_s, "timeout_s": lane.timeout_s,
@@ -352,8 +361,8 @@ def told(result: Mapping[str, Any]) -> str:
         _forecast_text("forecasts beside stopped engines left out", result["forecast"]["undisturbed"]),
         _boundary_text(result["boundaries"]),
         "priorities: {kept} of {pairs} pairs in {crowds} crowds started in their order".format(**result["priorities"]),
-        "edits: {saved} saved, {reloads} reloads, {refused} half files refused; {taken_out} models taken out, {unloaded} "
-        "unloaded by an edit".format(**result["edits"])
+        "edits: {saved} saved, {reloads} reloads, {refused} half files refused; {taken_out} models taken out, "
+        "{unloaded} unloaded by an edit".format(**result["edits"])
         + "".join(f"; unexpected {text}" for text in result["edits"]["unexpected"]),
         f"memory: {result['pss_peak'] / 1e6:.0f} MB PSS at the most, of {result['budget'] / 1e6:.0f} MB; left behind: "
         f"{len(result['left_behind'])} processes; down in {result['down_s']} s, exit code {result['exit_code']}",

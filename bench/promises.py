@@ -3,10 +3,10 @@
     python bench/promises.py [--seconds 600] [--seed 1] [--source FILE.gguf] [--keep FOLDER] [--json]
 
 A real daemon holds three of seven models of the real engine, one of them permanent: the embedded small model under
-seven names. People chat, streamed and whole, background loops never pause, and three single calls for cold models of different priority wait
-together again and again. Meanwhile the config is edited every five seconds (a key that no process sees, priorities,
-a lane's `max_wait`, a model that is taken out and put back, an editor that saves twice, half a file), and every minute
-an engine is stopped (SIGSTOP): some go on by themselves, some are left to be found.
+seven names. People chat, streamed and whole, background loops never pause, and three single calls for cold models of
+different priority wait together again and again. Meanwhile the config is edited every five seconds (a key that no
+process sees, priorities, a lane's `max_wait`, a model that is taken out and put back, an editor that saves twice, half
+a file), and every minute an engine is stopped (SIGSTOP): some go on by themselves, some are left to be found.
 
 Every request has a bound: the `max_wait` and the `timeout` of its lane. Exit 1 if a request was answered later than
 that and one second, the allowance for a client on a busy machine, if a request was not answered at all, if memory
@@ -38,10 +38,10 @@ from watching import left_behind, memory_below
 BUDGET = 3 * MODEL_BYTES + MODEL_BYTES // 10
 #: Model -> its priority at first.
 MODELS = {"talk": 2, "desk": 3, "index": 4, "digest": 5, "first": 1, "middle": 3, "last": 5}
-#: These are used all the time, so they are the ones that are taken out and stopped.
-BUSY = ("talk", "desk", "index", "digest")
 #: It stays, so the watchdog alone can find that it stands still.
 PERMANENT = "desk"
+#: These are used all the time, so they are the ones that are taken out, and stopped like the permanent one.
+BUSY = ("talk", "index", "digest")
 #: These are asked for together.
 CROWD = ("first", "middle", "last")
 LANES = {

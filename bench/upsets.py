@@ -243,13 +243,11 @@ class Stopper:
         """A warm model of those that are used all the time, which does not stand still already."""
         _, status = _ask(self._port, "GET", "/wb/v1/status")
         still = {stop.model for stop in self.stops if stop.over_at is None}
+        wanted = {self._permanent} if is_permanent else {self._permanent, *self._busy}
         warm = [
             (name, model["pid"])
             for name, model in status["models"].items()
-            if name in self._busy
-            and name not in still
-            and model["state"] == "ready"
-            and (name == self._permanent or not is_permanent)
+            if name in wanted - still and model["state"] == "ready"
         ]
         if not warm:
             return None
