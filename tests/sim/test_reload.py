@@ -90,7 +90,7 @@ def test_an_answer_that_has_begun_on_a_removed_model_is_finished(world_of: World
     world.reload(without(world, "A"))
     world.run(world.now + 20_000)
     assert running.outcome == "answered"
-    assert "A" not in world.core.state.stations
+    assert "A" not in world.core.state.models
     assert not world.judge.broken
 
 

@@ -7,7 +7,7 @@ deadline. Never touches a process: it only says what is to be done.
 
 from watchbill.catalog import WorkClass
 from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Rouse, Sleep, Stop
+from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Request, Rouse, Sleep, Stop
 from watchbill.core.model_state import ModelState, Running, Stage
 from watchbill.core.policy import Plan
 from watchbill.core.state import State
@@ -99,9 +99,7 @@ class Transitions:
             for running in (*model.running.values(), *model.users.values()):
                 if not running.begun and not self._may_finish(model, running, plan):
                     self._state.cut(running, "requeue", now)
-                elif running.request.work_class >= WorkClass.BACKGROUND and not self._state.missing_of(
-                    running.request
-                ):  # an answer of a removed model could not be continued
+                elif self._can_continue(running.request):
                     self._state.cut(running, "boundary", now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
@@ -114,6 +112,10 @@ class Transitions:
             return True
         is_person = running.request.work_class is WorkClass.INTERACTIVE
         return plan is PlanKind.TURN and is_person and model.service.ms <= model.quantum_ms
+
+    def _can_continue(self, request: Request) -> bool:
+        """Whether an answer may stop at a boundary: background work, unless its model was removed from the config."""
+        return request.work_class >= WorkClass.BACKGROUND and self._state.missing_of(request) is None
 
     def _note_evict(
         self, model: ModelState, why: str, size: int, cause: Cause, plan: PlanKind | None
