@@ -15,9 +15,8 @@ from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
 from watchbill.core.model_state import ModelState
-from watchbill.core.policy import Plan
+from watchbill.core.policy import Plan, movable, returning, waiting
 from watchbill.core.state import State
-from watchbill.core.tipping import movable, returning, waiting
 
 #: What loading takes from the wall where no card tells.
 USUAL_W = 60.0

@@ -7,7 +7,7 @@ import pytest
 from watchbill.catalog import Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.tipping import Rate
+from watchbill.core.policy import Rate
 from watchbill.simulate.world import World
 
 MIB = 2**20

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from watchbill.core import messages as m
-from watchbill.core.budget import DeviceBook
+from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.simulate.fuzz import random_world, run_out
 

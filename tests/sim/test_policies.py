@@ -13,9 +13,8 @@ from watchbill.core import messages as m
 from watchbill.core.forecast import Forecast
 from watchbill.core.guarded import Guarded
 from watchbill.core.model_state import ModelState, Stage
-from watchbill.core.policy import Plan
+from watchbill.core.policy import Plan, Rate, Turns
 from watchbill.core.state import State
-from watchbill.core.tipping import Rate, Turns
 from watchbill.runtime.explain import explain
 from watchbill.simulate.world import World
 from watchbill.testing import PolicyContract
@@ -205,6 +204,6 @@ def test_a_policy_that_was_mended_is_found_by_the_next_reload(tmp_path: Path, mo
     with pytest.raises(Exception, match="there is no module"):
         load(config, environment={})
     (tmp_path / f"{module}.py").write_text(
-        "from watchbill.core.tipping import Turns\nclass Mine(Turns): ...\n"
+        "from watchbill.core.policy import Turns\nclass Mine(Turns): ...\n"
     )
     assert load(config, environment={}).policy.strategy.__name__ == "Mine"  # type: ignore[union-attr]

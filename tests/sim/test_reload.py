@@ -8,8 +8,8 @@ import pytest
 from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, WorkClass
 from watchbill.config.document import ModelTable
 from watchbill.core import messages as m
-from watchbill.core.definition import EFFECTS, SEEN_BY, Effect, effect_of
 from watchbill.core.model_state import Stage
+from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World

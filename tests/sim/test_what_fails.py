@@ -12,13 +12,12 @@ import pytest
 
 from watchbill.catalog import PolicyRules, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.budget import shortage
 from watchbill.core.cover import cover
+from watchbill.core.ledger import shortage
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import ModelState, Stage
-from watchbill.core.policy import Plan, Policy
+from watchbill.core.policy import Fifo, Plan, Policy, Rate, Turn, Turns, movable, waiting
 from watchbill.core.state import State
-from watchbill.core.tipping import Fifo, Rate, Turn, Turns, movable, waiting
 from watchbill.simulate.compare import CONTENDERS, Contender, run_seeds
 from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.report import Report

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchbill.core.budget import DeviceBook
+from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, Cause, Constraint, Trouble
 from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.state import State

@@ -1,23 +1,29 @@
-"""Lanes: who is let in, who is told to come back, and who has waited too long.
+"""Admission: who is let in, who is told to come back, and who has waited too long.
 
 Admission is decided at once and printed: a request that cannot start within its lane's max_wait even by the
 optimistic forecast is refused now, with the forecast as its Retry-After, instead of waiting for nothing.
 Waiting in a lane always ends: with a grant, a refusal at the due time, or because the caller left.
+
+A request with companions (RES-13) takes its set as it was asked for, or with its largest member that has a smaller
+sibling stepped down, again and again, until the set fits beside what never leaves. A request that would wait too long
+for one rung of that ladder may be served by the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
+from watchbill.core.companions import CompanionSet, total_needs
 from watchbill.core.messages import Admit, Arrived, Left, Request
 from watchbill.core.model_state import AWAY, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
-from watchbill.core.sets import Sets
 from watchbill.core.state import State
+from watchbill.ladder import ladder
+from watchbill.units import format_bytes
 
-__all__ = ["Lanes"]
+__all__ = ["Admission"]
 
 #: A refused caller is asked back after this at the least, and at the most.
 RETRY_AFTER_MIN_MS = 1_000
@@ -38,13 +44,13 @@ class _Hindrance(Enum):
     LENT = "lent"  # its device is in maintenance, and comes back
 
 
-class Lanes:
+class Admission:
     """Everything that waits."""
 
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
         self.policy = policy
-        self._sets = Sets(state)
+        self._sets = SetChoices(state)
         self._latest: dict[tuple[str, str | None], str] = {}  # lane and key -> the newest request
 
     def arrived(self, event: Arrived, now: int) -> None:
@@ -203,7 +209,7 @@ class Lanes:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and model.stage in AWAY and model.held_turn is None:
             self._state.hold_turn(model, HeldTurn(now + request.max_wait_ms, request.work_class))
-            self._state.wakes.append(model.ghost_ends)
+            self._state.wakes.append(model.held_turn_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
@@ -266,13 +272,13 @@ class Lanes:
             state.withdraw(model, request_id)
             self._refuse_unservable(request, asked, now)
 
-    def lay_ghosts(self, now: int) -> None:
+    def drop_held_turns(self, now: int) -> None:
         """Gives up the place in the order of turns for which nobody came back."""
         if not self._state.has_held_turns:
             return
         self._state.has_held_turns = False
         for model in (*self._state.managed, *self._state.companion_sets.values()):
-            if model.held_turn is not None and not model.line and now >= model.ghost_ends:
+            if model.held_turn is not None and not model.line and now >= model.held_turn_ends:
                 model.held_turn = None
             self._state.has_held_turns |= model.held_turn is not None
 
@@ -311,3 +317,89 @@ class Lanes:
 def _out_of_time(model: str, request: Request) -> str:
     """Its engine died, and its next try could not even begin."""
     return f"{model} died during this request, and was not back within the time that lane {request.lane} gives it"
+
+
+# ------------------------------------------------------------------ companion sets
+
+
+_Members = tuple[ModelState, ...]
+
+
+class SetChoices:
+    """What a request with companions may have."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def choices(self, request: Request, now: int) -> list[CompanionSet]:
+        """The sets that could serve it, the one asked for first."""
+        found: list[CompanionSet] = []
+        for members in self._ladder(request):
+            usable = not any(s.is_retired or s.is_quarantined(now) for s in members)
+            if usable and (all(s.stage is Stage.READY for s in members) or self._fits(members)):
+                companion_set, self._state.is_still = self._state.companion_sets.of(members, now), False
+                companion_set.refresh(self._state.models, now)
+                found.append(companion_set)
+        if len(found) > 1:
+            found.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
+        return found
+
+    def refusal(self, request: Request, now: int) -> tuple[str, str, int | None]:
+        """Code, text and advice for a request that no rung of its ladder can serve."""
+        ladder = list(self._ladder(request))
+        fitting = [members for members in ladder if self._fits(members)]
+        for model in fitting[0] if fitting else ():
+            if model.is_quarantined(now):
+                return "model_failed", f"{model.name}: {model.failure}", model.retry_at - now
+        names = " and ".join(s.name for s in ladder[0])
+        text = f"{names} can never be in memory together: {self._shortage_text(ladder[-1])}"
+        return "never_fits", text, None
+
+    def _ladder(self, request: Request) -> Iterator[_Members]:
+        """The set as asked, then with smaller tiers in it."""
+        models = self._state.models
+        asked = (request.model, *request.companions)
+        if request.exact:
+            yield tuple(models[name] for name in asked)
+            return
+        for names in ladder(asked, self._tiers_below, lambda name: sum(models[name].sizes().values())):
+            yield tuple(models[name] for name in names)
+
+    def _tiers_below(self, name: str) -> list[str]:
+        return [s.name for s in self._state.tiers_below(self._state.models[name])]
+
+    def _fits(self, members: _Members) -> bool:
+        """Whether they could all be resident beside what never leaves."""
+        return self._state.ledger.fits_ever(total_needs(members), self._kept(members))
+
+    def _kept(self, members: _Members) -> list[Mapping[str, int]]:
+        """What never leaves and is not of the set: permanent models, and what is reserved for core models."""
+        return self._state.permanents(*members)
+
+    def _must_wait_for_health(self, companion_set: CompanionSet) -> bool:
+        """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
+        ledger = self._state.ledger
+        if any(ledger.in_maintenance(s.needs) for s in companion_set.members):
+            return companion_set.stage is not Stage.READY
+        return companion_set.stage is Stage.ABSENT and ledger.is_constrained(companion_set.needs)
+
+    def _shortage_text(self, members: _Members) -> str:
+        """The sizes, resource by resource, of what is too much; groups are resources of one place."""
+        kept, ledger = self._kept(members), self._state.ledger
+        parts: list[str] = []
+        for resource, amount in sorted(total_needs(members).items()):
+            staying = sum(k.get(resource, 0) for k in kept)
+            if amount + staying <= ledger.capacity_of(resource):
+                continue
+            device, _, what = resource.partition("#")
+            mine = [s for s in members if s.needs.get(resource)]
+            if what.startswith("group:"):
+                parts.append(f"{' and '.join(s.name for s in mine)} exclude each other on {device}")
+            elif what:
+                parts.append(f"{device} takes {ledger.capacity_of(resource)} models at a time")
+            else:
+                sizes = " + ".join(f"{s.name} {format_bytes(s.needs[device])}" for s in mine)
+                room = format_bytes(ledger.capacity_of(device))
+                less = f" less {format_bytes(staying)} of what stays" if staying else ""
+                parts.append(f"{sizes} on {device}, where {room}{less} is all there is")
+        return "; ".join(parts)

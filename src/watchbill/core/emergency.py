@@ -1,4 +1,4 @@
-"""Pressure: memory runs out, or the budget shrank (RES-06).
+"""Emergencies: memory runs out, or the budget shrank (RES-06).
 
 The probe is believed, whatever the books say. In an emergency the cheapest loss goes first, at once, permanent models
 too if that is what it takes, and after each victim the machine is looked at before the next one is chosen. One that was
@@ -9,16 +9,19 @@ that takes 400 MB/s fills a reserve of 2 GiB in five seconds: one victim, two se
 and the kernel had killed the permanent model.
 """
 
+from collections import deque
+from itertools import pairwise
+from statistics import median_low
+
 from watchbill.catalog import RAM
-from watchbill.core.budget import DeviceBook
+from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, Cause, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
 from watchbill.core.state import State
 from watchbill.core.transition import Transitions
-from watchbill.core.trend import Trend
 from watchbill.units import format_bytes
 
-__all__ = ["EMERGENCY_GRACE_MS", "Pressure"]
+__all__ = ["EMERGENCY_GRACE_MS", "Emergency", "Trend"]
 
 #: In an emergency running work gets this long to end.
 EMERGENCY_GRACE_MS = 2_000
@@ -30,7 +33,7 @@ FALL_FACTOR = 1.5
 SETTLE_MS = 10_000
 
 
-class Pressure:
+class Emergency:
     """Makes room that nobody planned for."""
 
     def __init__(self, state: State, transitions: Transitions) -> None:
@@ -178,3 +181,36 @@ def _shortfall(book: DeviceBook) -> str | None:
         return None
     free = format_bytes(book.reading.available)
     return f"{free} available on {name}, below its reserve of {format_bytes(reserve)}"
+
+
+#: Readings older than this say nothing about now.
+TREND_MS = 1_000
+#: Two readings closer than this are one: the figures of the kernel are not that fine.
+TREND_MS_MIN = 40
+LOOKS_MIN = 3
+LOOKS_MAX = 64
+
+
+class Trend:
+    """The readings of one device."""
+
+    __slots__ = ("_looks",)
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[int, int]] = deque(maxlen=LOOKS_MAX)  # when, and what was free
+
+    def look(self, at: int, available: int) -> None:
+        """Takes in one reading."""
+        if self._looks and at - self._looks[-1][0] < TREND_MS_MIN:
+            return
+        self._looks.append((at, available))
+        while at - self._looks[0][0] > TREND_MS:
+            self._looks.popleft()
+
+    @property
+    def fall(self) -> float:
+        """Bytes per millisecond that are taken; 0 while nothing falls."""
+        if len(self._looks) < LOOKS_MIN:
+            return 0.0
+        falls = [(before[1] - after[1]) / (after[0] - before[0]) for before, after in pairwise(self._looks)]
+        return max(0.0, median_low(falls))

@@ -12,9 +12,8 @@ from watchbill.catalog import PolicyRules
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Alert, PlanKind, Request
 from watchbill.core.model_state import ModelState, Stage
-from watchbill.core.policy import Plan, Policy
+from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting
 from watchbill.core.state import State
-from watchbill.core.tipping import ABORTS_MAX, POLICIES, Turns, movable, waiting
 
 __all__ = ["Guarded", "illegal", "make_policy"]
 

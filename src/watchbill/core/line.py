@@ -1,10 +1,13 @@
-"""The line before one model: who waits, in the order of being served.
+"""Lines: the requests that wait for a model, in the order of being served, and until when each may wait.
 
 Order: class, then the operator's own calls, then arrival, where each step of priority is worth a fixed head start.
 That head start is aging: a request of priority 5 that has waited long enough goes before a fresh one of priority 1
 of its class, and because the order of two requests never changes while they wait, the line stays sorted by itself.
-
 Prices are taken from counts per class, so that they cost the same however long the line is.
+
+A line belongs to a model, and a model may be removed from the config, renamed or replaced while requests wait for it.
+Their deadlines are therefore kept once for all lines (`Patience`): a request that no line serves any more still ends
+at its deadline.
 """
 
 from bisect import bisect_left, insort
@@ -13,11 +16,11 @@ from heapq import heapify, heappop, heappush
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Request
 
-__all__ = ["Line"]
+__all__ = ["Line", "Patience"]
 
 #: How much earlier than its arrival a request counts, per step of priority above the lowest.
 HEAD_START_MS = 30_000
-#: A heap is made anew when it holds this many times more entries than the line.
+#: A heap is made anew when it holds this many times more entries than requests wait.
 HEAP_SLACK = 4
 
 _Key = tuple[WorkClass, bool, int, str]
@@ -140,3 +143,37 @@ class Line:
 def _key(request: Request) -> _Key:
     head_start = (5 - request.priority) * HEAD_START_MS
     return (request.work_class, not request.operator, request.arrived_at - head_start, request.id)
+
+
+class Patience:
+    """The deadlines of everything that waits."""
+
+    __slots__ = ("_dues", "_heap")
+
+    def __init__(self) -> None:
+        self._dues: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []  # entries of requests that no longer wait are skipped
+
+    def __len__(self) -> int:
+        return len(self._dues)
+
+    def begin(self, request_id: str, due: int) -> None:
+        """A request waits from now on, until `due` at the latest."""
+        self._dues[request_id] = due
+        heappush(self._heap, (due, request_id))
+
+    def end(self, request_id: str) -> None:
+        """A request waits no longer."""
+        del self._dues[request_id]
+        if len(self._heap) > HEAP_SLACK * (len(self._dues) + 16):
+            self._heap = [(due, id) for id, due in self._dues.items()]
+            heapify(self._heap)
+
+    def first(self) -> tuple[int, str] | None:
+        """The request whose deadline comes first."""
+        while self._heap:
+            due, request_id = self._heap[0]
+            if self._dues.get(request_id) == due:
+                return due, request_id
+            heappop(self._heap)
+        return None

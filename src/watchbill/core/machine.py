@@ -20,17 +20,16 @@ from collections.abc import Mapping
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.absence import Missing
-from watchbill.core.admission import Lanes
+from watchbill.core.admission import Admission
+from watchbill.core.background import Epochs, Rotation
 from watchbill.core.dispatch import Dispatch
-from watchbill.core.emergency import Pressure
-from watchbill.core.epochs import Epochs
+from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
 from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
 from watchbill.core.policy import Policy
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
-from watchbill.core.rotation import Rotation
 from watchbill.core.state import WAKE_MAX_MS, State
 from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
@@ -49,10 +48,10 @@ class Machine:
     ) -> None:
         self.state = State(catalog, known)
         self.policy = policy or make_policy(catalog.policy)
-        self._lanes = Lanes(self.state, self.policy)
+        self._admission = Admission(self.state, self.policy)
         self._dispatch = Dispatch(self.state, self.policy)
         self._do = Transitions(self.state)
-        self._residency, self._pressure = Residency(self.state, self._do), Pressure(self.state, self._do)
+        self._residency, self._emergency = Residency(self.state, self._do), Emergency(self.state, self._do)
         self._operator = Operator(self.state, self._do)
         self._reconfigure = Reconfigure(self.state)
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
@@ -60,8 +59,8 @@ class Machine:
         self._missing = Missing(self.state)
         self._seen = -1  # the state's changes when the last turn began
         self.routes = {
-            m.Arrived: self._lanes.arrived,
-            m.Left: self._lanes.left,
+            m.Arrived: self._admission.arrived,
+            m.Left: self._admission.left,
             m.FirstByte: self._dispatch.first_byte,
             m.Ended: self._dispatch.ended,
             m.Returned: self._dispatch.returned,
@@ -128,13 +127,13 @@ class Machine:
 
     def _turn(self, now: int, *, overdue: bool) -> None:
         """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
-        self._lanes.rehome(now)
+        self._admission.rehome(now)
         self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
         self.state.refresh(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
-        self._lanes.lay_ghosts(now)
+        self._admission.drop_held_turns(now)
         if overdue:
-            self._lanes.expire(now)
+            self._admission.expire(now)
             self._dispatch.expire(now)
             self._residency.enforce_deadlines(now)
         self._do.drop_unwanted_plans(now)
@@ -145,7 +144,7 @@ class Machine:
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
-            self._lanes.rehome(now)  # what was forced may have closed a model that can never come back
+            self._admission.rehome(now)  # what was forced may have closed a model that can never come back
         self._plan(now)
         self._do.advance(now)
         self._reconfigure.settle()
@@ -156,13 +155,13 @@ class Machine:
 
     def _observed(self, event: m.Observed, now: int) -> None:
         self._residency.observed(event, now)
-        self._pressure.observed(event, now)
+        self._emergency.observed(event, now)
 
     def _reconfigured(self, event: m.Reconfigured, now: int) -> None:
         before, rules = self.state.catalog.policy, event.catalog.policy
         self._reconfigure.reconfigured(event, now)
         if (rules.name, rules.strategy) != (before.name, before.strategy):
-            self.policy = self._lanes.policy = self._dispatch.policy = make_policy(rules)
+            self.policy = self._admission.policy = self._dispatch.policy = make_policy(rules)
 
     def _reset_faulty(self, now: int) -> None:
         for model, why in self._watchdog.faults(now):
@@ -172,8 +171,8 @@ class Machine:
             self.state.out.append(m.Alert("watchdog", f"{model.name} was reset: {why}", model.name))
 
     def _force(self, now: int) -> None:
-        self._pressure.restore_budgets(now)
-        self._pressure.end_graces(now)
+        self._emergency.restore_budgets(now)
+        self._emergency.end_graces(now)
         self._residency.close_idle(now)
         for model in self._reconfigure.outdated():
             self._do.close(model, "", "its definition in the config changed", now, cause=m.Cause.CONFIG)
@@ -200,7 +199,7 @@ class Machine:
         if (first := self.state.patience.first()) is not None:
             wakes.append(first[0])
         for companion_set in self.state.companion_sets.values():
-            wakes += [companion_set.retry_at, companion_set.ghost_ends]
+            wakes += [companion_set.retry_at, companion_set.held_turn_ends]
         later = [wake for wake in wakes if wake > now]
         if not later:
             return
@@ -212,7 +211,7 @@ class Machine:
     def _add_wakes(self, model: ModelState) -> None:
         wakes, stage = self.state.wakes, model.stage
         if model.held_turn is not None:
-            wakes.append(model.ghost_ends)
+            wakes.append(model.held_turn_ends)
         if stage is Stage.READY:
             wakes += [
                 model.ready_at + model.quantum_ms,

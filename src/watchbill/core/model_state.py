@@ -380,7 +380,7 @@ class ModelState:
         return (float("inf") if came is None else came, self.name)
 
     @property
-    def ghost_ends(self) -> float:
+    def held_turn_ends(self) -> float:
         """When its held turn is given up, if nobody has come back for it."""
         return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
 

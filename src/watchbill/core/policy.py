@@ -1,21 +1,43 @@
-"""The protocol of a policy: which model is loaded next, and which leave for it (RES-21).
+"""The policy: which model is loaded next, and which ones leave for it (RES-11, RES-21).
 
-One object, chosen in the config by `[policy] name`. The shipped ones are in `tipping`; any class that keeps this
-protocol can take their place. A policy only chooses among legal changes: the ledger, exclusive groups, permanent models
-and reservations bind every one of them. It is called inside a step of the core, so it must not wait, read a clock or a
+One object, chosen in the config by `[policy] name`; any class that keeps the protocol `Policy` can take the place of
+the three shipped ones. A policy only chooses among legal changes: the ledger, exclusive groups, permanent models and
+reservations bind every one of them. It is called inside a step of the core, so it must not wait, read a clock or a
 file, be random, or change the state that it is given.
+
+`rate`, the default, in three parts:
+
+- **Turns.** Class first, then priority. A model has its turn when its callers have waited long enough behind what is
+  resident (a soft turn: one load time behind a lower class, three behind equals), and always before their patience
+  ends (a hard turn). A turn takes the place of models whose quantum is over.
+- **The balance**, for models that ran dry: an idle model leaves when more waits (**pressure**) than it is likely to be
+  asked for until it could be back (**momentum**, scaled by its **inertia**). So a model of which agents make a pause
+  stays, and one whose burst is served goes at once.
+- **What fits** loads at once, around what is kept for the head of the turns.
+
+While load times are uncertain (`uncertainty`) turns go by age, as `turns` does it.
+
+Why class is not a weight: with rates alone, loops with answers of 0.2 s kept a person waiting for two minutes, because
+twenty light requests a second outweigh one heavy request over a load time.
+
+Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
+times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from watchbill.core.cover import Cover
-from watchbill.core.forecast import Forecast
+from watchbill.catalog import WorkClass
+from watchbill.core.cover import Cover, can_cover, cover
+from watchbill.core.forecast import Forecast, forecast_start
+from watchbill.core.ledger import shortage
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import ModelState
+from watchbill.core.model_state import AWAY, PAUSE_MS, ModelState, Stage
 from watchbill.core.state import State
 
-__all__ = ["Plan", "Policy"]
+__all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +63,526 @@ class Policy(Protocol):
     def choose(self, state: State, now: int) -> Plan | None:
         """The next change, or None when nothing should change now."""
         ...
+
+
+# ------------------------------------------------------------------ confidence in what was learned
+
+
+def uncertainty(state: State, candidates: Iterable[ModelState]) -> str | None:
+    """Why rates cannot be compared now, or None: which figure of which model is uncertain."""
+    short = [model for model in candidates if state.shortage_of(model)]
+    if not short:
+        return None  # what fits needs no comparison
+    for model in (*short, *state.in_stage(Stage.READY)):
+        why = None if model.spec.permanent else _uncertainty_of(model)
+        if why is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
+            return f"{why} of {model.name}"
+    return None
+
+
+def _uncertainty_of(model: ModelState) -> str | None:
+    if model.load.is_guess:
+        return "nothing was measured yet of the load"
+    if model.load.is_off:
+        return "the last load was more than 3 times off the learned time"
+    if model.is_idle:
+        return None  # its answers do not count in any price
+    if model.service.is_guess:
+        return "nothing was measured yet of the answers"
+    if model.service.is_off:
+        return "answers take more than 3 times the learned time"
+    return None
+
+
+# ------------------------------------------------------------------ the shipped policies
+
+
+#: A turn is due this part of the request's max_wait before it would be too late, and no more than one load time.
+TURN_MARGIN = 0.05
+#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times, behind
+#: a lower class, and, where a person waits, behind equals. Two equals that are both kept busy then load a third of the
+#: time. Background work has no soft turn behind equals: swapping batches sooner makes each of them later.
+SOFT_TURN_LOWER = 1.0
+SOFT_TURN = 3.0
+#: Against a lower class an idle model leaves right after an answer once this part of its turn is over.
+LINGER_LOWER = 0.5
+#: How long "right after" is: a caller that asks again at once has done so, and the timer is not exact.
+JUST_MS = 3 * PAUSE_MS
+_Rank = tuple[WorkClass, bool, int]
+#: A load under way is given up for a higher class at most this often per target.
+ABORTS_MAX = 2
+
+
+# ------------------------------------------------------------------ what every policy needs
+
+
+def waiting(state: State, now: int) -> list[ModelState]:
+    """The models that should be loaded and may be tried."""
+    wanted = [*state.in_stage(*AWAY), *state.companion_sets.values()]
+    return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+
+
+def movable(state: State, target: ModelState | None = None) -> list[ModelState]:
+    """The models that may leave for another one: not those of its own set, nor of one that is under way."""
+    own = () if target is None else target.members or (target,)
+    return [
+        s
+        for s in state.in_stage(Stage.READY, Stage.ASLEEP)
+        if not (s.spec.permanent or s.is_called or s in own or state.is_reserved_core(s))
+        and s.silence is None  # what cannot be told to leave gives no memory back
+    ]
+
+
+def returning(state: State, now: int) -> Plan | None:
+    """A permanent model that is not there returns into free memory, or over idle models."""
+    for model in state.in_stage(Stage.ABSENT):
+        wanted = model.must_return and not state.is_closing
+        if not wanted or now < model.retry_at or not state.may_load(model, now):
+            continue
+        idle = [s for s in movable(state) if s.is_idle]
+        victims = cover(state.shortage_of(model), idle, lambda s: s.price(now))
+        if victims is not None:
+            return Plan(model, victims, PlanKind.PERMANENT, "a permanent model is not resident")
+    return None
+
+
+def arrival_order(model: ModelState) -> tuple[bool, float, str]:
+    """Rotation last, then the oldest waiter; of two who came together the one that dispatch would start."""
+    if not model.line:
+        return (model.top_class() is WorkClass.ROTATION, float("inf"), model.name)
+    oldest = model.line.oldest()
+    return (model.top_class() is WorkClass.ROTATION, oldest.arrived_at, oldest.id)
+
+
+class _InArrivalOrder:
+    """The oldest waiter's model comes in; the least recently used that may leave goes."""
+
+    name = ""
+    kind: PlanKind
+    refuses_late = False
+    in_order = False
+
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+        return forecast_start(state, model, request, now)
+
+    def may_leave(self, model: ModelState, now: int) -> bool:
+        # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
+        return not model.running and not model.users
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        if plan := returning(state, now):
+            return plan
+        plans = (self.bring_in(state, target, now) for target in self._heads(state, now))
+        return next((plan for plan in plans if plan is not None), None)
+
+    def bring_in(self, state: State, target: ModelState, now: int) -> Plan | None:
+        """Makes room by those that may leave, the least recently used first."""
+        by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
+        order = {s.name: 2.0**i for i, s in enumerate(by_use)}
+        leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
+        victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
+        if victims is None:
+            return None
+        return Plan(
+            target, victims, self.kind if victims else PlanKind.FITS, "its request has waited longest"
+        )
+
+    def _yields(self, model: ModelState, target: ModelState, now: int) -> bool:
+        """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
+        if target.top_class() is WorkClass.ROTATION:
+            return model.has_lingered(now)
+        return self.may_leave(model, now)
+
+    def _heads(self, state: State, now: int) -> list[ModelState]:
+        return sorted(waiting(state, now), key=arrival_order)[:1]
+
+
+class Fifo(_InArrivalOrder):
+    """Strict arrival order, whatever it costs. For comparison, and for those who want nothing else."""
+
+    name = "fifo"
+    kind = PlanKind.FIFO
+    in_order = True
+
+    def _heads(self, state: State, now: int) -> list[ModelState]:
+        """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
+        lined = [s for s in (*state.managed, *state.companion_sets.values()) if s.line]
+        return [s for s in sorted(lined, key=arrival_order)[:1] if s in waiting(state, now)]
+
+
+class Turns(_InArrivalOrder):
+    """Arrival order with a quantum: loading takes at most 1 / (1 + alpha) of the time. Needs no learned figure."""
+
+    name = "turns"
+    kind = PlanKind.TURNS
+
+    def may_leave(self, model: ModelState, now: int) -> bool:
+        return model.has_had_turn(now)
+
+
+# ------------------------------------------------------------------ the default
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What is gained and lost by giving the place of idle models to one that waits, in weight per millisecond.
+
+    Both sides look at the same span: the round trip until the models that leave could be back.
+    """
+
+    waiting: float  # weight of the requests that wait for this memory now
+    coming: float  # weight of the requests that would probably come for the target during its turn
+    load_ms: float  # of the target
+    residual_ms: float  # until what runs on the victims has ended
+    reload_ms: float  # of the victim that takes longest to be back, its load and its lost context
+    momentum: float  # weight per millisecond that is asked of the victims, inertia included
+
+    @property
+    def round_trip_ms(self) -> float:
+        """Until what leaves could be back at the earliest."""
+        return self.residual_ms + self.load_ms + self.reload_ms
+
+    @property
+    def pressure(self) -> float:
+        """What the change would serve, spread over the round trip."""
+        return (self.waiting + self.coming) / self.round_trip_ms
+
+    @property
+    def tips(self) -> bool:
+        """Whether more is gained than lost."""
+        return self.pressure > self.momentum
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A model whose turn has come."""
+
+    model: ModelState
+    is_hard: bool  # its oldest request would run out of patience otherwise
+    due: float
+    since: float = 0.0  # when it came
+
+
+class Rate:
+    """Turns by class, priority and patience, quanta, and a balance for models that ran dry."""
+
+    name = "rate"
+    refuses_late = True
+    in_order = False
+
+    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+        """What the rule would do if nothing else came: the turns before it, its own turn, its load."""
+        if model.stage not in AWAY:
+            return forecast_start(state, model, request, now)
+        ahead = [turn.model for turn in self._turns(state, now) if _is_before(turn, model, request)]
+        oldest = min(model.line.oldest_of_top() or request, request, key=_by_class_and_age)
+        due = request.arrived_at + request.max_wait_ms
+        hard_at = min(model.due() or due, due) - _lead_ms(model, request, _drains(state, now))
+        soft_at = _soft_at(state, model, oldest, now, unsure=uncertainty(state, [model]) is not None)
+        turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
+        weight = state.catalog.policy.weights[request.work_class]
+
+        def stays(other: ModelState) -> bool:
+            """Whether the balance, with this request in it, would not tip when the other model runs dry."""
+            balance = self.balance(state, model, (other,), now)
+            waiting, asked = balance.waiting + weight, other.inertia * other.demand(now)
+            return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
+
+        return forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+
+    def choose(self, state: State, now: int) -> Plan | None:
+        """1. permanents return  2. the head of the turns  3. whatever fits, or tips the balance, beside it."""
+        if plan := returning(state, now):
+            return plan
+        candidates = waiting(state, now)
+        if not candidates:
+            return None
+        head = next((turn for turn in self._turns(state, now) if turn.model in candidates), None)
+        if head is None:
+            return self._best(state, candidates, None, (), now)
+        if plan := self._turn(state, head, now):
+            return plan
+        return self._best(state, candidates, head.model, self._earmark(state, head.model, now), now)
+
+    # -- turns
+
+    def _turns(self, state: State, now: int) -> list[Turn]:
+        """The models whose turn has come, in the order of their turns.
+
+        Hard turns go first: without them a request would run out of patience. Then class, then priority.
+        """
+        due: list[Turn] = []
+        later: list[tuple[float, Turn]] = []
+        drains = _drains(state, now)
+        wanted = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s.wants_memory]
+        unsure = uncertainty(state, wanted) is not None
+        for model in wanted:
+            oldest = model.due()
+            if oldest is None or not model.is_promised:
+                continue
+            first = model.line.earliest_due()
+            hard_at = oldest - _lead_ms(model, None if first is None else first[1], drains)
+            if model.in_epoch:
+                hard_at, oldest = now, min(oldest, now)
+            top = model.line.oldest_of_top()
+            soft_at = math.inf if top is None else _soft_at(state, model, top, now, unsure=unsure)
+            turn = Turn(model, now >= hard_at, oldest, soft_at)
+            if now >= min(hard_at, soft_at):
+                due.append(turn)
+            else:
+                state.wakes.append(min(hard_at, soft_at))
+            if not turn.is_hard:
+                later.append((hard_at, turn))
+        due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
+        passes = self._passing(due, later, now) if due else None
+        return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
+
+    def _passing(self, due: Sequence[Turn], later: Sequence[tuple[float, Turn]], now: int) -> Turn | None:
+        """The model that goes before the first one, if any does."""
+        if due[0].is_hard:
+            return self._passing_hard(due, later, now)
+        return self._passing_soft(due[0], [turn for _, turn in later], now)
+
+    @staticmethod
+    def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
+        """A turn goes to the best class and priority that waits for this room, though its own has not come yet."""
+        first = head.model.rank(now)
+        better = [
+            (turn.model.rank(now), turn.due, turn.model.name, turn)
+            for turn in waiting
+            if turn.model.rank(now) < first and not turn.model.needs.keys().isdisjoint(head.model.needs)
+        ]
+        return min(better)[3] if better else None
+
+    @staticmethod
+    def _passing_hard(due: Sequence[Turn], later: Iterable[tuple[float, Turn]], now: int) -> Turn | None:
+        """A higher class that could not wait for the end of the first turn goes before it.
+
+        Without this rule a backlog with its fifteen minutes nearly over takes the one minute that a person has left.
+        Overdue models are never passed: the turns of a lower class are delayed, not dropped.
+        """
+        head = due[0]
+        if head.due <= now:
+            return None
+        ends = now + head.model.load.ms + head.model.quantum_ms
+        soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
+        mine, *_ = head.model.rank(now)
+        higher = [t for t in soon if t.model.rank(now)[0] < mine]
+        return min(higher, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+
+    def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
+        head, due = turn.model, turn.model.due()
+        over = [
+            s
+            for s in movable(state, head)
+            if self._is_done(s, head.turn_class(), now) and _gives_way(s, turn, now)
+        ]
+        victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
+        if victims is None:
+            return None
+        if not victims:
+            return Plan(head, (), PlanKind.FITS, "it fits beside what is resident")
+        left = "" if due is None else f", its oldest request has {max(0, due - now) / 1000:.1f} s left"
+        unsure = uncertainty(state, [head])
+        by_age = f"; turns, because {unsure}" if unsure else ""
+        return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, f"its turn{left}{by_age}")
+
+    @staticmethod
+    def _earmark(state: State, head: ModelState, now: int) -> Cover:
+        """The victims that could be gone first; nobody else may take their place."""
+
+        def until(model: ModelState) -> float:
+            return max(now, model.ready_at + model.quantum_ms) + model.drain_ms(now)
+
+        state.wakes.append(now + 1_000)
+        return cover(state.shortage_of(head), movable(state, head), until) or ()
+
+    @staticmethod
+    def _is_done(model: ModelState, work_class: WorkClass, now: int) -> bool:
+        """Whether its place may be given to work of this class: leased work has no quantum against a person."""
+        leased = model.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
+        return leased or model.has_had_turn(now)
+
+    # -- the rest
+
+    def _best(
+        self, state: State, targets: Sequence[ModelState], head: ModelState | None, earmarked: Cover, now: int
+    ) -> Plan | None:
+        """What fits, or displaces idle models for a gain: by class, priority, then age.
+
+        A model displaces nothing while one of a better class or priority waits for the same room.
+        """
+        passed_over: list[tuple[_Rank, ModelState]] = []
+        for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
+            rank = target.rank(now)
+            plan = self._option(state, target, head, earmarked, now)
+            if plan is not None and not (plan.victims and _is_passed(target, rank, passed_over)):
+                return plan
+            if state.shortage_of(target):
+                passed_over.append((rank, target))
+        return None
+
+    def _option(
+        self, state: State, target: ModelState, head: ModelState | None, earmarked: Cover, now: int
+    ) -> Plan | None:
+        """How a model could come in now without any turn."""
+        mine = target is head
+        short = state.shortage_of(target) if mine else _around(state, target, head, earmarked)
+        if not short:
+            return Plan(target, (), PlanKind.FITS, "it fits beside what is resident")
+        kept = () if mine else earmarked
+        leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
+        leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
+        if not leaving:
+            return None  # the common case under load: everything is busy with work of the same class
+        victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
+        return None if victims is None else self._weigh(state, target, victims, now)
+
+    def _weigh(self, state: State, target: ModelState, victims: Cover, now: int) -> Plan | None:
+        """A swap, or None when what would leave is worth more."""
+        if target.top_class() is WorkClass.ROTATION:
+            if not target.line:
+                return None  # a held turn has no weight
+            reason = "its background turn, over models nobody uses"
+            return Plan(target, victims, PlanKind.ROTATION, reason)
+        balance = self.balance(state, target, victims, now)
+        if not balance.tips:
+            return None
+        reason = (
+            f"pressure {balance.pressure * 1000:.3g}/s outweighs momentum {balance.momentum * 1000:.3g}/s "
+            "(inertia included)"
+        )
+        return Plan(target, victims, PlanKind.RATE, reason)
+
+    def balance(self, state: State, target: ModelState, victims: Cover, now: int) -> Balance:
+        """Weighs what waits against what would leave."""
+        leased_counts = not state.local_interactive_waits()
+        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
+        return Balance(
+            waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
+            coming=target.rate.seen(now) * target.quantum_ms,
+            load_ms=target.load.ms,
+            residual_ms=max((v.residual(now) for v in victims), default=0.0),
+            reload_ms=max((v.load.ms + v.context.rebuild_ms for v in victims), default=0.0),
+            momentum=sum(self._momentum(v, target, now) for v in victims),
+        )
+
+    @staticmethod
+    def _momentum(victim: ModelState, target: ModelState, now: int) -> float:
+        """What is asked of a victim per millisecond, scaled by its inertia.
+
+        Against a lower class lingering has a limit. Callers come in a rhythm: right after an answer the next one is
+        farthest away, so that is the time to go, once half of the turn is over; and at the latest one linger time after
+        the turn. Equals have their soft turns.
+        """
+        oldest = target.line.oldest_arrival()
+        if victim.is_idle and oldest is not None and target.turn_class() > victim.worth_class(now):
+            waited = now - max(oldest, victim.ready_at)
+            just_answered = now - victim.last_used <= JUST_MS
+            limit = (
+                LINGER_LOWER * victim.quantum_ms if just_answered else victim.quantum_ms + victim.linger_ms
+            )
+            if waited >= limit:
+                return 0.0
+        return victim.price(now)
+
+    def _may_yield(self, state: State, target: ModelState, now: int) -> list[ModelState]:
+        """The idle models: a quantum protects work, not emptiness. Rotation takes only what lingered out."""
+        rotation = target.top_class() is WorkClass.ROTATION
+        return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
+
+    @staticmethod
+    def _may_abort(model: ModelState, target: ModelState, now: int) -> bool:
+        if model in target.members:
+            return False
+        lower = target.top_class() < min(model.plan_class, model.top_class())
+        left = model.since + model.load.ms - now
+        worth_it = left > target.load.ms + target.service.ms
+        return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
+
+
+def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
+    """What the models that may leave occupy, and how long each would take to go."""
+    return [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
+
+
+def _lead_ms(
+    model: ModelState, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
+) -> float:
+    """How long before its due a turn must begin: the longest drain of what is in the way, load, and service."""
+    needs, drain = model.needs.keys(), 0.0
+    for taken, drain_ms in drains:
+        if drain_ms > drain and not needs.isdisjoint(taken):
+            drain = drain_ms
+    patience = 0 if request is None else request.max_wait_ms
+    margin = min(TURN_MARGIN * patience, model.load.ms)
+    return model.load.ms + drain + model.service.ms + margin
+
+
+def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
+    return (request.work_class, request.arrived_at)
+
+
+def _soft_at(state: State, model: ModelState, oldest: Request, now: int, *, unsure: bool) -> float:
+    """When a model has waited long enough behind what is resident, though its patience is not at its end.
+
+    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
+    """
+    mine, since = oldest.work_class, oldest.arrived_at
+    if unsure:
+        return since
+    short = state.shortage_of(model)
+    others = [(s.worth_class(now), s) for s in movable(state, model)]
+    if can_cover(short, [s for work_class, s in others if work_class > mine]):
+        return since + SOFT_TURN_LOWER * model.load.ms
+    is_person = mine is WorkClass.INTERACTIVE
+    if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
+        return since + SOFT_TURN * model.load.ms
+    return math.inf
+
+
+def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
+    """Whether a model whose quantum is over makes place for this turn.
+
+    For a hard turn, unless it holds a request with less patience. For a soft one, unless it serves a higher class; and
+    against an equal it may finish: a line that is served within one more quantum would only have to come back, and
+    while one answer takes longer than a quantum the other slots would stand idle until it ends.
+    """
+    mine, its = turn.model.turn_class(), victim.worth_class(now)
+    if turn.is_hard:
+        due = turn.model.due()
+        return due is None or (victim.due() or due) >= due
+    if its != mine or victim.is_idle:
+        return its > mine or victim.is_idle
+    ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
+    return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
+        ends_soon and now < turn.since + victim.quantum_ms
+    )
+
+
+def _is_passed(target: ModelState, rank: _Rank, others: Iterable[tuple[_Rank, ModelState]]) -> bool:
+    """Whether a model of a better class or priority waits for the same room."""
+    return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
+
+
+def _is_before(turn: Turn, model: ModelState, request: Request) -> bool:
+    """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
+    if turn.model is model or turn.model.needs.keys().isdisjoint(model.needs):
+        return False
+    if turn.is_hard:
+        due = request.arrived_at + request.max_wait_ms
+        return turn.due < min(model.due() or due, due)
+    return turn.model.turn_class() <= request.work_class
+
+
+def _around(state: State, target: ModelState, head: ModelState | None, earmarked: Cover) -> Mapping[str, int]:
+    """What a model lacks once the head of the turns has what it was promised."""
+    if head is None:
+        return state.shortage_of(target)
+    free = state.planned_free(target)
+    given = {r: sum(v.frees().get(r, 0) for v in earmarked) for r in free}
+    left = {r: min(amount, amount + given[r] - head.needs.get(r, 0)) for r, amount in free.items()}
+    return shortage(target.needs, left)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"rate": Rate, "turns": Turns, "fifo": Fifo}

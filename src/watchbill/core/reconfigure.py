@@ -1,21 +1,25 @@
 """Reconfiguring: a new catalog takes the place of the old one while everything runs.
 
-Unchanged models do not notice. A new one gets a model. Where only keys changed that the process does not see, the
-model takes them over and stays warm (`definition` has the table). Any other change, or a removal, closes its door like
+Unchanged models do not notice. A new one is added. Where only keys changed that the process does not see, the
+model takes them over and stays warm (`EFFECTS` is the table). Any other change, or a removal, closes its door like
 a victim's, and it is replaced or forgotten when its memory is back. A model that is put back before is not removed.
-Requests that wait for a changed model keep their place; those that wait for a removed one are moved or told by `lanes`,
+Requests that wait for a changed model keep their place; those that wait for a removed one are moved or refused by `admission`,
 before the model is forgotten.
+
+A changed key of a model restarts it only if the running process, its address or its memory would differ. Everything
+else is read by Watchbill itself, and taken over while the model stays warm.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
 
 from watchbill.catalog import Catalog, Model
-from watchbill.core.definition import Effect, effect_of
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
 from watchbill.core.model_state import STAYING, ModelState, Stage
 from watchbill.core.state import State
 
-__all__ = ["Reconfigure"]
+__all__ = ["EFFECTS", "SEEN_BY", "Effect", "Reconfigure", "effect_of"]
 
 
 class Reconfigure:
@@ -100,3 +104,75 @@ class Reconfigure:
         new.users, new.running, new.lingering = old.users, old.running, old.lingering
         for request_id in (*new.line.ids(), *new.running):
             self._state.home[request_id] = new
+
+
+class Effect(Enum):
+    """What a changed key of a model leads to."""
+
+    NONE = 0  # nothing changed
+    AT_ONCE = 1  # Watchbill reads it: the new value holds from now on
+    NEXT_LOAD = 2  # read when a process is started, asked whether it is well, or stopped: the running one keeps the old
+    RESTART = 3  # the running process, its address or its memory would differ: it leaves, and comes back when wanted
+
+
+#: Every field of a model in the catalog. A test compares it with the fields, and with the keys of the config.
+EFFECTS: Mapping[str, Effect] = {
+    "name": Effect.RESTART,
+    "engine": Effect.RESTART,
+    "source": Effect.RESTART,
+    "memory": Effect.RESTART,
+    "devices": Effect.RESTART,
+    "shared": Effect.RESTART,
+    "context": Effect.RESTART,
+    "threads": Effect.RESTART,
+    "mmap": Effect.RESTART,
+    "embedding": Effect.RESTART,
+    "prompt_cache": Effect.RESTART,
+    "command": Effect.RESTART,
+    "env": Effect.RESTART,
+    "arguments": Effect.RESTART,
+    "script": Effect.RESTART,
+    "url": Effect.RESTART,
+    "unit": Effect.RESTART,
+    "sleeps_when_told": Effect.RESTART,  # sleep was switched on or off
+    "concurrency": Effect.RESTART,
+    "sleep_ms": Effect.RESTART,
+    "load_timeout_ms": Effect.NEXT_LOAD,
+    "health": Effect.NEXT_LOAD,
+    "stop": Effect.NEXT_LOAD,
+    "probe": Effect.NEXT_LOAD,
+    "image": Effect.NEXT_LOAD,
+    "aliases": Effect.AT_ONCE,
+    "permanent": Effect.AT_ONCE,
+    "priority": Effect.AT_ONCE,
+    "inertia": Effect.AT_ONCE,
+    "idle_ms": Effect.AT_ONCE,
+    "stays_if_room": Effect.AT_ONCE,
+    "group": Effect.AT_ONCE,
+    "family": Effect.AT_ONCE,
+    "tier": Effect.AT_ONCE,
+    "exact": Effect.AT_ONCE,
+    "background": Effect.AT_ONCE,
+    "capture": Effect.AT_ONCE,
+    "asleep": Effect.AT_ONCE,
+    "quota": Effect.AT_ONCE,
+}
+#: Fields that only the processes of these drivers are started with; with any other driver they hold at once.
+SEEN_BY: Mapping[str, frozenset[str]] = {
+    "concurrency": frozenset({"llamacpp", "scripted"}),
+    "sleep_ms": frozenset({"llamacpp"}),
+}
+_FIELDS = tuple(field.name for field in fields(Model))
+
+
+def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:
+    """The strongest effect of what differs between two definitions of a model. `catalog` is that of the new one."""
+    engine = catalog.engines.get(new.engine)
+    driver = engine.driver if engine is not None else ""
+    changed = (name for name in _FIELDS if getattr(old, name) != getattr(new, name))
+    return max((_effect(name, driver) for name in changed), key=lambda e: e.value, default=Effect.NONE)
+
+
+def _effect(name: str, driver: str) -> Effect:
+    seen_by = SEEN_BY.get(name)
+    return EFFECTS[name] if seen_by is None or driver in seen_by else Effect.AT_ONCE

@@ -1,6 +1,6 @@
 """The core's state: the models, the ledger, and the two views of what is free.
 
-Shared by the small machines of the core (`lanes`, `dispatch`, `residency`), which never call each other: what two of
+Shared by the small machines of the core (`admission`, `dispatch`, `residency`), which never call each other: what two of
 them do to a request (join a line, leave it, be refused, be cut) is a move of the state.
 
 Most steps change no model's stage and nobody's memory, so who is in which stage and what is free are summed up once
@@ -11,8 +11,9 @@ rest. `stale` counts everything anew and names what is no longer true; the judge
 from collections.abc import Mapping
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
-from watchbill.core.budget import Ledger, needs_of, shortage
 from watchbill.core.companions import CompanionSets
+from watchbill.core.ledger import Ledger, actual_room, has_room, needs_of, own_share, planned_room, shortage
+from watchbill.core.line import Patience
 from watchbill.core.messages import (
     Action,
     Cause,
@@ -36,8 +37,6 @@ from watchbill.core.model_state import (
     Running,
     Stage,
 )
-from watchbill.core.patience import Patience
-from watchbill.core.room import actual_room, has_room, own_share, planned_room
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -97,7 +96,7 @@ class State:
         self.open_lanes = frozenset(name for name, lane in lanes.items() if lane.is_open)
 
     def add(self, spec: Model, known: Knowledge) -> ModelState:
-        """Makes a model for a model and keeps the order by name: same input, same decisions."""
+        """Adds a model and keeps the order by name: same input, same decisions."""
         model = ModelState(spec, self.catalog.policy, known)
         model.silence = self.silent.get(spec.engine)
         model.attempt = self._attempts
@@ -317,7 +316,7 @@ class State:
         request = model.line.leave(request_id)
         self.patience.end(request_id)
         if model.held_turn is not None and not model.line:
-            self.wakes.append(model.ghost_ends)
+            self.wakes.append(model.held_turn_ends)
         self.waiting -= 1
         self.lane_waiting[request.lane] -= 1
         return request

@@ -6,8 +6,8 @@ deadline. Never touches a process: it only says what is to be done.
 """
 
 from watchbill.catalog import WorkClass
-from watchbill.core.budget import shortage
-from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Request, Rouse, Sleep, Stop
+from watchbill.core.ledger import shortage
+from watchbill.core.messages import Alert, Cause, Load, Mishap, PlanKind, Rouse, Sleep, Stop
 from watchbill.core.model_state import ModelState, Running, Stage
 from watchbill.core.policy import Plan
 from watchbill.core.state import State

@@ -12,7 +12,7 @@ from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.model_state import ModelState, Stage
-from watchbill.core.tipping import Balance, Rate, movable
+from watchbill.core.policy import Balance, Rate, movable
 from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
 
 __all__ = ["duplicate", "explain"]

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from watchbill import __version__
 from watchbill.catalog import WorkClass
 from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
-from watchbill.core.budget import DeviceBook
-from watchbill.core.confidence import doubt
 from watchbill.core.guarded import Guarded
+from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.state import State
-from watchbill.core.tipping import Rate
 from watchbill.engines.base import Warm
 
 __all__ = [
@@ -71,7 +70,7 @@ def policy_doubt(state: State, asking: ModelState | None = None) -> str | None:
     if state.catalog.policy.name != Rate.name:
         return None
     wanted = [*state.in_stage(Stage.ABSENT), *state.companion_sets.values()]
-    return doubt(state, [s for s in wanted if s.wants_memory or s is asking])
+    return uncertainty(state, [s for s in wanted if s.wants_memory or s is asking])
 
 
 def _device(state: State, name: str) -> dict[str, object]:

@@ -12,8 +12,7 @@ from statistics import mean
 
 from watchbill.catalog import PolicyRules
 from watchbill.core.guarded import make_policy
-from watchbill.core.policy import Policy
-from watchbill.core.tipping import POLICIES
+from watchbill.core.policy import POLICIES, Policy
 from watchbill.simulate.exhaustive import Exhaustive
 from watchbill.simulate.report import ClassFigures, Report
 from watchbill.simulate.scenario import Scenario

@@ -10,9 +10,8 @@ from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
 from watchbill.core.model_state import ModelState
-from watchbill.core.policy import Plan
+from watchbill.core.policy import Plan, arrival_order, movable, returning, waiting
 from watchbill.core.state import State
-from watchbill.core.tipping import arrival_order, movable, returning, waiting
 
 __all__ = ["Exhaustive"]
 
