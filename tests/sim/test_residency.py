@@ -21,7 +21,9 @@ from watchbill.catalog import (
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import Stage
+from watchbill.core.residency import NEXT, Move, Residency
 from watchbill.core.watchdog import CHECK_MS, WELL_MS
+from watchbill.errors import IllegalTransition
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import Faults, World
@@ -660,3 +662,28 @@ def test_a_load_that_the_disk_failed_is_not_held_against_the_model(world_of: Wor
     last = world.arrive("A", 300, lane="chat")
     world.run(70_000)
     assert last.outcome == "answered" and world.core.state.models["A"].trouble is None
+
+
+@pytest.mark.parametrize("move", Move)
+@pytest.mark.parametrize("stage", Stage)
+def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing(
+    world_of: WorldOf, model: ModelOf, stage: Stage, move: Move
+) -> None:
+    """RES-09: the table is all that can happen to a model."""
+    state = world_of(model("A")).core.state
+    moved = state.models["A"]
+    moved.stage = stage
+    before = (moved.stage, moved.since, state.moving, state.changes)
+    if (stage, move) in NEXT:
+        Residency(state).enter(moved, move, 7)
+        assert (moved.stage, moved.since) == (NEXT[stage, move], 7)
+        return
+    with pytest.raises(IllegalTransition, match=f"A is {stage.value}: it cannot {move.value}"):
+        Residency(state).enter(moved, move, 7)
+    assert (moved.stage, moved.since, state.moving, state.changes) == before
+
+
+def test_every_stage_can_be_reached_and_left() -> None:
+    """RES-09: no model is kept in a stage for want of a move."""
+    assert {stage for stage, _ in NEXT} == set(NEXT.values()) == set(Stage)
+    assert {move for _, move in NEXT} == set(Move)

@@ -8,7 +8,7 @@ import pytest
 from watchbill.catalog import Device, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import STAYING, Stage
-from watchbill.core.transition import Transitions
+from watchbill.core.residency import Residency
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import random_world, run_out
@@ -314,14 +314,14 @@ def _in_part(patch: pytest.MonkeyPatch) -> None:
 
 def _careless(patch: pytest.MonkeyPatch) -> None:
     """A companion counts as unused."""
-    original = Transitions.advance
+    original = Residency.advance
 
-    def advance(self: Transitions, now: int) -> None:
+    def advance(self: Residency, now: int) -> None:
         for model in self._state.managed:  # pyright: ignore[reportPrivateUsage]
             model.users = {}
         original(self, now)
 
-    patch.setattr(Transitions, "advance", advance)
+    patch.setattr(Residency, "advance", advance)
 
 
 def _impatient(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from watchbill.catalog import Model
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
-from watchbill.core.residency import Residency
+from watchbill.core.residency import Move, Residency
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view, status_view
 from watchbill.simulate.engine import Power
@@ -226,7 +226,7 @@ def test_the_judge_sees_a_sleeper_that_is_asked(monkeypatch: pytest.MonkeyPatch)
         original(self, model, reading, taken_at, now)  # type: ignore[arg-type]
         if model.stage is Stage.ASLEEP:  # type: ignore[attr-defined]
             model.measured = model.footprint.floor and dict.fromkeys(model.held, 1)  # type: ignore[attr-defined]
-            self._state.enter(model, Stage.READY, now)  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+            self.enter(model, Move.WOKE, now)  # type: ignore[arg-type]
             model.needs = {}  # type: ignore[attr-defined]
             self._state.remeasured()  # pyright: ignore[reportPrivateUsage]
 

@@ -17,8 +17,8 @@ from watchbill.catalog import RAM
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, Cause, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
+from watchbill.core.residency import Move, Residency
 from watchbill.core.state import State
-from watchbill.core.transition import Transitions
 from watchbill.units import format_bytes
 
 __all__ = ["EMERGENCY_GRACE_MS", "Emergency", "Trend"]
@@ -36,8 +36,8 @@ SETTLE_MS = 10_000
 class Emergency:
     """Makes room that nobody planned for."""
 
-    def __init__(self, state: State, transitions: Transitions) -> None:
-        self._state, self._do = state, transitions
+    def __init__(self, state: State, residency: Residency) -> None:
+        self._state, self._residency = state, residency
         self._weighed = -1  # up to which change of memory the budgets were looked at
         self._trends: dict[str, Trend] = {}
 
@@ -89,9 +89,9 @@ class Emergency:
     def _drive_out(self, victim: ModelState, device: str, why: str, grace_ms: float, now: int) -> None:
         self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, device))
         if victim.stage is Stage.DRAINING:
-            self._state.enter(victim, Stage.DRAINING, now)  # from now on it has its grace, as any victim has
+            self._residency.enter(victim, Move.CLOSE, now)  # from now on it has its grace, as any victim has
         else:
-            self._do.close(victim, "", why, now, cause=Cause.PRESSURE)
+            self._residency.close(victim, "", why, now, cause=Cause.PRESSURE)
         victim.emergency, victim.grace_ms = True, grace_ms
 
     @staticmethod
@@ -124,7 +124,7 @@ class Emergency:
             planned = self._state.in_stage(Stage.PLANNED)
             for model in sorted(planned, key=lambda s: -s.plan_order):
                 if over > 0 and model.needs.get(name) and model.stage is Stage.PLANNED:
-                    self._do.unplan(model, now)
+                    self._residency.unplan(model, now)
                     over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             resident = self._state.in_stage(Stage.READY, Stage.LOADING, Stage.ASLEEP)
             staying = [s for s in resident if s.needs.get(name)]
@@ -132,7 +132,7 @@ class Emergency:
                 if over > 0:
                     self._warn(model, name, over)
                     over -= model.frees().get(name, 0)
-                    self._do.close(model, "", self._excess(name), now, cause=self._cause(name))
+                    self._residency.close(model, "", self._excess(name), now, cause=self._cause(name))
 
     def _warn(self, model: ModelState, resource: str, over: int) -> None:
         """A permanent model that has to leave for want of budget is worth an alert (RES-02)."""

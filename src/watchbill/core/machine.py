@@ -31,7 +31,6 @@ from watchbill.core.policy import Policy
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.state import WAKE_MAX_MS, State
-from watchbill.core.transition import Transitions
 from watchbill.core.watchdog import Watchdog
 
 __all__ = ["Machine"]
@@ -50,9 +49,9 @@ class Machine:
         self.policy = policy or make_policy(catalog.policy)
         self._admission = Admission(self.state, self.policy)
         self._dispatch = Dispatch(self.state, self.policy)
-        self._do = Transitions(self.state)
-        self._residency, self._emergency = Residency(self.state, self._do), Emergency(self.state, self._do)
-        self._operator = Operator(self.state, self._do)
+        self._residency = Residency(self.state)
+        self._emergency = Emergency(self.state, self._residency)
+        self._operator = Operator(self.state, self._residency)
         self._reconfigure = Reconfigure(self.state)
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
@@ -136,7 +135,7 @@ class Machine:
             self._admission.expire(now)
             self._dispatch.expire(now)
             self._residency.enforce_deadlines(now)
-        self._do.drop_unwanted_plans(now)
+        self._residency.drop_unwanted_plans(now)
         self._operator.answer(now)
         self.epochs.turn(now)
         if overdue or is_new:
@@ -146,7 +145,7 @@ class Machine:
             self._force(now)
             self._admission.rehome(now)  # what was forced may have closed a model that can never come back
         self._plan(now)
-        self._do.advance(now)
+        self._residency.advance(now)
         self._reconfigure.settle()
         self.rotation.turn(now)
         self._missing.turn(now)
@@ -165,7 +164,7 @@ class Machine:
 
     def _reset_faulty(self, now: int) -> None:
         for model, why in self._watchdog.faults(now):
-            self._do.reset(model, why, now)
+            self._residency.reset(model, why, now)
             model.shrink()
             self.state.weigh(model)
             self.state.out.append(m.Alert("watchdog", f"{model.name} was reset: {why}", model.name))
@@ -175,7 +174,9 @@ class Machine:
         self._emergency.end_graces(now)
         self._residency.close_idle(now)
         for model in self._reconfigure.outdated():
-            self._do.close(model, "", "its definition in the config changed", now, cause=m.Cause.CONFIG)
+            self._residency.close(
+                model, "", "its definition in the config changed", now, cause=m.Cause.CONFIG
+            )
 
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
@@ -185,7 +186,7 @@ class Machine:
             plan = self.policy.choose(self.state, now)
             if plan is None:
                 return
-            self._do.start(plan, now)
+            self._residency.start(plan, now)
             self._dispatch.grant(now)
 
     def _arm(self, now: int) -> None:
@@ -235,7 +236,7 @@ class Machine:
         for model in self.state.models.values():
             self.state.refuse_line(model, "shutting_down", "Watchbill is shutting down", 5_000)
             if model.stage in STAYING and not model.spec.shared:
-                self._do.close(model, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
+                self._residency.close(model, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
 
     def _woke(self, event: m.Tick, now: int) -> None:
         """The timer fired: everything else in the step is what it was for."""

@@ -1,18 +1,7 @@
-"""A model: everything the core knows about one model. Its stage, its line, who runs on it, what was learned.
+"""The state of one model: everything the core knows about it. Its stage, its line, who runs on it, what was learned.
 
-A model is state and questions; it decides nothing. The stages and what leads from one to the next:
-
-    ABSENT ──plan──▶ PLANNED ──memory is there──▶ LOADING ──warm──▶ READY
-       ▲                │ nobody wants it            │ failed, late     │ closed: by a swap, its idle
-       │                ▼                            ▼                  ▼ time, the operator, an emergency
-       └──memory back── STOPPING ◀──nothing runs── DRAINING ◀───────────┘
-
-An engine that can sleep may also go from READY to ASLEEP, by itself or by the same way out, and from there by a plan
-to PLANNED and LOADING like an absent one: that load is its waking. Asleep it takes no work, so the memory that it gave
-back can be given away: no request reaches it before that memory was promised to it again.
-
-A draining model takes no new work and is never resurrected, except that a plan nobody wants any more may reopen its
-victims once, before the first of them was stopped. Whatever is neither ABSENT nor READY has a deadline.
+A model is state and questions; it decides nothing. `residency` has the table of its stages and the acts that change
+them.
 """
 
 import math

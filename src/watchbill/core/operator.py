@@ -2,8 +2,8 @@
 
 from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply, RetryAsked
 from watchbill.core.model_state import HOLDING, ModelState, Stage
+from watchbill.core.residency import Residency
 from watchbill.core.state import State
-from watchbill.core.transition import Transitions
 
 __all__ = ["Operator"]
 
@@ -13,8 +13,8 @@ _WHY = "the operator asked for it"
 class Operator:
     """Commands, and who waits for their end."""
 
-    def __init__(self, state: State, transitions: Transitions) -> None:
-        self._state, self._do = state, transitions
+    def __init__(self, state: State, residency: Residency) -> None:
+        self._state, self._residency = state, residency
         self._commands: dict[str, list[int]] = {}  # model -> operators who wait for it to be gone
         self._claims: dict[str, list[int]] = {}  # device -> operators who wait for it to be empty
 
@@ -38,12 +38,12 @@ class Operator:
         if model.stage is Stage.ABSENT:
             reply(Reply(event.command, True, self._said(model, "is not in memory")))
         elif model.stage is Stage.PLANNED and not model.sleeps:
-            self._do.unplan(model, now)
+            self._residency.unplan(model, now)
             reply(Reply(event.command, True, self._said(model, "was about to load; that was dropped")))
         else:
             self._commands.setdefault(model.name, []).append(event.command)
             why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
-            self._do.close(model, "", why, now, cause=event.cause)
+            self._residency.close(model, "", why, now, cause=event.cause)
             if event.force and model.stage is Stage.DRAINING:
                 for running in (*model.running.values(), *model.users.values()):
                     self._state.cut(running, "preempted" if running.begun else "requeue", now)
@@ -105,7 +105,7 @@ class Operator:
             model = self._state.models.get(name)  # None: gone from memory, and from the config
             if model is not None and model.stage in (Stage.ASLEEP, Stage.READY):
                 # It was about to sleep when it was asked to leave, or on its way out for a model that nobody wants now.
-                self._do.close(model, "", _WHY, now, cause=Cause.OPERATOR)
+                self._residency.close(model, "", _WHY, now, cause=Cause.OPERATOR)
             elif model is None or model.stage is Stage.ABSENT:
                 ok, text = True, f"{name} is out of memory"
                 if model is not None:

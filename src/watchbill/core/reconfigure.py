@@ -3,8 +3,8 @@
 Unchanged models do not notice. A new one is added. Where only keys changed that the process does not see, the
 model takes them over and stays warm (`EFFECTS` is the table). Any other change, or a removal, closes its door like
 a victim's, and it is replaced or forgotten when its memory is back. A model that is put back before is not removed.
-Requests that wait for a changed model keep their place; those that wait for a removed one are moved or refused by `admission`,
-before the model is forgotten.
+Requests that wait for a changed model keep their place; those that wait for a removed one are moved or refused by
+`admission` before the model is forgotten.
 
 A changed key of a model restarts it only if the running process, its address or its memory would differ. Everything
 else is read by Watchbill itself, and taken over while the model stays warm.

@@ -1,32 +1,118 @@
-"""Residency: what occupies memory, as the engines and the machine report it.
+"""Residency: which models occupy memory, and what may happen to each of them next.
 
-Believes only answers that carry the attempt that was asked for; late ones are dropped and counted. Every stage that
-waits for an answer has a deadline, and what happens at the deadline is defined here. Idle models leave here, too.
+Everything that changes a model's stage is in this file: the table `NEXT`, and the acts that use it. Whoever decides
+(a policy's plan, an emergency, the operator, a deadline) calls an act. An act changes the stage of one model and asks
+for one thing to be done; it never touches a process.
+
+    ABSENT ──plan──▶ PLANNED ──memory is free──▶ LOADING ──warm──▶ READY
+       ▲                │ no longer wanted          │ failed, late     │ closed: by a swap, its idle
+       │                ▼                           ▼                  ▼ time, the operator, an emergency
+       └──memory back── STOPPING ◀──nothing runs── DRAINING ◀──────────┘
+
+An engine that can sleep may also go from READY to ASLEEP, by itself or by the same way out, and from there by a plan
+to PLANNED and LOADING like an absent one: that load is its waking. A sleeping model takes no work, so the memory that
+it gave back can be given away: no request reaches it before that memory was promised to it again.
+
+A draining model takes no new work and is never reopened, except that a plan which is no longer wanted may reopen its
+victims once, before the first of them was stopped. Every stage that waits for an answer has a deadline, and what
+happens at the deadline is defined here; without that rule a lost answer would hold memory until a restart.
+
+Answers count only if they carry the attempt that was asked for. Late ones are dropped and counted. A move that the
+table does not have raises IllegalTransition and changes nothing.
 """
 
 from collections.abc import Mapping
+from enum import Enum
 
+from watchbill.catalog import WorkClass
+from watchbill.core.ledger import shortage
 from watchbill.core.messages import (
     Alert,
     Blame,
     Cause,
     Died,
     HostSeen,
+    Load,
     Loaded,
     LoadFailed,
     Mishap,
     ModelReading,
     Observed,
+    PlanKind,
     Proof,
+    Request,
+    Rouse,
+    Sleep,
     Slept,
+    Stop,
     Stopped,
 )
-from watchbill.core.model_state import HOLDING, ModelState, Stage
+from watchbill.core.model_state import HOLDING, MOVING, ModelState, Running, Stage
+from watchbill.core.policy import Plan
 from watchbill.core.state import State
-from watchbill.core.transition import Transitions
+from watchbill.errors import IllegalTransition
 
-__all__ = ["Residency"]
+__all__ = ["NEXT", "Move", "Residency", "stage_after"]
 
+
+class Move(Enum):
+    """What may happen to a model's residency."""
+
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every look into the table
+
+    PLAN = "plan"  # memory was promised to it
+    DROP = "drop"  # its plan is given up
+    SLEEP_ON = "sleep_on"  # the plan to wake it is given up
+    LOAD = "load"  # its memory is free: the engine is told to load, or to wake
+    WARM = "warm"  # the engine answered that it serves
+    CLOSE = "close"  # no new work; again: it has less time to drain
+    REOPEN = "reopen"  # the plan for which it was leaving is given up
+    STOP = "stop"  # the engine is told to stop, or to sleep
+    SLEPT = "slept"  # it sleeps, as it was told or by itself
+    WOKE = "woke"  # it woke by itself
+    GONE = "gone"  # nothing of it is left in memory
+
+
+#: Every move there is: stage and move -> next stage.
+NEXT: Mapping[tuple[Stage, Move], Stage] = {
+    (Stage.ABSENT, Move.PLAN): Stage.PLANNED,
+    (Stage.PLANNED, Move.DROP): Stage.ABSENT,
+    (Stage.PLANNED, Move.SLEEP_ON): Stage.ASLEEP,
+    (Stage.PLANNED, Move.LOAD): Stage.LOADING,
+    (Stage.LOADING, Move.WARM): Stage.READY,
+    (Stage.LOADING, Move.STOP): Stage.STOPPING,
+    (Stage.LOADING, Move.GONE): Stage.ABSENT,
+    (Stage.READY, Move.CLOSE): Stage.DRAINING,
+    (Stage.READY, Move.STOP): Stage.STOPPING,
+    (Stage.READY, Move.SLEPT): Stage.ASLEEP,
+    (Stage.DRAINING, Move.CLOSE): Stage.DRAINING,
+    (Stage.DRAINING, Move.REOPEN): Stage.READY,
+    (Stage.DRAINING, Move.STOP): Stage.STOPPING,
+    (Stage.STOPPING, Move.STOP): Stage.STOPPING,
+    (Stage.STOPPING, Move.SLEPT): Stage.ASLEEP,
+    (Stage.STOPPING, Move.GONE): Stage.ABSENT,
+    (Stage.ASLEEP, Move.PLAN): Stage.PLANNED,
+    (Stage.ASLEEP, Move.WOKE): Stage.READY,
+    (Stage.ASLEEP, Move.STOP): Stage.STOPPING,
+}
+
+
+def stage_after(model: ModelState, move: Move) -> Stage:
+    """The stage to which a move leads. Raises IllegalTransition where the table has none."""
+    stage = NEXT.get((model.stage, move))
+    if stage is None:
+        raise IllegalTransition(f"{model.name} is {model.stage.value}: it cannot {move.value}")
+    return stage
+
+
+#: Limits of a load: what was never measured gets more.
+LOAD_LIMIT_FACTOR = 3
+LOAD_LIMIT_EXTRA_MS = 10_000
+LOAD_LIMIT_UNMEASURED_MS = 300_000
+#: A load that failed for the disk is tried again after this, if somebody wants it.
+DISK_RETRY_MS = 3_000
+#: A model that was ready for so long is not suspected for what happened before.
+PROVEN_MS = 600_000
 #: The engine layer ends a load at its limit and says why; the core waits a little longer for that answer.
 LOAD_ANSWER_MS = 15_000
 #: The engine layer's own stop ladder ends well before this.
@@ -44,10 +130,297 @@ _PROVEN = {
 
 
 class Residency:
-    """The table of what occupies memory."""
+    """The stages of all models."""
 
-    def __init__(self, state: State, transitions: Transitions) -> None:
-        self._state, self._do = state, transitions
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def enter(self, model: ModelState, move: Move, now: int) -> None:
+        """Brings a model to its next stage."""
+        stage = stage_after(model, move)
+        self._state.moving += (stage in MOVING) - (model.stage in MOVING)
+        model.enter(stage, now)
+        if stage is Stage.ABSENT:
+            model.held, model.leaving_for, model.stop_tries, model.emergency = {}, "", 0, False
+            model.keep_alive(None)
+        elif stage is Stage.PLANNED:
+            model.clear_since = None
+        elif stage is Stage.READY:
+            model.held_turn = None  # its owner finds the model here
+        self._state.remeasured()
+
+    # ------------------------------------------------------------------ plans
+
+    def start(self, plan: Plan, now: int) -> None:
+        """Begins a change: the target is promised its memory, the victims are closed."""
+        self._state.plans_made += 1
+        target = plan.target
+        sleeping = self._may_sleep(plan)
+        for model in target.arriving:  # one model, or all that a set lacks: together or not at all
+            model.plan_order, model.plan_class = self._state.plans_made, target.top_class()
+            model.plan_for = target.name
+            self.enter(model, Move.PLAN, now)
+        target.is_under_way = bool(target.members)
+        for victim in plan.victims:
+            why = f"{plan.kind} of {target.name}: {plan.reason}"
+            self.close(
+                victim, target.name, why, now, cause=Cause.SWAP, plan=plan.kind, sleep=victim in sleeping
+            )
+        names = ", ".join(v.name for v in plan.victims)
+        beside = f" ({target.name})" if target.members else ""
+        self._state.note(
+            "plan",
+            f"{plan.kind}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),
+            target.serving,
+            plan=plan.kind,
+            target=target.name,
+        )
+
+    def _may_sleep(self, plan: Plan) -> list[ModelState]:
+        """The victims that need only sleep: what they give back then is enough, and they are back sooner."""
+        short, sleeping = self._state.shortage_of(plan.target), list[ModelState]()
+        for victim in plan.victims:
+            known = victim.asleep_size or victim.spec.asleep
+            if not (known and victim.spec.sleeps_when_told and victim.stage is Stage.READY):
+                continue
+            left = {r: sum(v.asleep_needs.get(r, 0) for v in (*sleeping, victim)) for r in short}
+            given = {r: sum(v.frees().get(r, 0) for v in plan.victims) - left[r] for r in short}
+            if all(given[r] >= amount for r, amount in short.items()):
+                sleeping.append(victim)
+        return sleeping
+
+    # ------------------------------------------------------------------ the way out
+
+    def close(
+        self,
+        model: ModelState,
+        target: str,
+        why: str,
+        now: int,
+        *,
+        cause: Cause,
+        plan: PlanKind | None = None,
+        sleep: bool = False,
+    ) -> None:
+        """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
+        model.left = cause
+        if model.stage is Stage.PLANNED:
+            self.unplan(model, now)
+        if model.stage is Stage.ASLEEP:
+            model.leaving_for = target
+            self._note_evict(model, why, sum(model.sizes_asleep().values()), cause, plan)
+            self.halt(model, why, now, hard=False)
+        elif model.stage is Stage.LOADING:
+            model.aborts += 1 if target else 0
+            model.leaving_for = target
+            self.halt(model, why, now, hard=True)
+        elif model.stage is Stage.READY:
+            model.sleeps = sleep
+            self.enter(model, Move.CLOSE, now)
+            model.leaving_for, model.leaving_why = target, why
+            self._note_evict(model, why, sum(model.sizes().values()), cause, plan)
+            for running in (*model.running.values(), *model.users.values()):
+                if not running.begun and not self._may_finish(model, running, plan):
+                    self._state.cut(running, "requeue", now)
+                elif self._can_continue(running.request):
+                    self._state.cut(running, "boundary", now)
+
+    def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
+        """Whether an answer that has not begun runs on though its model leaves for another.
+
+        Its patience may be too short for another wait. And for a soft turn of an equal it is shorter than a swap: sent
+        back, it would wait for its model's next turn, and four of them would bring the model back for one answer.
+        """
+        if plan is not None and not running.is_patient:
+            return True
+        is_person = running.request.work_class is WorkClass.INTERACTIVE
+        return plan is PlanKind.TURN and is_person and model.service.ms <= model.quantum_ms
+
+    def _can_continue(self, request: Request) -> bool:
+        """Whether an answer may stop at a boundary: background work, unless its model was removed from the config."""
+        return request.work_class >= WorkClass.BACKGROUND and self._state.missing_of(request) is None
+
+    def _note_evict(
+        self, model: ModelState, why: str, size: int, cause: Cause, plan: PlanKind | None
+    ) -> None:
+        target = model.leaving_for or None
+        self._state.note("evict", why, model, size=size, cause=cause, plan=plan, target=target)
+
+    def unplan(self, model: ModelState, now: int) -> None:
+        """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
+        mine = [s for s in self._state.managed if s.leaving_for == model.plan_for]
+        reopens = model.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
+        for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == model.plan_for]:
+            self.enter(planned, Move.SLEEP_ON if planned.sleeps else Move.DROP, now)
+            self._state.note("unplan", "nobody waits for it any more, or the room is gone", planned)
+            planned.reversals += 1
+        for victim in mine:
+            victim.leaving_for = ""
+            if reopens and victim.stage is Stage.DRAINING and not self._lacks_room(victim):
+                self.enter(victim, Move.REOPEN, now)
+                self._state.note("reopen", f"the plan for {model.plan_for} was dropped", victim)
+
+    def _lacks_room(self, model: ModelState) -> bool:
+        return bool(self._state.shortage_of(model))
+
+    # ------------------------------------------------------------------ the next step
+
+    def has_leaving(self, model: ModelState) -> bool:
+        """Whether somebody is still on the way out for it."""
+        return any(
+            s.leaving_for == model.plan_for for s in self._state.in_stage(Stage.DRAINING, Stage.STOPPING)
+        )
+
+    def drop_unwanted_plans(self, now: int) -> None:
+        """A target whose callers all left releases its plan."""
+        for model in self._state.in_stage(Stage.PLANNED):
+            if model.stage is Stage.PLANNED and not model.is_planned_for:
+                self.unplan(model, now)
+
+    def advance(self, now: int) -> None:
+        """Stops what has drained, and loads what has its memory, in the order of the plans."""
+        for model in self._state.in_stage(Stage.DRAINING):
+            # A process that is stopped takes what it still works on with it; one that sleeps must have let go of it.
+            sleeps = model.sleeps and not model.emergency
+            if not model.running and not model.users and not (sleeps and model.lingering):
+                self._put_away(model, now)
+        for model in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
+            if self._is_in_the_way(model, now):
+                model.clear_since = None
+                continue
+            if not shortage(model.needs, self._state.actual_free(model)):
+                self._load(model, now)
+            elif model.clear_since is None:
+                model.clear_since = now
+
+    def _is_in_the_way(self, model: ModelState, now: int) -> bool:
+        """Whether a planned load waits for something that ends by itself: a victim that leaves, or the bus."""
+        return self.has_leaving(model) or not self._bus_is_free(model, now)
+
+    def _bus_is_free(self, model: ModelState, now: int) -> bool:
+        """RES-24: models load one at a time per device and per host, unless the config allows more.
+
+        A load that takes far longer than it should is stuck: it keeps its memory, and no longer the others' turn.
+        """
+        loading = [s for s in self._state.in_stage(Stage.LOADING) if not s.is_stuck(now)]
+        self._state.wakes += [s.stuck_at for s in loading]
+        if len(loading) >= self._state.catalog.policy.parallel_loads:
+            return False
+        books = self._state.ledger.books
+        return all(
+            sum(1 for s in loading if s.needs.get(name)) < books[name].device.parallel_loads
+            for name in model.needs
+            if name in books
+        )
+
+    def _put_away(self, model: ModelState, now: int) -> None:
+        """It has drained: it is stopped, or put to sleep where that is enough and memory did not run out."""
+        if not model.sleeps or model.emergency:
+            self.halt(model, model.leaving_why, now, hard=model.emergency)
+            return
+        model.attempt += 1
+        self.enter(model, Move.STOP, now)
+        self._state.out.append(Sleep(model.name, model.attempt))
+
+    def _load(self, model: ModelState, now: int) -> None:
+        model.attempt += 1
+        wakes = model.sleeps
+        self.enter(model, Move.LOAD, now)
+        if wakes:
+            self._state.out.append(Rouse(model.name, model.attempt, self.load_limit(model)))
+            self._state.note("wake", "its memory is there", model, size=sum(model.sizes().values()))
+            return
+        expected = None if model.load.is_guess else round(model.load.ms)
+        self._state.out.append(Load(model.name, model.attempt, self.load_limit(model), expected))
+        self._state.note("load", "its memory is there", model, size=sum(model.sizes().values()))
+
+    def halt(self, model: ModelState, why: str, now: int, *, hard: bool) -> None:
+        """Stops a model; its memory counts until it is back."""
+        if model.stage in (Stage.READY, Stage.DRAINING):
+            model.evictions += 1
+        model.attempt += 1
+        model.sleeps, model.leaving_why = False, why
+        self.enter(model, Move.STOP, now)
+        self._state.out.append(Stop(model.name, model.attempt, hard, why))
+
+    # ------------------------------------------------------------------ failures
+
+    def reset(self, model: ModelState, why: str, now: int, *, mishap: Mishap = Mishap.RESET) -> None:
+        """Takes a model down at once because it cannot be trusted any more.
+
+        Its failures are those of its turns, whatever its loads did: one that loads well and answers nothing would
+        otherwise be loaded for ever.
+        """
+        if model.stage is Stage.READY and now - model.ready_at >= PROVEN_MS:
+            model.resets = 0
+        model.resets += 1
+        model.failures = max(model.failures, model.resets - 1)
+        self._cut_off(model, now)
+        self.fail(model, why, hopeless=False, now=now, mishap=mishap)
+        self.halt(model, why, now, hard=True)
+
+    def lose(self, model: ModelState, why: str, now: int) -> None:
+        """A model is gone through no fault of its own: its work returns or fails, and nothing is held against it."""
+        self._cut_off(model, now)
+        self._state.note("lost", why, model)
+        self.halt(model, why, now, hard=True)
+
+    def _cut_off(self, model: ModelState, now: int) -> None:
+        """Ends what runs on a model that is gone."""
+        for running in model.running.values():
+            running.is_orphaned = True
+            self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
+        for running in model.users.values():
+            if not running.begun:  # one that has begun has an engine of its own, which is well
+                self._state.cut(running, "requeue", now)
+
+    def put_off(self, model: ModelState, reason: str, now: int) -> None:
+        """A load failed through no fault of the model: who waits goes on waiting, and it is tried again soon."""
+        model.put_off(reason, now)
+        model.trouble = Mishap.LOAD_FAILED
+        self._state.note(Mishap.LOAD_FAILED, reason, model)
+
+    def await_disk(self, model: ModelState, reason: str, now: int) -> None:
+        """A full or failing disk kept a model from loading. That is not held against the model: who waits is told, and
+        the next load may go well."""
+        is_news = model.trouble is not Mishap.DISK_FAILED
+        model.trouble, model.failure, model.retry_at = Mishap.DISK_FAILED, reason, now + DISK_RETRY_MS
+        text = f"{model.name}: {reason}"
+        if is_news:
+            self._state.note(Mishap.DISK_FAILED, reason, model)
+            self._state.out.append(Alert("disk", text, model.name))
+        self._state.refuse_line(model, "disk_failed", text, DISK_RETRY_MS)
+
+    def fail(
+        self,
+        model: ModelState,
+        reason: str,
+        *,
+        hopeless: bool,
+        now: int,
+        mishap: Mishap = Mishap.LOAD_FAILED,
+    ) -> None:
+        """Counts a failure. If it leads to a quarantine, `admission` moves or refuses the requests that wait."""
+        model.fail(reason, hopeless=hopeless, now=now)
+        model.trouble = mishap
+        self._state.remeasured()  # a hopeless permanent keeps no memory from others
+        self._state.note(mishap, reason, model)
+        if not model.is_quarantined(now):
+            return
+        pause = model.retry_at - now
+        text = f"{model.name} is quarantined for {pause // 1000} s: {reason}"
+        self._state.out.append(Alert("quarantine", text, model.name))
+        self._state.note("quarantine", reason, model, ms=pause)
+
+    @staticmethod
+    def load_limit(model: ModelState) -> int:
+        """How long a load may take."""
+        if model.spec.load_timeout_ms is not None:
+            return model.spec.load_timeout_ms
+        # A model seen only from the page cache may come from a cold disk next time: its size sets the floor.
+        usual = max(model.load.high_ms, model.load_from_disk_ms)
+        limit = round(LOAD_LIMIT_FACTOR * usual) + LOAD_LIMIT_EXTRA_MS
+        return max(limit, LOAD_LIMIT_UNMEASURED_MS) if model.load.is_guess else limit
 
     # ------------------------------------------------------------------ answers of the engines
 
@@ -59,7 +432,7 @@ class Residency:
         taken, woke = now - model.since, model.load is model.wake
         model.load.learn(taken)
         model.failures, model.failure, model.trouble, model.hopeless = 0, None, None, False
-        self._state.enter(model, Stage.READY, now)
+        self.enter(model, Move.WARM, now)
         model.ready_at = model.last_used = self._state.active_at = now
         model.loads, model.wakings = model.loads + (not woke), model.wakings + woke
         model.bad_answers, model.is_suspect, model.is_benched = 0, False, False
@@ -80,15 +453,15 @@ class Residency:
         if model is None:
             return
         if not event.remains:
-            self._state.enter(model, Stage.ABSENT, now)
+            self.enter(model, Move.GONE, now)
         if event.blame is Blame.HOST:
-            self._do.put_off(model, event.reason, now)
+            self.put_off(model, event.reason, now)
         elif event.blame is Blame.DISK:
-            self._do.await_disk(model, event.reason, now)
+            self.await_disk(model, event.reason, now)
         else:
-            self._do.fail(model, event.reason, hopeless=event.hopeless, now=now)
+            self.fail(model, event.reason, hopeless=event.hopeless, now=now)
         if event.remains:
-            self._do.halt(model, event.reason, now, hard=True)
+            self.halt(model, event.reason, now, hard=True)
 
     def stopped(self, event: Stopped, now: int) -> None:
         """A model is gone and its memory is back."""
@@ -97,7 +470,7 @@ class Residency:
             return
         model.halt.learn(now - model.since)
         self._state.note("stopped", model.leaving_why, model, ms=now - model.since)
-        self._state.enter(model, Stage.ABSENT, now)
+        self.enter(model, Move.GONE, now)
 
     def slept(self, event: Slept, now: int) -> None:
         """A model sleeps as it was told."""
@@ -110,7 +483,7 @@ class Residency:
         model.leaving_for, model.stop_tries = "", 0
         model.asleep_size = dict(memory) or model.asleep_size
         model.held = dict(memory) or model.held
-        self._state.enter(model, Stage.ASLEEP, now)
+        self.enter(model, Move.SLEPT, now)
         self._state.weigh(model)
         self._state.note("asleep", why, model, ms=taken, size=sum(model.sizes_asleep().values()))
 
@@ -119,13 +492,13 @@ class Residency:
         stages = (Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.ASLEEP, Stage.PLANNED)
         model = self._current(event.model, event.attempt, *stages)
         if model is not None and model.stage is Stage.PLANNED and model.sleeps:
-            self._do.unplan(model, now)  # what was to be woken is gone
+            self.unplan(model, now)  # what was to be woken is gone
         if model is None or model.stage is Stage.PLANNED:
             return
         if event.blame is Blame.HOST:
-            self._do.lose(model, event.reason, now)
+            self.lose(model, event.reason, now)
         else:
-            self._do.reset(model, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
+            self.reset(model, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
 
     def host_seen(self, event: HostSeen, now: int) -> None:
         """What a program that hosts models says of itself, or that it says nothing.
@@ -149,7 +522,7 @@ class Residency:
             self._tell_silence(event, hosted)
         for model in hosted:
             if model.name in event.leaving and model.stage is Stage.READY:
-                self._do.close(
+                self.close(
                     model,
                     "",
                     f"{event.engine} unloads it when its answers have ended",
@@ -208,7 +581,7 @@ class Residency:
         if model.stage is Stage.READY and reading.asleep and model.is_idle and fresh:
             self._fall_asleep(model, reading.memory, "its engine fell asleep by itself", now)
         elif model.stage is Stage.ASLEEP and fresh and not reading.asleep:
-            self._state.enter(model, Stage.READY, now)  # its memory counts again, whoever has it now
+            self.enter(model, Move.WOKE, now)  # its memory counts again, whoever has it now
             self._state.note("awake", "its engine woke by itself", model)
         elif model.stage is Stage.ASLEEP and reading.memory:
             model.asleep_size = dict(reading.memory)
@@ -229,14 +602,14 @@ class Residency:
             if model.silence is not None:
                 continue  # it cannot be told to leave
             if self._is_sleepy(model, now):
-                self._do.close(model, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, sleep=True)
+                self.close(model, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, sleep=True)
                 continue
             if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
             if now >= model.last_used + model.idle_ms:
                 wished = ", as its last caller wished" if model.keep_alive_ms is not None else ""
                 why = f"idle for {model.idle_ms // 1000} s{wished}"
-                self._do.close(model, "", why, now, cause=Cause.IDLE)
+                self.close(model, "", why, now, cause=Cause.IDLE)
 
     @staticmethod
     def _is_sleepy(model: ModelState, now: int) -> bool:
@@ -254,20 +627,20 @@ class Residency:
             if model.stage is Stage.LOADING:
                 late = f"not warm after {(now - model.since) // 1000} s"
                 if model.silence is not None:
-                    self._do.put_off(model, model.silence, now)
+                    self.put_off(model, model.silence, now)
                 else:
-                    self._do.fail(model, late, hopeless=False, now=now)
-                self._do.halt(model, "its load took too long", now, hard=True)
+                    self.fail(model, late, hopeless=False, now=now)
+                self.halt(model, "its load took too long", now, hard=True)
             elif model.stage is Stage.STOPPING:
                 self._stop_again(model, now)
             elif model.stage is Stage.PLANNED:
-                self._do.unplan(model, now)
+                self.unplan(model, now)
                 model.retry_at = now + PLAN_LIMIT_MS
 
     def deadline(self, model: ModelState) -> int | None:
         """When a model that waits for an answer stops waiting."""
         if model.stage is Stage.LOADING:
-            return model.since + self._do.load_limit(model) + LOAD_ANSWER_MS
+            return model.since + self.load_limit(model) + LOAD_ANSWER_MS
         if model.stage is Stage.STOPPING:
             return model.since + STOP_LIMIT_MS
         if model.stage is Stage.PLANNED and model.clear_since is not None:
@@ -278,10 +651,10 @@ class Residency:
         """Tells it once more. A host that cannot be asked has not refused: its models count until it answers."""
         model.stop_tries += model.silence is None
         if model.stop_tries < STOP_TRIES:
-            self._do.halt(model, model.leaving_why, now, hard=True)
+            self.halt(model, model.leaving_why, now, hard=True)
             return
         text = f"{model.name} does not go away; what it holds is counted as foreign use from now on"
         self._state.out.append(Alert("stuck", text, model.name))
-        self._state.enter(model, Stage.ABSENT, now)
+        self.enter(model, Move.GONE, now)
         why = "its engine could not be stopped"
-        self._do.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)
+        self.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)

@@ -1,11 +1,11 @@
 """The core's state: the models, the ledger, and the two views of what is free.
 
-Shared by the small machines of the core (`admission`, `dispatch`, `residency`), which never call each other: what two of
-them do to a request (join a line, leave it, be refused, be cut) is a move of the state.
+Shared by the small machines of the core (`admission`, `dispatch`, `residency`), which never call each other: what two
+of them do to a request (join a line, leave it, be refused, be cut) is a method of the state.
 
 Most steps change no model's stage and nobody's memory, so who is in which stage and what is free are summed up once
-and kept until one of those changes. Whoever changes them says so: `enter` and `weigh` do, and `remeasured` is for the
-rest. `stale` counts everything anew and names what is no longer true; the judge of the simulation asks it.
+and kept until one of those changes. Whoever changes them says so: `Residency.enter` and `weigh` do, and `remeasured`
+is for the rest. `stale` counts everything anew and names what is no longer true; the judge of the simulation asks it.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,6 @@ from watchbill.core.messages import (
 from watchbill.core.model_state import (
     AWAY,
     LINGER_LIMIT_MS,
-    MOVING,
     HeldTurn,
     Lingering,
     ModelState,
@@ -377,19 +376,6 @@ class State:
                 beside.users.pop(request.id, None)
                 beside.last_used = now
                 self.rest(beside)
-
-    def enter(self, model: ModelState, stage: Stage, now: int) -> None:
-        """Brings a model to its next stage."""
-        self.moving += (stage in MOVING) - (model.stage in MOVING)
-        model.enter(stage, now)
-        if stage is Stage.ABSENT:
-            model.held, model.leaving_for, model.stop_tries, model.emergency = {}, "", 0, False
-            model.keep_alive(None)
-        elif stage is Stage.PLANNED:
-            model.clear_since = None
-        elif stage is Stage.READY:
-            model.held_turn = None  # its owner finds the model here
-        self.remeasured()
 
     def is_wanting(self) -> bool:
         """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
