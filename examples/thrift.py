@@ -14,7 +14,7 @@ request that has used up half of its patience goes first, by its deadline.
 from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import ModelState
+from watchbill.core.model_state import Candidate, ModelState
 from watchbill.core.policy import Plan, movable, returning, waiting
 from watchbill.core.state import State
 
@@ -34,7 +34,7 @@ class Thrift:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """When a request would start: after the room, the load, and what stands before it."""
         return forecast_start(state, model, request, now)
 

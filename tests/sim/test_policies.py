@@ -12,7 +12,7 @@ from watchbill.config import load
 from watchbill.core import messages as m
 from watchbill.core.forecast import Forecast
 from watchbill.core.guarded import Guarded
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import Plan, Rate, Turns
 from watchbill.core.state import State
 from watchbill.runtime.explain import explain
@@ -85,7 +85,7 @@ class Raises(Turns):
     def choose(self, state: State, now: int) -> Plan | None:
         raise ValueError("no idea")
 
-    def forecast(self, state: State, model: ModelState, request: m.Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: m.Request, now: int) -> Forecast:
         raise KeyError(model.name)
 
 
@@ -103,7 +103,7 @@ class Wild(Turns):
     def choose(self, state: State, now: int) -> Plan | None:
         return "B"  # type: ignore[return-value]
 
-    def forecast(self, state: State, model: ModelState, request: m.Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: m.Request, now: int) -> Forecast:
         return Forecast(float("nan"), is_guess=False)
 
 

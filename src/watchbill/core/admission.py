@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
 from watchbill.core.messages import Admit, Arrived, Left, Request
-from watchbill.core.model_state import AWAY, HeldTurn, ModelState, Stage
+from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
 from watchbill.ladder import ladder
@@ -72,12 +72,11 @@ class Admission:
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, model, now)
             return
-        if request.companions:
-            model = choices[0]
+        asked = choices[0] if request.companions else model
         self._supersede(request)
         if self._is_full(request):
             return
-        if not request.companions and choices[0].can_start(request.work_class, now):
+        if not request.companions and choices[0].serving.can_start(request.work_class, now):
             self._admit(request, choices[0], 0, now)
             return
         forecasts: list[float] = []
@@ -89,9 +88,9 @@ class Admission:
                 self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                 return
             forecasts.append(forecast.ms)
-        self._refuse_late(request, model, min(forecasts), now)
+        self._refuse_late(request, asked, min(forecasts), now)
 
-    def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[ModelState]:
+    def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[Candidate]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         if request.companions:
             return self._sets.choices(request, now)
@@ -106,7 +105,7 @@ class Admission:
             return False
         return model.stage is Stage.READY or self._state.can_ever_fit(model)
 
-    def _must_wait_for_health(self, model: ModelState) -> bool:
+    def _must_wait_for_health(self, model: Candidate) -> bool:
         """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
         ledger, needs = self._state.ledger, model.needs
         if ledger.in_maintenance(needs):
@@ -169,7 +168,7 @@ class Admission:
         return True
 
     def _admit(
-        self, request: Request, model: ModelState, forecast: float, now: int, due: int | None = None
+        self, request: Request, model: Candidate, forecast: float, now: int, due: int | None = None
     ) -> None:
         """Puts a request into a line. One that was moved keeps its deadline, and is demand only once."""
         if due is None:
@@ -188,7 +187,7 @@ class Admission:
             return False
         return model.in_use < model.slots_for(request.work_class, now)
 
-    def _count_use(self, request: Request, model: ModelState, now: int) -> None:
+    def _count_use(self, request: Request, model: Candidate, now: int) -> None:
         """An arrival is demand for the model that was asked for, whichever tier serves it."""
         work_class, state = request.work_class, self._state
         if work_class is _ROTATION:
@@ -205,7 +204,7 @@ class Admission:
         if work_class is _INTERACTIVE:
             model.top_class_at = now
 
-    def _refuse_late(self, request: Request, model: ModelState, forecast: float, now: int) -> None:
+    def _refuse_late(self, request: Request, model: Candidate, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and model.stage in AWAY and model.held_turn is None:
             self._state.hold_turn(model, HeldTurn(now + request.max_wait_ms, request.work_class))
@@ -225,9 +224,9 @@ class Admission:
         if event.id in model.line:
             self._state.withdraw(model, event.id)
         elif running := model.running.pop(event.id, None):
-            self._state.release(model, running.request, now)
+            self._state.release(model.serving, running.request, now)
             self._state.dismiss(running.request, now)
-            self._state.unanswered(model, event.parting, now)
+            self._state.unanswered(model.serving, event.parting, now)
 
     def rehome(self, now: int) -> None:
         """RES-13: moves requests whose model cannot serve them now to another tier of its family, and tells the others.
@@ -243,16 +242,15 @@ class Admission:
                 for request_id in model.line.ids():
                     self._move(model, request_id, now, must=hindered is _Hindrance.GONE)
 
-    def _hindrance(self, model: ModelState, now: int) -> "_Hindrance | None":
-        members = model.members or (model,)
-        if any(s.is_retired or s.is_quarantined(now) for s in members):
+    def _hindrance(self, model: Candidate, now: int) -> "_Hindrance | None":
+        if any(s.is_retired or s.is_quarantined(now) for s in model.members):
             return _Hindrance.GONE
-        if not model.members and model.stage not in _COMING and not self._state.can_ever_fit(model):
+        if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not known shows with the first load
         is_lent = model.stage is not _READY and self._state.ledger.in_maintenance(model.needs)
         return _Hindrance.LENT if is_lent else None
 
-    def _move(self, model: ModelState, request_id: str, now: int, *, must: bool) -> None:
+    def _move(self, model: Candidate, request_id: str, now: int, *, must: bool) -> None:
         state, request, due = self._state, model.line.get(request_id), model.line.due_of(request_id)
         if missing := state.missing_of(request):
             state.withdraw(model, request_id)
@@ -288,7 +286,7 @@ class Admission:
             due, request_id = first
             self._expire_one(self._state.home[request_id], request_id, due, now)
 
-    def _expire_one(self, model: ModelState, request_id: str, due: int, now: int) -> None:
+    def _expire_one(self, model: Candidate, request_id: str, due: int, now: int) -> None:
         request = self._state.withdraw(model, request_id)
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and model.stage in AWAY and self.policy.refuses_late:

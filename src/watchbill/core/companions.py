@@ -1,22 +1,21 @@
-"""A set: models that a request needs at the same time, as one thing that waits, is planned and is ready (RES-13).
+"""Companion sets: models that a request needs at the same time, as one candidate for memory (RES-13).
 
-It has a line like a model, and no memory of its own: what it needs of the ledger is what its absent members need, all
-of it or nothing. So one plan has one cover for the whole set, and no two sets can hold a part each and wait for the
-rest.
+A set has a line like a model, and no memory of its own: what it needs of the ledger is what its absent members need,
+all of it or nothing. So one plan has one cover for the whole set, and no two sets can hold a part each and wait for
+the rest.
 
 - **under way**: planned, and not complete yet. Until it is, no swap takes a member away: the first of two would
   otherwise be evicted while the second loads.
 - **ready**: every member is warm. Then its requests start on the first member like any others of it.
 
-Whatever else may happen to a member (an emergency, a failed load, the operator) ends the way: the set waits on and
-is planned anew. A set without a line and a held turn is forgotten.
+Whatever else may happen to a member (an emergency, a failed load, the operator) ends that: the set waits on and is
+planned anew. A set without a line and a held turn is forgotten.
 """
 
 from collections.abc import Iterable, Mapping
 
 from watchbill.core.estimate import MedianEstimate
-from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.model_state import AWAY, ModelState, Stage
+from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
 
 __all__ = ["CompanionSet", "CompanionSets", "set_name", "total_needs"]
 
@@ -24,26 +23,27 @@ _LEAVING = frozenset({Stage.DRAINING, Stage.STOPPING})
 
 
 def set_name(names: Iterable[str]) -> str:
-    """What a set is called. No model is called so: their names have no spaces."""
+    """The name of a set. No model has such a name: theirs have no spaces."""
     first, *others = names
     return " + ".join([first, *sorted(others)])
 
 
-class CompanionSet(ModelState):
+class CompanionSet(Candidate):
     """The first member serves, the others are there while it does."""
+
+    is_set = True
 
     def __init__(self, members: tuple[ModelState, ...], now: int) -> None:
         first = members[0]
-        super().__init__(first.spec, first.rules, Knowledge(Footprint({})))
-        self.name = set_name(s.name for s in members)
-        self.members = members
+        super().__init__(set_name(s.name for s in members), first.spec, first.rules)
+        self._members = members
         self.service = first.service
         self.refresh({s.name: s for s in members}, now)
 
     @property
-    def serving(self) -> ModelState:
-        """The member that answers."""
-        return self.members[0]
+    def members(self) -> tuple[ModelState, ...]:
+        """Its models. The first one serves, the others are in memory while it does."""
+        return self._members
 
     @property
     def arriving(self) -> tuple[ModelState, ...]:
@@ -57,7 +57,7 @@ class CompanionSet(ModelState):
 
     def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
         """Looks where every member is. The models may have been replaced by a new config; the names stay."""
-        self.members = tuple(models[s.name] for s in self.members)
+        self._members = tuple(models[s.name] for s in self._members)
         self.service, self.slowdown = self.serving.service, self.serving.slowdown
         stages = {s.stage for s in self.members}
         if stages == {Stage.READY}:

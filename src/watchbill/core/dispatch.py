@@ -8,7 +8,7 @@ import msgspec
 
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import Ended, FirstByte, LetGo, Parting, Request, Returned
-from watchbill.core.model_state import LULL_MS, ModelState, Running
+from watchbill.core.model_state import LULL_MS, Candidate, ModelState, Running
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
 
@@ -88,7 +88,7 @@ class Dispatch:
         ]
         return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
 
-    def _next_of(self, model: ModelState, now: int) -> Request | None:
+    def _next_of(self, model: Candidate, now: int) -> Request | None:
         first = model.line.first()
         if first is not None and first.operator and self._lane_is_free(first):
             return first  # LANE-06: before every other of its class, and no higher class waits
@@ -100,7 +100,7 @@ class Dispatch:
         return next((r for r in map(model.line.get, model.line.ids()) if self._lane_is_free(r)), None)
 
     @staticmethod
-    def _is_urgent(model: ModelState, due: int, request: Request, now: int) -> bool:
+    def _is_urgent(model: Candidate, due: int, request: Request, now: int) -> bool:
         """Half of its patience is over at the least: where an answer takes longer than anybody waits, a request that
         made way for a person would be urgent at once, start, make way, and so on for ever."""
         return now >= due - min(model.service.ms, request.max_wait_ms / 2)
@@ -133,7 +133,7 @@ class Dispatch:
         if running is None:
             return
         state, request = self._state, running.request
-        model = state.home.pop(request.id)
+        model = state.home.pop(request.id).serving
         if event.ok and running.cut is None:
             model.learn_service(now - running.since, running.beside)
             if event.first_ms is not None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from watchbill.catalog import WorkClass
 from watchbill.core.cover import cover
 from watchbill.core.messages import Request
-from watchbill.core.model_state import STAYING, ModelState, Stage
+from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.state import State
 
 __all__ = ["Forecast", "forecast_start"]
@@ -24,7 +24,7 @@ class Forecast(NamedTuple):
     ms: float
     is_guess: bool  # a time that it rests on was never measured
 
-    def plus(self, ms: float, *, guessed_by: Iterable[ModelState] = ()) -> "Forecast":
+    def plus(self, ms: float, *, guessed_by: Iterable[Candidate] = ()) -> "Forecast":
         """So much later, by the load times of these models."""
         return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
 
@@ -39,11 +39,11 @@ NOW = Forecast(0.0, False)
 
 def forecast_start(
     state: State,
-    model: ModelState,
+    model: Candidate,
     request: Request,
     now: int,
     *,
-    ahead: Sequence[ModelState] = (),
+    ahead: Sequence[Candidate] = (),
     turn_in_ms: float = 0.0,
     stays: Callable[[ModelState], bool] = lambda _: False,
 ) -> Forecast:
@@ -84,15 +84,16 @@ class _Way:
     turn_in_ms: float
     stays: Callable[[ModelState], bool]
 
-    def until_warm(self, model: ModelState, ahead: Sequence[ModelState]) -> Forecast:
+    def until_warm(self, model: Candidate, ahead: Sequence[Candidate]) -> Forecast:
         match model.stage:
             case Stage.READY:
                 return NOW
             case Stage.LOADING:
                 return NOW.plus(max(0.0, model.since + model.load.ms - self.now), guessed_by=[model])
             case Stage.PLANNED:
-                bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < model.plan_order])
-                return bus.after(self._until_left(model)).plus(model.load.ms, guessed_by=[model])
+                planned = model.serving  # a set is never planned: its members are
+                bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < planned.plan_order])
+                return bus.after(self._until_left(planned)).plus(model.load.ms, guessed_by=[model])
             case Stage.DRAINING | Stage.STOPPING:
                 bus = self._until_bus(model, self._coming())
                 return bus.after(model.drain_ms(self.now)).plus(model.load.ms, guessed_by=[model])
@@ -108,9 +109,9 @@ class _Way:
         """The models on their way in."""
         return self.state.in_stage(Stage.PLANNED, Stage.LOADING)
 
-    def _until_bus(self, model: ModelState, others: Sequence[ModelState]) -> Forecast:
+    def _until_bus(self, model: Candidate, others: Sequence[ModelState]) -> Forecast:
         """Until the loads before this one have ended, where they share its bus (RES-24)."""
-        own = model.members or (model,)
+        own = model.members
         one_bus = self.state.catalog.policy.parallel_loads == 1
         before = [
             s
@@ -128,13 +129,13 @@ class _Way:
         leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
         return max(leaving, default=0.0)
 
-    def _until_dry(self, model: ModelState) -> float:
+    def _until_dry(self, model: Candidate) -> float:
         """Until a model has no work of this class or a higher one any more."""
         return model.service_of(model.work_of(self.work_class))
 
-    def _until_room(self, model: ModelState) -> Forecast:
+    def _until_room(self, model: Candidate) -> Forecast:
         """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
-        own = model.members or (model,)
+        own = model.members
         staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in own]
         leaving = cover(self.state.shortage_of(model), staying, self._until_gone) or ()
         loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]

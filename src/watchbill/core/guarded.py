@@ -11,7 +11,7 @@ from typing import cast
 from watchbill.catalog import PolicyRules
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Alert, PlanKind, Request
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting
 from watchbill.core.state import State
 
@@ -54,7 +54,7 @@ class Guarded:
         )
         return copied
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """What it foretells, where that is a time."""
         try:
             ms, is_guess = self._policy.forecast(state, model, request, now)
@@ -93,12 +93,13 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
     if not isinstance(plan.kind, PlanKind):  # pyright: ignore[reportUnnecessaryIsInstance]  the same
         return f"the kind of its plan is {plan.kind!r}, which is no PlanKind"
     target, name = plan.target, plan.target.name
-    may_return = target.must_return and now >= target.retry_at and state.may_load(target, now)
+    must_return = not target.is_set and target.serving.must_return
+    may_return = must_return and now >= target.retry_at and state.may_load(target, now)
     if target not in waiting(state, now) and not may_return:
         return f"it chose {name}, which no request waits for, or which may not load now"
     if len({victim.name for victim in plan.victims}) != len(plan.victims):
         return f"it named a victim of {name} twice"
-    own, free_to_go = target.members or (target,), movable(state, target)
+    own, free_to_go = target.members, movable(state, target)
     for victim in plan.victims:
         aborts = victim.stage is Stage.LOADING and not victim.spec.permanent and victim.aborts < ABORTS_MAX
         if victim in own or not (victim in free_to_go or aborts):

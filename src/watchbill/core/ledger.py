@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.core.companions import total_needs
 from watchbill.core.messages import DeviceReading
-from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
+from watchbill.core.model_state import HOLDING, STAYING, Candidate, ModelState, Stage
 
 __all__ = [
     "DeviceBook",
@@ -223,10 +223,10 @@ def has_room(models: Sequence[ModelState], free: Mapping[str, int]) -> bool:
     return all(amount <= free[resource] for resource, amount in total_needs(away).items())
 
 
-def own_share(asking: ModelState) -> dict[str, int]:
+def own_share(asking: Candidate) -> dict[str, int]:
     """What somebody who asks in order to wake up holds already; of a device only what was seen."""
     share: dict[str, int] = {}
-    for model in asking.members or (asking,):
+    for model in asking.members:
         for resource, amount in model.asleep_needs.items() if model.sleeps else ():
             own = amount if "#" in resource else min(amount, model.held.get(resource, 0))
             share[resource] = share.get(resource, 0) + own

@@ -22,6 +22,7 @@ __all__ = [
     "MOVING",
     "PAUSE_MS",
     "STAYING",
+    "Candidate",
     "HeldTurn",
     "ModelState",
     "Running",
@@ -142,53 +143,181 @@ class HeldTurn:
     work_class: WorkClass
 
 
-class ModelState:
+class Candidate:
+    """Something that requests wait for: a model, or models that are needed together (`companions`).
+
+    It has a line and a rank among the others, and it is what a policy chooses. A request that waits in its line runs on
+    the model that is `serving`.
+    """
+
+    is_set = False  # several models together
+    in_epoch = False  # its ingestion window is open
+
+    def __init__(self, name: str, spec: Model, rules: PolicyRules) -> None:
+        self.name, self.spec, self.rules = name, spec, rules
+        self.stage = Stage.ABSENT
+        self.since = NEVER  # start of the present stage
+        self.line = Line()
+        self.running: dict[str, Running] = {}  # of a set: none, they run on its first member
+        self.held_turn: HeldTurn | None = None
+        self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the state
+        self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS)
+        self.service = MeanEstimate(SERVICE_GUESS_MS)
+        self.slowdown: float = SLOWDOWN_GUESS
+        self.rate = ArrivalRate()
+        self.last_class = WorkClass.ROTATION  # of its newest arrival
+        self.last_used = self.top_class_at = NEVER
+        self.retry_at = NEVER
+        self.failure: str | None = None  # the last reason, for people
+        self.silence: str | None = None  # why the program that hosts it cannot be asked; nobody is sent there
+        self.is_under_way = False  # of a set: planned, and not complete yet
+
+    @property
+    def members(self) -> "tuple[ModelState, ...]":
+        """The models that must be in memory for it, the one that is serving first."""
+        raise NotImplementedError
+
+    @property
+    def serving(self) -> "ModelState":
+        """The model that answers the requests of this line."""
+        return self.members[0]
+
+    @property
+    def arriving(self) -> "tuple[ModelState, ...]":
+        """The models that a plan for it would load."""
+        raise NotImplementedError
+
+    @property
+    def wants_memory(self) -> bool:
+        """Whether there is work for which a model would have to be loaded."""
+        raise NotImplementedError
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return not self.line and not self.running
+
+    def drain_ms(self, now: int) -> float:
+        """Milliseconds until memory that is to leave for it would be back."""
+        raise NotImplementedError
+
+    def top_class(self) -> WorkClass:
+        """The highest class of its work; rotation when there is none. Held turns do not count."""
+        return self.line.top_class()
+
+    def work_of(self, work_class: WorkClass) -> int:
+        """How many requests of this class or a higher one it has to serve."""
+        running = sum(1 for r in self.running.values() if r.request.work_class <= work_class)
+        return running + sum(self.line.counts[: work_class + 1])
+
+    def turn_class(self) -> WorkClass:
+        """For whom its turn would be: the highest class that waits, or that of its held turn."""
+        waiting = self.line.top_class()
+        return waiting if self.held_turn is None else min(waiting, self.held_turn.work_class)
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether its turn must come: rotation is never promised one."""
+        return self.held_turn is not None or self.top_class() is not WorkClass.ROTATION
+
+    def due(self) -> int | None:
+        """When the most impatient of its line, or its held turn, must have had a turn."""
+        first, held_turn = self.line.earliest_due(), self.held_turn
+        if first is None:
+            return None if held_turn is None else held_turn.due
+        return first[0] if held_turn is None else min(first[0], held_turn.due)
+
+    def next_came(self) -> tuple[float, str]:
+        """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
+        came = self.line.oldest_arrival()
+        return (float("inf") if came is None else came, self.name)
+
+    @property
+    def held_turn_ends(self) -> float:
+        """When its held turn is given up, if nobody has come back for it."""
+        return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
+
+    def weight_waiting(self, *, leased_counts: bool) -> float:
+        """What its line weighs. Leased work weighs nothing while a person waits."""
+        weights = self.rules.weights
+        return sum(
+            count * weights[work_class]
+            for work_class, count in enumerate(self.line.counts)
+            if count and (leased_counts or work_class != WorkClass.LEASED)
+        )
+
+    def rank(self, now: int) -> tuple[WorkClass, bool, int]:
+        """Its place among models that wait: class, the operator's own calls, then priority with its age.
+
+        A request moves up one priority for each third of its patience that is over.
+        """
+        first = self.line.first()
+        if first is None:
+            return (self.turn_class(), True, PRIORITY_LOWEST)
+        aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
+        return (first.work_class, not first.operator, max(1, first.priority - aged))
+
+    # ------------------------------------------------------------------ durations
+
+    def batch_factor(self, count: int) -> float:
+        """How much slower one answer is when so many are served at once."""
+        slots = self.spec.concurrency
+        return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
+
+    def service_of(self, count: int) -> float:
+        """Milliseconds to serve so many requests."""
+        if not count:
+            return 0.0
+        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
+
+    @property
+    def quantum_ms(self) -> float:
+        """How long a turn lasts at the least."""
+        return self.rules.alpha * self.load.ms
+
+
+class ModelState(Candidate):
     """One model."""
 
-    members: "tuple[ModelState, ...]" = ()  # of a set
     left: Cause | None = None  # why it left memory last
 
-    def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:  # noqa: PLR0915  one line a fact
-        self.spec, self.rules, self.name = spec, rules, spec.name
+    def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
+        super().__init__(spec.name, spec, rules)
         self.stage = Stage.READY if spec.shared else Stage.ABSENT
-        self.since = NEVER  # start of the present stage
         self.attempt = self.plan_order = 0
-        self.line = Line()
-        self.running: dict[str, Running] = {}
         self.lingering: dict[str, Lingering] = {}  # cut runs that the engine is still at, by their name
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_called = self.is_under_way = False  # it, or its set, is on its way in: no swap takes it
-        self.companion_sets: list[ModelState] = []  # the sets that are ready and whose next it would serve
-        self.held_turn: HeldTurn | None = None
+        self.is_called = False  # its set is on its way in: no swap takes it
+        self.companion_sets: list[Candidate] = []  # the sets that are ready and whose next it would serve
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
         self.seen: dict[str, int] = {}  # what a look after its load showed of it
         self.healthy: dict[str, int] = {}  # the most that was seen of it before a good answer
         self.held: dict[str, int] = {}  # what the last look at the machine showed of it
-        self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the machine
         self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process stays
         self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
         self.asleep_size = dict(known.asleep)  # what it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
-        self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)  # `load` is `wake` while it naps
+        self.load = self.cold_load = MedianEstimate(
+            self.load_from_disk_ms
+        )  # `load` is `wake` while it sleeps
         self.wake = MedianEstimate(self.load_from_disk_ms)
-        self.service, self.halt = MeanEstimate(SERVICE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
-        self.first, self.slowdown = MeanEstimate(FIRST_BYTE_GUESS_MS), SLOWDOWN_GUESS  # to its first byte
-        self.rate = ArrivalRate()
+        self.first = MeanEstimate(FIRST_BYTE_GUESS_MS)  # to its first byte
+        self.halt = MeanEstimate(STOP_GUESS_MS)
         self.context = Context(spec.concurrency)
-        self.last_class = self.plan_class = WorkClass.ROTATION  # of its newest arrival; for whom it is loaded
+        self.plan_class = WorkClass.ROTATION  # for whom it is loaded
         self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
         self.idle_ms: int = spec.idle_ms  # how long it stays without work: one or the other
-        self.last_used = self.ready_at = self.top_class_at = NEVER
+        self.ready_at = NEVER
         # -- the way in and out
         self.clear_since: int | None = None  # since when nothing stands in the way of its plan
         self.plan_for = self.name  # its own plan, or that of a set
         self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
         self.aborts = self.reversals = 0
         self.emergency, self.grace_ms = False, 0.0  # memory runs out, and it has this long to drain
-        self.is_benched = self.in_epoch = False  # taken out by hand; its ingestion window is open
+        self.is_benched = False  # taken out by hand
         self.successor: Model | None = None  # its new definition, once it is out of memory
         self.is_retired = False  # no longer in the config
         # -- trouble
@@ -198,7 +327,6 @@ class ModelState:
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = self.bad_since = 0  # in a row, and since when
         self.unheard_ms = 0  # of runs without a byte, since the last byte or bad answer
-        self.silence: str | None = None  # why the program that hosts it cannot be asked; nobody is sent there
         self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
         self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
         self.loads = self.evictions = self.wakings = 0  # for people
@@ -214,20 +342,23 @@ class ModelState:
             if ms is not None:
                 kind.learn(ms)
 
-    # ------------------------------------------------------------------ alone, or in set
+    @property
+    def members(self) -> "tuple[ModelState, ...]":
+        """Itself."""
+        return (self,)
 
     @property
     def serving(self) -> "ModelState":
-        """The model that answers whoever waits here."""
+        """Itself."""
         return self
 
     @property
     def arriving(self) -> "tuple[ModelState, ...]":
-        """What a plan for it would load."""
+        """Itself."""
         return (self,)
 
     def enter(self, stage: Stage, now: int) -> None:
-        """Takes the next stage. While it naps `load` means its waking, whose first guess is what a load takes."""
+        """Takes the next stage. While it sleeps `load` means its waking, whose first guess is what a load takes."""
         if stage is Stage.READY:
             self.rate.came(now)
         elif self.stage is Stage.READY:
@@ -341,38 +472,6 @@ class ModelState:
             return self.top_class()
         return WorkClass.ROTATION if self.has_lingered(now) else self.last_class
 
-    def work_of(self, work_class: WorkClass) -> int:
-        """How many requests of this class or a higher one it has to serve."""
-        running = sum(1 for r in self.running.values() if r.request.work_class <= work_class)
-        return running + sum(self.line.counts[: work_class + 1])
-
-    def turn_class(self) -> WorkClass:
-        """For whom its turn would be: the highest class that waits, or that of its held turn."""
-        waiting = self.line.top_class()
-        return waiting if self.held_turn is None else min(waiting, self.held_turn.work_class)
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether its turn must come: rotation is never promised one."""
-        return self.held_turn is not None or self.top_class() is not WorkClass.ROTATION
-
-    def due(self) -> int | None:
-        """When the most impatient of its line, or its held turn, must have had a turn."""
-        first, held_turn = self.line.earliest_due(), self.held_turn
-        if first is None:
-            return None if held_turn is None else held_turn.due
-        return first[0] if held_turn is None else min(first[0], held_turn.due)
-
-    def next_came(self) -> tuple[float, str]:
-        """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
-        came = self.line.oldest_arrival()
-        return (float("inf") if came is None else came, self.name)
-
-    @property
-    def held_turn_ends(self) -> float:
-        """When its held turn is given up, if nobody has come back for it."""
-        return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
-
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
         slots = 0 if self.is_suspect or self.silence is not None else self.spec.concurrency
@@ -426,17 +525,6 @@ class ModelState:
 
     # ------------------------------------------------------------------ durations
 
-    def batch_factor(self, count: int) -> float:
-        """How much slower one answer is when so many are served at once."""
-        slots = self.spec.concurrency
-        return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
-
-    def service_of(self, count: int) -> float:
-        """Milliseconds to serve so many requests."""
-        if not count:
-            return 0.0
-        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
-
     def learn_service(self, taken_ms: float, beside: int) -> None:
         """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
         service = self.service
@@ -458,11 +546,6 @@ class ModelState:
     def is_stuck(self, now: int) -> bool:
         """Whether its load hangs, as far as can be told before its limit."""
         return self.stage is Stage.LOADING and now >= self.stuck_at
-
-    @property
-    def quantum_ms(self) -> float:
-        """How long a turn lasts at the least."""
-        return self.rules.alpha * self.load.ms
 
     @property
     def linger_ms(self) -> float:
@@ -527,23 +610,3 @@ class ModelState:
                 weight, count = weight + waiting * self.rules.weights[work_class], count + waiting
                 best = max(best, weight / self.service_of(count))
         return best
-
-    def weight_waiting(self, *, leased_counts: bool) -> float:
-        """What its line weighs. Leased work weighs nothing while a person waits."""
-        weights = self.rules.weights
-        return sum(
-            count * weights[work_class]
-            for work_class, count in enumerate(self.line.counts)
-            if count and (leased_counts or work_class != WorkClass.LEASED)
-        )
-
-    def rank(self, now: int) -> tuple[WorkClass, bool, int]:
-        """Its place among models that wait: class, the operator's own calls, then priority with its age.
-
-        A request moves up one priority for each third of its patience that is over.
-        """
-        first = self.line.first()
-        if first is None:
-            return (self.turn_class(), True, PRIORITY_LOWEST)
-        aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
-        return (first.work_class, not first.operator, max(1, first.priority - aged))

@@ -1,7 +1,7 @@
 """The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
 
 from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply, RetryAsked
-from watchbill.core.model_state import HOLDING, ModelState, Stage
+from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
 
@@ -57,7 +57,7 @@ class Operator:
                 self._state.withdraw(model, request_id)
                 self._state.refuse(request_id, "preempted", text)
 
-    def _lines(self, model: ModelState) -> list[ModelState]:
+    def _lines(self, model: ModelState) -> list[Candidate]:
         """Where somebody may wait for a model: before itself, and before the sets it belongs to."""
         return [model, *(c for c in self._state.companion_sets.values() if model in c.members)]
 

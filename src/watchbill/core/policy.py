@@ -34,7 +34,7 @@ from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.ledger import shortage
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import AWAY, PAUSE_MS, ModelState, Stage
+from watchbill.core.model_state import AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.state import State
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
@@ -44,7 +44,7 @@ __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Tur
 class Plan:
     """A change of what is resident: the target comes in, the victims leave."""
 
-    target: ModelState
+    target: Candidate
     victims: Cover
     kind: PlanKind
     reason: str  # with figures, for the journal and `explain`
@@ -56,7 +56,7 @@ class Policy(Protocol):
     refuses_late: bool  # a request whose forecast exceeds its max_wait is refused when it arrives
     in_order: bool  # no request starts before an earlier one, whichever model it is for
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """When a request would start on this model, by means and without margins."""
         ...
 
@@ -68,7 +68,7 @@ class Policy(Protocol):
 # ------------------------------------------------------------------ confidence in what was learned
 
 
-def uncertainty(state: State, candidates: Iterable[ModelState]) -> str | None:
+def uncertainty(state: State, candidates: Iterable[Candidate]) -> str | None:
     """Why rates cannot be compared now, or None: which figure of which model is uncertain."""
     short = [model for model in candidates if state.shortage_of(model)]
     if not short:
@@ -80,7 +80,7 @@ def uncertainty(state: State, candidates: Iterable[ModelState]) -> str | None:
     return None
 
 
-def _uncertainty_of(model: ModelState) -> str | None:
+def _uncertainty_of(model: Candidate) -> str | None:
     if model.load.is_guess:
         return "nothing was measured yet of the load"
     if model.load.is_off:
@@ -116,15 +116,15 @@ ABORTS_MAX = 2
 # ------------------------------------------------------------------ what every policy needs
 
 
-def waiting(state: State, now: int) -> list[ModelState]:
+def waiting(state: State, now: int) -> list[Candidate]:
     """The models that should be loaded and may be tried."""
     wanted = [*state.in_stage(*AWAY), *state.companion_sets.values()]
     return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
 
 
-def movable(state: State, target: ModelState | None = None) -> list[ModelState]:
+def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
     """The models that may leave for another one: not those of its own set, nor of one that is under way."""
-    own = () if target is None else target.members or (target,)
+    own = () if target is None else target.members
     return [
         s
         for s in state.in_stage(Stage.READY, Stage.ASLEEP)
@@ -146,7 +146,7 @@ def returning(state: State, now: int) -> Plan | None:
     return None
 
 
-def arrival_order(model: ModelState) -> tuple[bool, float, str]:
+def arrival_order(model: Candidate) -> tuple[bool, float, str]:
     """Rotation last, then the oldest waiter; of two who came together the one that dispatch would start."""
     if not model.line:
         return (model.top_class() is WorkClass.ROTATION, float("inf"), model.name)
@@ -162,7 +162,7 @@ class _InArrivalOrder:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         return forecast_start(state, model, request, now)
 
     def may_leave(self, model: ModelState, now: int) -> bool:
@@ -175,7 +175,7 @@ class _InArrivalOrder:
         plans = (self.bring_in(state, target, now) for target in self._heads(state, now))
         return next((plan for plan in plans if plan is not None), None)
 
-    def bring_in(self, state: State, target: ModelState, now: int) -> Plan | None:
+    def bring_in(self, state: State, target: Candidate, now: int) -> Plan | None:
         """Makes room by those that may leave, the least recently used first."""
         by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
         order = {s.name: 2.0**i for i, s in enumerate(by_use)}
@@ -187,13 +187,13 @@ class _InArrivalOrder:
             target, victims, self.kind if victims else PlanKind.FITS, "its request has waited longest"
         )
 
-    def _yields(self, model: ModelState, target: ModelState, now: int) -> bool:
+    def _yields(self, model: ModelState, target: Candidate, now: int) -> bool:
         """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
         if target.top_class() is WorkClass.ROTATION:
             return model.has_lingered(now)
         return self.may_leave(model, now)
 
-    def _heads(self, state: State, now: int) -> list[ModelState]:
+    def _heads(self, state: State, now: int) -> list[Candidate]:
         return sorted(waiting(state, now), key=arrival_order)[:1]
 
 
@@ -204,7 +204,7 @@ class Fifo(_InArrivalOrder):
     kind = PlanKind.FIFO
     in_order = True
 
-    def _heads(self, state: State, now: int) -> list[ModelState]:
+    def _heads(self, state: State, now: int) -> list[Candidate]:
         """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
         lined = [s for s in (*state.managed, *state.companion_sets.values()) if s.line]
         return [s for s in sorted(lined, key=arrival_order)[:1] if s in waiting(state, now)]
@@ -257,7 +257,7 @@ class Balance:
 class Turn:
     """A model whose turn has come."""
 
-    model: ModelState
+    model: Candidate
     is_hard: bool  # its oldest request would run out of patience otherwise
     due: float
     since: float = 0.0  # when it came
@@ -270,7 +270,7 @@ class Rate:
     refuses_late = True
     in_order = False
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """What the rule would do if nothing else came: the turns before it, its own turn, its load."""
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
@@ -388,7 +388,7 @@ class Rate:
         return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, f"its turn{left}{by_age}")
 
     @staticmethod
-    def _earmark(state: State, head: ModelState, now: int) -> Cover:
+    def _earmark(state: State, head: Candidate, now: int) -> Cover:
         """The victims that could be gone first; nobody else may take their place."""
 
         def until(model: ModelState) -> float:
@@ -406,13 +406,13 @@ class Rate:
     # -- the rest
 
     def _best(
-        self, state: State, targets: Sequence[ModelState], head: ModelState | None, earmarked: Cover, now: int
+        self, state: State, targets: Sequence[Candidate], head: Candidate | None, earmarked: Cover, now: int
     ) -> Plan | None:
         """What fits, or displaces idle models for a gain: by class, priority, then age.
 
         A model displaces nothing while one of a better class or priority waits for the same room.
         """
-        passed_over: list[tuple[_Rank, ModelState]] = []
+        passed_over: list[tuple[_Rank, Candidate]] = []
         for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
             rank = target.rank(now)
             plan = self._option(state, target, head, earmarked, now)
@@ -423,7 +423,7 @@ class Rate:
         return None
 
     def _option(
-        self, state: State, target: ModelState, head: ModelState | None, earmarked: Cover, now: int
+        self, state: State, target: Candidate, head: Candidate | None, earmarked: Cover, now: int
     ) -> Plan | None:
         """How a model could come in now without any turn."""
         mine = target is head
@@ -438,7 +438,7 @@ class Rate:
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
         return None if victims is None else self._weigh(state, target, victims, now)
 
-    def _weigh(self, state: State, target: ModelState, victims: Cover, now: int) -> Plan | None:
+    def _weigh(self, state: State, target: Candidate, victims: Cover, now: int) -> Plan | None:
         """A swap, or None when what would leave is worth more."""
         if target.top_class() is WorkClass.ROTATION:
             if not target.line:
@@ -454,7 +454,7 @@ class Rate:
         )
         return Plan(target, victims, PlanKind.RATE, reason)
 
-    def balance(self, state: State, target: ModelState, victims: Cover, now: int) -> Balance:
+    def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
         """Weighs what waits against what would leave."""
         leased_counts = not state.local_interactive_waits()
         lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
@@ -468,7 +468,7 @@ class Rate:
         )
 
     @staticmethod
-    def _momentum(victim: ModelState, target: ModelState, now: int) -> float:
+    def _momentum(victim: ModelState, target: Candidate, now: int) -> float:
         """What is asked of a victim per millisecond, scaled by its inertia.
 
         Against a lower class lingering has a limit. Callers come in a rhythm: right after an answer the next one is
@@ -486,13 +486,13 @@ class Rate:
                 return 0.0
         return victim.price(now)
 
-    def _may_yield(self, state: State, target: ModelState, now: int) -> list[ModelState]:
+    def _may_yield(self, state: State, target: Candidate, now: int) -> list[ModelState]:
         """The idle models: a quantum protects work, not emptiness. Rotation takes only what lingered out."""
         rotation = target.top_class() is WorkClass.ROTATION
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
     @staticmethod
-    def _may_abort(model: ModelState, target: ModelState, now: int) -> bool:
+    def _may_abort(model: ModelState, target: Candidate, now: int) -> bool:
         if model in target.members:
             return False
         lower = target.top_class() < min(model.plan_class, model.top_class())
@@ -507,7 +507,7 @@ def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
 
 
 def _lead_ms(
-    model: ModelState, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
+    model: Candidate, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
 ) -> float:
     """How long before its due a turn must begin: the longest drain of what is in the way, load, and service."""
     needs, drain = model.needs.keys(), 0.0
@@ -523,7 +523,7 @@ def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
     return (request.work_class, request.arrived_at)
 
 
-def _soft_at(state: State, model: ModelState, oldest: Request, now: int, *, unsure: bool) -> float:
+def _soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsure: bool) -> float:
     """When a model has waited long enough behind what is resident, though its patience is not at its end.
 
     `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
@@ -560,12 +560,12 @@ def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     )
 
 
-def _is_passed(target: ModelState, rank: _Rank, others: Iterable[tuple[_Rank, ModelState]]) -> bool:
+def _is_passed(target: Candidate, rank: _Rank, others: Iterable[tuple[_Rank, Candidate]]) -> bool:
     """Whether a model of a better class or priority waits for the same room."""
     return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
 
 
-def _is_before(turn: Turn, model: ModelState, request: Request) -> bool:
+def _is_before(turn: Turn, model: Candidate, request: Request) -> bool:
     """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
     if turn.model is model or turn.model.needs.keys().isdisjoint(model.needs):
         return False
@@ -575,7 +575,7 @@ def _is_before(turn: Turn, model: ModelState, request: Request) -> bool:
     return turn.model.turn_class() <= request.work_class
 
 
-def _around(state: State, target: ModelState, head: ModelState | None, earmarked: Cover) -> Mapping[str, int]:
+def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Mapping[str, int]:
     """What a model lacks once the head of the turns has what it was promised."""
     if head is None:
         return state.shortage_of(target)

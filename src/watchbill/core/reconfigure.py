@@ -16,7 +16,7 @@ from enum import Enum
 
 from watchbill.catalog import Catalog, Model
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
-from watchbill.core.model_state import STAYING, ModelState, Stage
+from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.state import State
 
 __all__ = ["EFFECTS", "SEEN_BY", "Effect", "Reconfigure", "effect_of"]
@@ -56,7 +56,7 @@ class Reconfigure:
         for line in (model, *self._sets_of(model)):
             line.held_turn = None
 
-    def _sets_of(self, model: ModelState) -> list[ModelState]:
+    def _sets_of(self, model: Candidate) -> list[Candidate]:
         companion_sets = self._state.companion_sets.values()
         return [c for c in companion_sets if any(s.name == model.name for s in c.members)]
 

@@ -160,14 +160,14 @@ class Residency:
             model.plan_order, model.plan_class = self._state.plans_made, target.top_class()
             model.plan_for = target.name
             self.enter(model, Move.PLAN, now)
-        target.is_under_way = bool(target.members)
+        target.is_under_way = target.is_set
         for victim in plan.victims:
             why = f"{plan.kind} of {target.name}: {plan.reason}"
             self.close(
                 victim, target.name, why, now, cause=Cause.SWAP, plan=plan.kind, sleep=victim in sleeping
             )
         names = ", ".join(v.name for v in plan.victims)
-        beside = f" ({target.name})" if target.members else ""
+        beside = f" ({target.name})" if target.is_set else ""
         self._state.note(
             "plan",
             f"{plan.kind}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),

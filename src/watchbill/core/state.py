@@ -30,6 +30,7 @@ from watchbill.core.messages import (
 from watchbill.core.model_state import (
     AWAY,
     LINGER_LIMIT_MS,
+    Candidate,
     HeldTurn,
     Lingering,
     ModelState,
@@ -72,7 +73,7 @@ class State:
         self.companion_sets = CompanionSets()  # those that somebody waits for
         for name in sorted(catalog.models):
             self.add(catalog.models[name], known.get(name, _EMPTY))
-        self.home: dict[str, ModelState] = {}  # request id -> where it waits or runs
+        self.home: dict[str, Candidate] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
         self.patience = Patience()  # their deadlines
@@ -130,7 +131,7 @@ class State:
         self._staged, self._ever, self._short = {}, {}, {}
         self._planned = self._actual = self._has_room = self._misses_permanent = None
 
-    def lines(self) -> list[ModelState]:
+    def lines(self) -> list[Candidate]:
         """Everything with a line: the models, and the sets."""
         return [*self.models.values(), *self.companion_sets.values()]
 
@@ -172,7 +173,7 @@ class State:
     def _fits_ever(self, model: ModelState) -> bool:
         return model.spec.shared or self.ledger.fits_ever(model.needs, self.permanents(model))
 
-    def may_load(self, model: ModelState, now: int) -> bool:
+    def may_load(self, model: Candidate, now: int) -> bool:
         """Whether every device it needs was looked at lately and has settled after an emergency."""
         if self.is_closing or any(s.silence is not None for s in model.arriving):
             return False
@@ -257,26 +258,26 @@ class State:
 
     # ------------------------------------------------------------------ what is free
 
-    def planned_free(self, asking: ModelState | None = None) -> Mapping[str, int]:
+    def planned_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
         """What is free for a model when every change under way has ended."""
         if self._planned is None:
             self._planned = planned_room(self.ledger, self.managed)
         return self._less_reserved(self._planned, asking)
 
-    def shortage_of(self, model: ModelState) -> Mapping[str, int]:
+    def shortage_of(self, model: Candidate) -> Mapping[str, int]:
         """What a model that is to be loaded lacks when every change under way has ended."""
         short = self._short.get(model.name)
         if short is None:
             short = self._short[model.name] = shortage(model.needs, self.planned_free(model))
         return short
 
-    def actual_free(self, asking: ModelState | None = None) -> Mapping[str, int]:
+    def actual_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
         """What is free for a model now."""
         if self._actual is None:
             self._actual = actual_room(self.ledger, self.managed)
         return self._less_reserved(self._actual, asking)
 
-    def _less_reserved(self, free: dict[str, int], asking: ModelState | None) -> Mapping[str, int]:
+    def _less_reserved(self, free: dict[str, int], asking: Candidate | None) -> Mapping[str, int]:
         if asking is not None and (share := own_share(asking)):
             free = {resource: amount + share.get(resource, 0) for resource, amount in free.items()}
         if not self.ledger.reserved_for:
@@ -287,7 +288,7 @@ class State:
         """What the models in these stages need of a device."""
         return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
 
-    def _reserved(self, device: str, asking: ModelState | None) -> int:
+    def _reserved(self, device: str, asking: Candidate | None) -> int:
         """What must stay free on a device for its reserved core model while that is not resident."""
         reservation = self.ledger.books[device].device.reservation
         core = self.models.get(reservation.model) if reservation else None
@@ -297,11 +298,11 @@ class State:
 
     # ------------------------------------------------------------------ moves
 
-    def join(self, model: ModelState, request: Request, due: int) -> None:
+    def join(self, model: Candidate, request: Request, due: int) -> None:
         """Puts a request into a model's line, or into that of the set it needs."""
-        if request.companions and not model.members:
+        if request.companions and not model.is_set:
             beside = (self.models[name] for name in request.companions)
-            model = self.companion_sets.of((model, *beside), request.arrived_at)
+            model = self.companion_sets.of((model.serving, *beside), request.arrived_at)
         self.is_still = False
         model.line.join(request, due)
         self.patience.begin(request.id, due)
@@ -310,7 +311,7 @@ class State:
         self.waiting += 1
         self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
 
-    def withdraw(self, model: ModelState, request_id: str) -> Request:
+    def withdraw(self, model: Candidate, request_id: str) -> Request:
         """Takes a request out of its line and its lane."""
         request = model.line.leave(request_id)
         self.patience.end(request_id)
@@ -402,9 +403,9 @@ class State:
             not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
 
-    def hold_turn(self, model: ModelState, held_turn: HeldTurn) -> None:
+    def hold_turn(self, model: Candidate, held_turn: HeldTurn) -> None:
         """Keeps the place in the order of turns of somebody who is gone."""
-        if any(s.is_retired for s in model.members or (model,)):
+        if any(s.is_retired for s in model.members):
             return
         model.held_turn, self.has_held_turns, self.is_still = held_turn, True, False
 
@@ -438,7 +439,7 @@ class State:
         self,
         event: str,
         reason: str,
-        model: ModelState | None = None,
+        model: Candidate | None = None,
         *,
         device: str | None = None,
         ms: float | None = None,

@@ -11,7 +11,7 @@ from watchbill.core.absence import absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import Candidate, ModelState, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
 
@@ -142,7 +142,7 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
     }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
 
 
-def _balance(machine: Machine, target: ModelState, leaving: list[str], now: int) -> Balance:
+def _balance(machine: Machine, target: Candidate, leaving: list[str], now: int) -> Balance:
     """What a swap for this model weighs: with the models that would leave, or with those that could."""
     state = machine.state
     victims = [state.models[name] for name in leaving] or movable(state, target)

@@ -12,7 +12,7 @@ from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import Candidate, ModelState, Stage
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
@@ -252,7 +252,7 @@ def request_view(
         "priority": request.priority,
         "state": "running" if running else "waiting",
         "position": None if running else model.line.position(request_id),
-        "reason": _running_reason(model, request)
+        "reason": _running_reason(model.serving, request)
         if running
         else _waiting_reason(state, model, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
@@ -267,12 +267,13 @@ def _running_reason(model: ModelState, request: Request) -> str:
     return f"{model.name} is answering it{beside}"
 
 
-def _waiting_reason(state: State, model: ModelState, request_id: str, now: int) -> str:
-    ahead = model.line.position(request_id)
-    suspect = next((s for s in model.members or (model,) if suspicion(s)), None)
-    if model.members and model.stage is not Stage.READY:
-        return _missing_reason(state, model, now)
-    match model.stage:
+def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -> str:
+    ahead = asked.line.position(request_id)
+    suspect = next((s for s in asked.members if suspicion(s)), None)
+    if asked.is_set and asked.stage is not Stage.READY:
+        return _missing_reason(state, asked, now)
+    model = asked.serving
+    match asked.stage:
         case Stage.READY if model.silence is not None:
             return f"{model.name} is in memory, but it waits {hindrance(state, model, now)}"
         case Stage.READY if suspect is not None:
@@ -306,7 +307,7 @@ def wakes_text(model: ModelState) -> str:
     return f"{model.name} is asleep, wakes in about {model.wake.ms / 1000:.1f} s{guess}"
 
 
-def _missing_reason(state: State, companion_set: ModelState, now: int) -> str:
+def _missing_reason(state: State, companion_set: Candidate, now: int) -> str:
     """Why a set is not complete: where each member is that is not there."""
     missing = [
         f"{s.name} is {_MISSING[s.stage]}" for s in companion_set.members if s.stage is not Stage.READY
@@ -314,7 +315,7 @@ def _missing_reason(state: State, companion_set: ModelState, now: int) -> str:
     return f"needs {companion_set.name} in memory together; {', '.join(missing)}{_held_up(state, companion_set, now)}"
 
 
-def _held_up(state: State, companion_set: ModelState, now: int) -> str:
+def _held_up(state: State, companion_set: Candidate, now: int) -> str:
     why = [w for s in companion_set.members if s.stage is Stage.ABSENT and (w := hindrance(state, s, now))]
     failures = [f"{s.name} failed last: {s.failure}" for s in companion_set.members if s.failure]
     return "".join(f"; waits {each}" for each in why[:1]) + "".join(f"; {each}" for each in failures)

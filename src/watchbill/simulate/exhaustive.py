@@ -9,7 +9,7 @@ that is never idle keeps everybody else out for ever.
 from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import ModelState
+from watchbill.core.model_state import Candidate
 from watchbill.core.policy import Plan, arrival_order, movable, returning, waiting
 from watchbill.core.state import State
 
@@ -23,7 +23,7 @@ class Exhaustive:
     refuses_late = False
     in_order = False
 
-    def forecast(self, state: State, model: ModelState, request: Request, now: int) -> Forecast:
+    def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """What the others forecast; only printed, since nobody is refused for it."""
         return forecast_start(state, model, request, now)
 
