@@ -7,6 +7,7 @@ do not count, so better wording leaves the fingerprint as it is.
 import hashlib
 import sys
 from collections.abc import Sequence
+from enum import Enum
 
 from msgspec.structs import fields
 
@@ -23,7 +24,8 @@ PROSE = {"message", "reason", "text"}
 
 def facts(action: Action) -> tuple[object, ...]:
     """What was decided, without the words for it."""
-    return tuple(getattr(action, field.name) for field in fields(action) if field.name not in PROSE)
+    found = (getattr(action, field.name) for field in fields(action) if field.name not in PROSE)
+    return tuple(value.value if isinstance(value, Enum) else value for value in found)
 
 
 def decisions(seed: int) -> bytes:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
-from watchbill.core.messages import Admit, Arrived, Left, Request
+from watchbill.core.messages import Admit, Arrived, Left, Refusal, Request
 from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
@@ -117,16 +117,18 @@ class Admission:
         if self._state.is_closing:
             refuse(
                 request.id,
-                "shutting_down",
+                Refusal.SHUTTING_DOWN,
                 "Watchbill is shutting down; try again when it is back",
                 CLOSING_RETRY_MS,
             )
         elif request.companions:
             refuse(request.id, *self._sets.refusal(request, now))
         elif model.is_quarantined(now):
-            refuse(request.id, "model_failed", f"{model.name}: {model.failure}", model.retry_at - now)
+            refuse(request.id, Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now)
         else:
-            refuse(request.id, "never_fits", f"{model.name} can never fit: {self._shortage_text(model)}")
+            refuse(
+                request.id, Refusal.NEVER_FITS, f"{model.name} can never fit: {self._shortage_text(model)}"
+            )
 
     def _shortage_text(self, model: ModelState) -> str:
         ledger, kept = self._state.ledger, self._state.permanents(model)
@@ -152,7 +154,7 @@ class Admission:
         model = self._state.home.get(older) if older is not None else None
         if older is not None and model is not None and older in model.line:
             self._state.withdraw(model, older)
-            self._state.refuse(older, "stale", f"superseded by {request.id}")
+            self._state.refuse(older, Refusal.STALE, f"superseded by {request.id}")
         if len(self._latest) > LATEST_KEYS_MAX:
             self._latest = {
                 k: id for k, id in self._latest.items() if id in self._state.home or id == request.id
@@ -164,7 +166,7 @@ class Admission:
         if waiting < lane.queue_max:
             return False
         text = f"lane {lane.name} already holds {waiting} waiting requests, its queue_max; try again later"
-        self._state.refuse(request.id, "lane_full", text, CLOSING_RETRY_MS)
+        self._state.refuse(request.id, Refusal.LANE_FULL, text, CLOSING_RETRY_MS)
         return True
 
     def _admit(
@@ -214,7 +216,7 @@ class Admission:
             f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
             f"the forecast is {forecast / 1000:.1f} s; see: watchbill explain {model.serving.name}"
         )
-        self._state.refuse(request.id, "wait_exceeded", text, retry)
+        self._state.refuse(request.id, Refusal.WAIT_EXCEEDED, text, retry)
 
     def left(self, event: Left, now: int) -> None:
         """Forgets a request whose caller is gone; what runs is stopped at the engine by the driver."""
@@ -254,7 +256,7 @@ class Admission:
         state, request, due = self._state, model.line.get(request_id), model.line.due_of(request_id)
         if missing := state.missing_of(request):
             state.withdraw(model, request_id)
-            state.refuse(request_id, "model_not_found", f"{missing} is no longer in the config")
+            state.refuse(request_id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
         asked = state.models[request.model]
         usable = [s for s in self._choices(request, asked, now) if s is not model]
@@ -295,10 +297,12 @@ class Admission:
         waited = now - request.arrived_at
         why = f" ({model.failure})" if model.failure else ""
         text = f"{model.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
-        code = "maintenance" if self._state.ledger.in_maintenance(model.needs) else "wait_exceeded"
+        code = (
+            Refusal.MAINTENANCE if self._state.ledger.in_maintenance(model.needs) else Refusal.WAIT_EXCEEDED
+        )
         if request.ends_at:  # whichever bound came first: without the death it would not wait
-            code, text = "engine_failed", _out_of_time(model.name, request)
-        why += ": its memory is lent for maintenance" if code == "maintenance" else ""
+            code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
+        why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
         self._state.note("expire", self._bound(request), model, request=request.id, ms=waited)
 
@@ -342,16 +346,16 @@ class SetChoices:
             found.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
         return found
 
-    def refusal(self, request: Request, now: int) -> tuple[str, str, int | None]:
+    def refusal(self, request: Request, now: int) -> tuple[Refusal, str, int | None]:
         """Code, text and advice for a request that no rung of its ladder can serve."""
         ladder = list(self._ladder(request))
         fitting = [members for members in ladder if self._fits(members)]
         for model in fitting[0] if fitting else ():
             if model.is_quarantined(now):
-                return "model_failed", f"{model.name}: {model.failure}", model.retry_at - now
+                return Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now
         names = " and ".join(s.name for s in ladder[0])
         text = f"{names} can never be in memory together: {self._shortage_text(ladder[-1])}"
-        return "never_fits", text, None
+        return Refusal.NEVER_FITS, text, None
 
     def _ladder(self, request: Request) -> Iterator[_Members]:
         """The set as asked, then with smaller tiers in it."""

@@ -7,7 +7,7 @@ A running request always ends: by itself, because its caller left, or because it
 import msgspec
 
 from watchbill.catalog import WorkClass
-from watchbill.core.messages import Ended, FirstByte, LetGo, Parting, Request, Returned
+from watchbill.core.messages import CutKind, Ended, FirstByte, LetGo, Parting, Refusal, Request, Returned
 from watchbill.core.model_state import LULL_MS, Candidate, ModelState, Running
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
@@ -64,7 +64,7 @@ class Dispatch:
         """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
             return  # in strict order the older one would be granted again, cut again, and so on for ever
-        if model.lingering or any(running.cut == "requeue" for running in model.running.values()):
+        if model.lingering or any(running.cut == CutKind.REQUEUE for running in model.running.values()):
             return  # a slot is on its way already
         for running in model.running.values():
             if (
@@ -73,7 +73,7 @@ class Dispatch:
                 and running.is_patient
                 and running.cut is None
             ):
-                self._state.cut(running, "requeue", now)
+                self._state.cut(running, CutKind.REQUEUE, now)
                 return
 
     def _next(self, model: ModelState, now: int) -> Request | None:
@@ -153,7 +153,7 @@ class Dispatch:
     def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
         """What a run without a good answer says of its engine, whoever ended it."""
         failed = running.cut is None and event.ok is False
-        if failed or (running.cut == "run_timeout" and _is_silent(running, event.parting, now)):
+        if failed or (running.cut == CutKind.RUN_TIMEOUT and _is_silent(running, event.parting, now)):
             model.failed(running.since)
             self._suspect(model, running, now)
             self._state.part(model, event.parting, now, silent=not failed)
@@ -178,10 +178,10 @@ class Dispatch:
         request, model = running.request, self._state.home[event.id]
         self._state.unanswered(model.serving, event.parting, now)
         if self._state.is_closing:
-            self._state.refuse(request.id, "shutting_down", "Watchbill is shutting down")
+            self._state.refuse(request.id, Refusal.SHUTTING_DOWN, "Watchbill is shutting down")
             return
         if missing := self._state.missing_of(request):
-            self._state.refuse(request.id, "model_not_found", f"{missing} is no longer in the config")
+            self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
         request = _remainder(running, now)
         due = max(now + 1, _due_again(running, now))
@@ -215,8 +215,8 @@ class Dispatch:
             for running in list(model.running.values()):
                 if now < running.deadline:
                     continue
-                if running.cut in (None, "boundary"):
-                    self._state.cut(running, "run_timeout", now)
+                if running.cut in (None, CutKind.BOUNDARY):
+                    self._state.cut(running, CutKind.RUN_TIMEOUT, now)
                 else:
                     self._strand(model, running, now)
             for run, lingering in list(model.lingering.items()):
@@ -247,9 +247,9 @@ def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:
 def _due_again(running: Running, now: int) -> int:
     """Until when a request may wait that had its turn and comes back."""
     request = running.request
-    if running.cut == "boundary":
+    if running.cut == CutKind.BOUNDARY:
         return now + request.max_wait_ms
-    if running.cut == "requeue":
+    if running.cut == CutKind.REQUEUE:
         return now + running.patience_left_ms
     return request.arrived_at + request.max_wait_ms
 
@@ -259,8 +259,8 @@ def _remainder(running: Running, now: int) -> Request:
 
     Where its engine died the time goes on; who had to make way does not pay for the wait."""
     request, used = running.request, now - running.since
-    was_cut = request.was_cut or running.cut == "requeue"
-    if running.is_orphaned or running.cut in (None, "engine_failed"):
+    was_cut = request.was_cut or running.cut == CutKind.REQUEUE
+    if running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED):
         ends_at = running.since + request.timeout_ms
         ends_at = min(ends_at, request.ends_at or ends_at)
         return msgspec.structs.replace(request, ends_at=ends_at, was_cut=was_cut)

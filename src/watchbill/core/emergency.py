@@ -15,7 +15,7 @@ from statistics import median_low
 
 from watchbill.catalog import RAM
 from watchbill.core.ledger import DeviceBook
-from watchbill.core.messages import Alert, Cause, Observed
+from watchbill.core.messages import Alert, Cause, CutKind, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
 from watchbill.core.residency import Move, Residency
 from watchbill.core.state import State
@@ -171,7 +171,7 @@ class Emergency:
             if now < model.since + model.grace_ms:
                 continue
             for running in (*model.running.values(), *model.users.values()):
-                self._state.cut(running, "preempted" if running.begun else "requeue", now)
+                self._state.cut(running, CutKind.PREEMPTED if running.begun else CutKind.REQUEUE, now)
 
 
 def _shortfall(book: DeviceBook) -> str | None:

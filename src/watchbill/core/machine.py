@@ -234,7 +234,7 @@ class Machine:
         """Nothing new is let in, what waits is answered, and every model drains."""
         self.state.is_closing = True
         for model in self.state.models.values():
-            self.state.refuse_line(model, "shutting_down", "Watchbill is shutting down", 5_000)
+            self.state.refuse_line(model, m.Refusal.SHUTTING_DOWN, "Watchbill is shutting down", 5_000)
             if model.stage in STAYING and not model.spec.shared:
                 self._residency.close(model, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
 

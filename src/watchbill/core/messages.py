@@ -364,11 +364,27 @@ class Admit(Action, frozen=True):
     companions: tuple[str, ...] = ()  # the tiers that will be beside it
 
 
+class Refusal(StrEnum):
+    """Why a request is not served: one of the closed list of codes in `errors`."""
+
+    SHUTTING_DOWN = "shutting_down"
+    MODEL_NOT_FOUND = "model_not_found"  # it is no longer in the config
+    MODEL_FAILED = "model_failed"  # it is quarantined
+    DISK_FAILED = "disk_failed"  # a full or failing disk keeps it from loading
+    NEVER_FITS = "never_fits"
+    LANE_FULL = "lane_full"
+    WAIT_EXCEEDED = "wait_exceeded"  # it cannot start in time, or did not
+    MAINTENANCE = "maintenance"  # the same, while its device is lent
+    ENGINE_FAILED = "engine_failed"  # its engine died, and its next try could not begin in time
+    PREEMPTED = "preempted"  # the operator took the model out of memory
+    STALE = "stale"  # a newer request of its lane took its place
+
+
 class Refuse(Action, frozen=True):
-    """The request ends here without a start. `code` is one of the closed list in `errors`."""
+    """The request ends here without a start."""
 
     id: str
-    code: str
+    code: Refusal
     message: str
     retry_after_ms: int | None = None
 
@@ -382,12 +398,21 @@ class Grant(Action, frozen=True):
     companions: tuple[str, ...] = ()  # warm beside it, and not taken away while it runs
 
 
+class CutKind(StrEnum):
+    """How a running request is cut."""
+
+    REQUEUE = "requeue"  # it goes back to its line: no byte was sent; answer with Returned
+    BOUNDARY = "boundary"  # it goes back at the next safe boundary; answer with Returned
+    PREEMPTED = "preempted"  # an emergency or the operator ends it: an error frame, then Ended
+    RUN_TIMEOUT = "run_timeout"  # the lane's time limit is over: the same
+    ENGINE_FAILED = "engine_failed"  # its engine died or was reset: the same
+
+
 class Cut(Action, frozen=True):
-    """A running request must end: `requeue` (no byte was sent; answer with Returned), `boundary` (at the next
-    safe boundary, then Returned), `preempted`, `run_timeout`, `engine_failed` (an error frame, then Ended)."""
+    """A running request must end."""
 
     id: str
-    how: str
+    how: CutKind
 
 
 class Load(Action, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
-from watchbill.core.messages import Cause, Knowledge, Mishap, Parting, Request
+from watchbill.core.messages import Cause, CutKind, Knowledge, Mishap, Parting, Request
 
 __all__ = [
     "AWAY",
@@ -98,7 +98,7 @@ class Running(Struct, gc=False):
     since: int
     beside: int  # how many ran when it started, itself included
     begun: bool = False  # the first token came, or it was cut once before it: not to be cut before a boundary
-    cut: str | None = None
+    cut: CutKind | None = None
     cut_at: int = 0
     is_orphaned: bool = False  # its engine died or was reset: its time goes on until another one has it
 
@@ -117,7 +117,7 @@ class Running(Struct, gc=False):
     @property
     def deadline(self) -> int:
         """When it must be looked at: its time limit, or the end of the patience with its cut."""
-        if self.cut is None or self.cut == "boundary":
+        if self.cut is None or self.cut == CutKind.BOUNDARY:
             ends = self.since + self.request.timeout_ms
             return min(ends, self.request.ends_at) if self.request.ends_at else ends
         return self.cut_at + CUT_LIMIT_MS

@@ -1,6 +1,6 @@
 """The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
 
-from watchbill.core.messages import Cause, EvictAsked, MaintenanceAsked, Reply, RetryAsked
+from watchbill.core.messages import Cause, CutKind, EvictAsked, MaintenanceAsked, Refusal, Reply, RetryAsked
 from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
@@ -46,7 +46,7 @@ class Operator:
             self._residency.close(model, "", why, now, cause=event.cause)
             if event.force and model.stage is Stage.DRAINING:
                 for running in (*model.running.values(), *model.users.values()):
-                    self._state.cut(running, "preempted" if running.begun else "requeue", now)
+                    self._state.cut(running, CutKind.PREEMPTED if running.begun else CutKind.REQUEUE, now)
 
     def _dismiss(self, model: ModelState, loads: tuple[str, ...]) -> None:
         text = f"{model.name} was taken out of memory by hand before it was warm"
@@ -55,7 +55,7 @@ class Operator:
         for request_id in loads:
             if request_id in model.line:
                 self._state.withdraw(model, request_id)
-                self._state.refuse(request_id, "preempted", text)
+                self._state.refuse(request_id, Refusal.PREEMPTED, text)
 
     def _lines(self, model: ModelState) -> list[Candidate]:
         """Where somebody may wait for a model: before itself, and before the sets it belongs to."""
@@ -92,7 +92,7 @@ class Operator:
         book.in_maintenance, book.lent_for = event.claimed, event.why if event.claimed else ""
         self._state.remeasured()
         self._state.note(
-            "maintenance" if event.claimed else "maintenance_end", event.why, device=event.device
+            Refusal.MAINTENANCE if event.claimed else "maintenance_end", event.why, device=event.device
         )
         if event.claimed:
             self._claims.setdefault(event.device, []).append(event.command)

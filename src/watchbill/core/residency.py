@@ -30,6 +30,7 @@ from watchbill.core.messages import (
     Alert,
     Blame,
     Cause,
+    CutKind,
     Died,
     HostSeen,
     Load,
@@ -40,6 +41,7 @@ from watchbill.core.messages import (
     Observed,
     PlanKind,
     Proof,
+    Refusal,
     Request,
     Rouse,
     Sleep,
@@ -221,9 +223,9 @@ class Residency:
             self._note_evict(model, why, sum(model.sizes().values()), cause, plan)
             for running in (*model.running.values(), *model.users.values()):
                 if not running.begun and not self._may_finish(model, running, plan):
-                    self._state.cut(running, "requeue", now)
+                    self._state.cut(running, CutKind.REQUEUE, now)
                 elif self._can_continue(running.request):
-                    self._state.cut(running, "boundary", now)
+                    self._state.cut(running, CutKind.BOUNDARY, now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
         """Whether an answer that has not begun runs on though its model leaves for another.
@@ -369,10 +371,10 @@ class Residency:
         """Ends what runs on a model that is gone."""
         for running in model.running.values():
             running.is_orphaned = True
-            self._state.cut(running, "engine_failed" if running.begun else "requeue", now)
+            self._state.cut(running, CutKind.ENGINE_FAILED if running.begun else CutKind.REQUEUE, now)
         for running in model.users.values():
             if not running.begun:  # one that has begun has an engine of its own, which is well
-                self._state.cut(running, "requeue", now)
+                self._state.cut(running, CutKind.REQUEUE, now)
 
     def put_off(self, model: ModelState, reason: str, now: int) -> None:
         """A load failed through no fault of the model: who waits goes on waiting, and it is tried again soon."""
@@ -389,7 +391,7 @@ class Residency:
         if is_news:
             self._state.note(Mishap.DISK_FAILED, reason, model)
             self._state.out.append(Alert("disk", text, model.name))
-        self._state.refuse_line(model, "disk_failed", text, DISK_RETRY_MS)
+        self._state.refuse_line(model, Refusal.DISK_FAILED, text, DISK_RETRY_MS)
 
     def fail(
         self,

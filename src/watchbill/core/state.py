@@ -18,12 +18,14 @@ from watchbill.core.messages import (
     Action,
     Cause,
     Cut,
+    CutKind,
     Footprint,
     Grant,
     Knowledge,
     Note,
     Parting,
     PlanKind,
+    Refusal,
     Refuse,
     Request,
 )
@@ -409,7 +411,7 @@ class State:
             return
         model.held_turn, self.has_held_turns, self.is_still = held_turn, True, False
 
-    def refuse(self, request_id: str, code: str, text: str, retry_after_ms: float | None = None) -> None:
+    def refuse(self, request_id: str, code: Refusal, text: str, retry_after_ms: float | None = None) -> None:
         """Ends a request that never started, or goes back no more."""
         self.home.pop(request_id, None)
         self.out.append(
@@ -417,7 +419,7 @@ class State:
         )
 
     def refuse_line(
-        self, model: ModelState, code: str, text: str, retry_after_ms: float | None = None
+        self, model: ModelState, code: Refusal, text: str, retry_after_ms: float | None = None
     ) -> None:
         """Answers everybody who waits for a model that will not come, alone or in set."""
         for line in (model, *(c for c in self.companion_sets.values() if model in c.members)):
@@ -426,9 +428,9 @@ class State:
                 self.withdraw(line, request_id)
                 self.refuse(request_id, code, text, retry_after_ms)
 
-    def cut(self, running: Running, how: str, now: int) -> None:
+    def cut(self, running: Running, how: CutKind, now: int) -> None:
         """Ends a running request; the driver reports back."""
-        if running.cut is None or running.cut == "boundary":
+        if running.cut is None or running.cut == CutKind.BOUNDARY:
             running.cut, running.cut_at = how, now
             self.wakes.append(running.deadline)
             self.out.append(Cut(running.request.id, how))
