@@ -60,6 +60,11 @@ class WatchbillError(Exception):
 class OursError(WatchbillError):
     """Watchbill or its configuration is wrong."""
 
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.what = message
+        self.hint = hint  # what to do; empty when the message says it
+
 
 class Problem(NamedTuple):
     """One thing that is wrong in a file that the operator wrote: where, what, and what to do about it."""
@@ -79,8 +84,8 @@ class Problem(NamedTuple):
 class ConfigError(OursError):
     """The configuration cannot be used."""
 
-    def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(message or "\n".join(map(str, problems)))
+    def __init__(self, message: str = "", *, hint: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message or "\n".join(map(str, problems)), hint=hint)
         self.problems = tuple(problems)
 
 

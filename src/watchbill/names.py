@@ -143,4 +143,4 @@ def _is_safe_stem(name: str) -> bool:
 def _refusal(text: str, what: str, why: str) -> NameRefused:
     """The text is shown short and escaped: a refused name must not paint the terminal or fill the log."""
     shown = text if len(text) <= 60 else text[:57] + "..."
-    return NameRefused(f"{shown!a} cannot be {what}; {why}")
+    return NameRefused(f"{shown!a} cannot be {what}", hint=why)

@@ -31,7 +31,9 @@ class Template:
     def __init__(self, text: str) -> None:
         """Raises ConfigError for a place that does not exist."""
         if len(text) > TEMPLATE_CHARS_MAX:
-            raise ConfigError(f"the template has more than {TEMPLATE_CHARS_MAX} characters; make it shorter")
+            raise ConfigError(
+                f"the template has more than {TEMPLATE_CHARS_MAX} characters", hint="make it shorter"
+            )
         self._texts: list[str] = []  # one more than places
         self.places: list[str] = []
         said, end = "", 0
@@ -59,7 +61,9 @@ def _known(place: str) -> str:
     if place in PLACES or place.startswith(f"{_PAYLOAD}."):
         return place
     known = ", ".join(f"{{{name}}}" for name in PLACES)
-    raise ConfigError(f"there is no {{{place[:60]}}}; use {known}, {{payload.NAME}}, or {{{{ for a brace")
+    raise ConfigError(
+        f"there is no {{{place[:60]}}}", hint=f"use {known}, {{payload.NAME}}, or {{{{ for a brace"
+    )
 
 
 def _look_up(payload: Mapping[str, object], place: str) -> object:

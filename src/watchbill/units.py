@@ -41,14 +41,16 @@ def parse_bytes(text: str | int) -> Bytes:
     if isinstance(text, str):
         match = _SIZE.fullmatch(text)
         if match is None or match[2].upper() not in BYTES_PER_UNIT:
-            raise UnitError(f"{_shown(text)} is not a size; {_SIZE_HINT}")
+            raise UnitError(f"{_shown(text)} is not a size", hint=_SIZE_HINT)
         size = round(Decimal(match[1]) * BYTES_PER_UNIT[match[2].upper()])
     elif isinstance(text, bool) or text < 0:
-        raise UnitError(f"{text!r} is not a size; write a number of bytes, or for example 4.6GB or 2GiB")
+        raise UnitError(
+            f"{text!r} is not a size", hint="write a number of bytes, or for example 4.6GB or 2GiB"
+        )
     else:
         size = text
     if size > limits.SIZE_BYTES_MAX:
-        raise UnitError(f"{_shown(text)} is more than any machine has; {_SIZE_HINT}")
+        raise UnitError(f"{_shown(text)} is more than any machine has", hint=_SIZE_HINT)
     return Bytes(size)
 
 
@@ -57,14 +59,14 @@ def parse_millis(text: str | int | float) -> Millis:
     if isinstance(text, str):
         spans = _SPAN.findall(text.strip())
         if not spans or "".join(number + unit for number, unit in spans) != text.strip():
-            raise UnitError(f"{_shown(text)} is not a duration; {_SPAN_HINT}")
+            raise UnitError(f"{_shown(text)} is not a duration", hint=_SPAN_HINT)
         span = sum((Decimal(number) * MILLIS_PER_UNIT[unit] for number, unit in spans), Decimal(0))
     elif isinstance(text, bool) or not 0 <= text < 10**12:
-        raise UnitError(f"{_shown(text)} is not a duration in seconds; {_SPAN_HINT}")
+        raise UnitError(f"{_shown(text)} is not a duration in seconds", hint=_SPAN_HINT)
     else:
         span = text * 1000
     if span > limits.DURATION_MS_MAX:
-        raise UnitError(f"{_shown(text)} is longer than 100 days; {_SPAN_HINT}")
+        raise UnitError(f"{_shown(text)} is longer than 100 days", hint=_SPAN_HINT)
     return Millis(round(span))
 
 

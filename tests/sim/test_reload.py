@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, WorkClass
-from watchbill.config.document import ModelTable
+from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of

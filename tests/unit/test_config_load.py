@@ -13,9 +13,8 @@ import pytest
 from watchbill import catalog, limits
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.config import ConfigFile, default_catalog, load, parse, read
-from watchbill.config.document import ScriptTable
-from watchbill.config.drivers import DRIVERS
-from watchbill.config.fields import FAILURES
+from watchbill.config.engines import DRIVERS
+from watchbill.config.models import FAILURES, ScriptTable
 from watchbill.engines import registry, scripted
 from watchbill.errors import ConfigError
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from watchbill.cli import run
 from watchbill.config import load, parse, read, read_text
-from watchbill.config.document import TABLES, Document
-from watchbill.config.drivers import DRIVERS
+from watchbill.config.document import TABLES, Document, place_of
+from watchbill.config.engines import DRIVERS
+from watchbill.config.keys import Key, keys_of
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
-from watchbill.config.spelling import Key, keys_of, place_of, spell_value
 from watchbill.config.starter import EMBEDDED, starter
+from watchbill.config.toml import spell_value
 from watchbill.reactor.intents import unit_of
 
 HERE = Path(__file__).parents[2]

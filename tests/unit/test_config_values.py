@@ -9,7 +9,7 @@ import pytest
 from watchbill import limits
 from watchbill.config import parse
 from watchbill.config.document import TABLES
-from watchbill.config.spelling import keys_of
+from watchbill.config.keys import keys_of
 from watchbill.errors import ConfigError
 
 BASE = Path("/srv/watchbill")

@@ -19,10 +19,10 @@ from watchbill.cli.facts import look_at
 from watchbill.cli.options import Where
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import Finding, Loaded, examine, read
-from watchbill.config.locate import spell_key
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.starter import SMOLLM2, starter
+from watchbill.config.toml import spell_key
 from watchbill.errors import ConfigError, Problem
 from watchbill.root import find_root
 

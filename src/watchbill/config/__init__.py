@@ -1,20 +1,25 @@
 """The config: a TOML file in, a catalog or the whole list of what is wrong out.
 
-    locate    where each key stands          document  every key, kind and default
-    fields    kinds of value                 planned   what this version does not have yet
-    problems  wording of wrong values        drivers   which keys each driver reads
-    settle    defaults that depend           draft, check, fit   what is wrong between tables
-    build     document -> catalog            load      all of it in order
-    reading   the file on the disk
-    examine   what this machine says         spelling, show, reference, starter   the way back to text
+    load        all of it in order: read, validate, settle, check, build
+    file        the file on the disk               toml        its text: values, lines, and back
+    values      tables, and kinds of value         keys        keys of a table, spelled and described
+    checks      what every check works with        report      wording of wrong values
+    document    all sections together              across      references between sections, and fit
+    examine     what this machine says             planned     what this version does not have yet
+    show, reference, starter                       the way back to a text
+
+One file for each section of the file, with its tables, defaults, checks and what it becomes in the catalog:
+
+    server   devices   engines   models   sets   lanes   policy   rotation (and epochs)   journal (and alerts)   spools
+    process_types
 
 Imports pydantic, so it is imported by `up` and `config` only.
 """
 
-from watchbill.config.check import refuse_open_bind
 from watchbill.config.examine import Finding, MachineFacts, ModelFacts, examine
+from watchbill.config.file import ConfigFile, Stamp
 from watchbill.config.load import Loaded, default_catalog, find_config, load, parse, read, read_text
-from watchbill.config.reading import ConfigFile, Stamp
+from watchbill.config.server import refuse_open_bind
 
 __all__ = [
     "ConfigFile", "Finding", "Loaded", "MachineFacts", "ModelFacts", "Stamp", "default_catalog", "examine",

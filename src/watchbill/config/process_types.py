@@ -1,34 +1,44 @@
-"""Types of work for POST /process between the config's tables and the catalog: what is wrong, and the records."""
+"""`[process.NAME]`: types of work that POST /process takes."""
 
-from collections.abc import Iterator, Mapping
+from pydantic import Field
 
-from watchbill import catalog
-from watchbill.config.draft import Draft
-from watchbill.config.problems import Wrong, did_you_mean
-from watchbill.config.process_table import ProcessTable
+from watchbill import catalog, limits
+from watchbill.config.values import ModelName, PlainName, Table, TemplateText
 
-__all__ = ["build_process_types", "check_process_types"]
+__all__ = ["ProcessTable", "build_process_type"]
 
 
-def check_process_types(draft: Draft, types: Mapping[str, ProcessTable]) -> Iterator[Wrong]:
-    """Lanes and models that do not exist."""
-    aliases = {alias for table in draft.document.models.values() for alias in table.aliases}
-    models = [*draft.names("models"), *sorted(aliases)]
-    for name, table in types.items():
-        if not draft.knows("lanes", table.lane):
-            lanes = sorted(draft.names("lanes"))
-            hint = did_you_mean(table.lane, lanes) or "add one to [lanes]"
-            yield ("process", name, "lane"), f"there is no lane {table.lane}", hint
-        if table.model.removesuffix(":latest") not in {each.removesuffix(":latest") for each in models}:
-            hint = did_you_mean(table.model, models) or "add one to [models]"
-            yield ("process", name, "model"), f"there is no model {table.model}", hint
+class ProcessTable(Table):
+    """A type of work that POST /process takes: which model thinks about it, in which lane, and what is said
+    instead when it cannot."""
+
+    model: ModelName = Field(description="The model that thinks about it.", examples=["smollm2"])
+    lane: PlainName = Field(default=catalog.DEFAULT_LANE, description="The lane it waits in.")
+    prompt: TemplateText = Field(
+        default="{summary}",
+        description="What the model is asked: {summary}, {type}, {id} and {payload.NAME} are filled in.",
+    )
+    fallback: TemplateText | None = Field(
+        default=None,
+        description="The thought without a model, filled in like the prompt; the lane's fallback otherwise.",
+        examples=["I notice {summary}."],
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, le=limits.CONTEXT_TOKENS_MAX, description="The longest thought."
+    )
+    capture: PlainName | None = Field(
+        default=None, description="The spool that its finished requests go into.", examples=["corpus"]
+    )
 
 
-def build_process_types(types: Mapping[str, ProcessTable]) -> dict[str, catalog.ProcessType]:
-    """The records that the gateway reads."""
-    return {
-        name: catalog.ProcessType(
-            name, table.model, table.lane, table.prompt, table.fallback, table.max_tokens, table.capture
-        )
-        for name, table in types.items()
-    }
+def build_process_type(name: str, table: ProcessTable) -> catalog.ProcessType:
+    """The record that the gateway reads."""
+    return catalog.ProcessType(
+        name,
+        model=table.model,
+        lane=table.lane,
+        prompt=table.prompt,
+        fallback=table.fallback,
+        max_tokens=table.max_tokens,
+        capture=table.capture,
+    )

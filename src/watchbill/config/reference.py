@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Union, cast, get_args, get_origin
 
-from watchbill.config.document import TABLES, Document, Table
-from watchbill.config.fields import Written
+from watchbill.config.document import TABLES, Document
+from watchbill.config.keys import Key, choices_of, keys_of
 from watchbill.config.planned import NOT_ACTED_ON
-from watchbill.config.spelling import Key, choices_of, keys_of
+from watchbill.config.values import Table, Written
 from watchbill.units import spell_bytes
 
 __all__ = ["reference", "schema"]

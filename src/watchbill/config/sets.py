@@ -1,23 +1,53 @@
-"""Companion sets between the config's tables and the catalog: what is wrong about them, and whether they fit (RES-13).
+"""`[sets.NAME]`: models that are in memory together or not at all (RES-13).
 
-A set fits when one rung of its ladder does: the largest member of a family steps down first. What must stay is counted
-beside it. Sizes that are not known count as nothing: only a set that certainly cannot be there is refused.
+A set fits when one rung of its ladder does: the largest member of a family steps down first. Permanent models and
+reservations are counted beside it. Sizes that are not known count as nothing: only a set that certainly cannot be in
+memory is refused. `across` asks this of what the file declares, `examine` of what the machine has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from watchbill.config.document import Document
-from watchbill.config.draft import Draft
-from watchbill.config.fit import room_on
-from watchbill.config.problems import Wrong, did_you_mean
-from watchbill.config.settle import memory_of
+from pydantic import Field
+
+from watchbill.config.checks import Draft, Wrong, did_you_mean
+from watchbill.config.values import ModelName, Table
 from watchbill.ladder import ladder
 from watchbill.units import format_bytes
 
-__all__ = ["Member", "Place", "check_sets", "misfit"]
+__all__ = ["Member", "Place", "SetTable", "check_sets", "misfit"]
 
-_HINT = "name smaller models, or give a member a smaller sibling in a family"
+# ------------------------------------------------------------------ the table
+
+
+class SetTable(Table):
+    """Companions: a request that names the set in `X-Watchbill-With` starts when all of its models are warm."""
+
+    models: tuple[ModelName, ...] = Field(
+        strict=False,
+        description="Those that are needed at the same time; one of a family may be a smaller one of it.",
+        examples=[["vision", "big"]],
+    )
+
+
+# ------------------------------------------------------------------ checks
+
+
+def check_sets(sets: Mapping[str, SetTable], draft: Draft) -> Iterator[Wrong]:
+    """Sets of fewer than two models, and models that do not exist or are named twice."""
+    for name, table in sets.items():
+        path = ("sets", name, "models")
+        if len(set(table.models)) < 2:
+            yield path, "needs at least two models", 'write for example ["vision", "big"]'
+        for place, model in enumerate(table.models):
+            if not draft.knows("models", model):
+                hint = did_you_mean(model, sorted(draft.names("models")))
+                yield (*path, place), f"there is no model {model}", hint
+            elif model in table.models[:place]:
+                yield (*path, place), f"names {model} twice", "remove one"
+
+
+# ------------------------------------------------------------------ whether a set fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +69,6 @@ class Place:
     room: int | None = None  # None: not known
     count: int | None = None
     reserved: tuple[str, int] | None = None  # a core model and what is kept for it
-
-
-def check_sets(draft: Draft) -> Iterator[Wrong]:
-    """Names that do not exist or mean two things, and sets that no device can hold."""
-    document = draft.document
-    aliases = {alias for table in document.models.values() for alias in table.aliases}
-    for name, table in document.sets.items():
-        path = ("sets", name)
-        if name in aliases or draft.knows("models", name):
-            yield path, "is the name of a model, too", "rename one: a header could mean either"
-        if len(set(table.models)) < 2:
-            yield (*path, "models"), "needs at least two models", 'write for example ["vision", "big"]'
-        for place, model in enumerate(table.models):
-            if not draft.knows("models", model):
-                hint = did_you_mean(model, sorted(draft.names("models")))
-                yield (*path, "models", place), f"there is no model {model}", hint
-            elif model in table.models[:place]:
-                yield (*path, "models", place), f"names {model} twice", "remove one"
-        known = all(model in document.models for model in table.models)
-        if known and draft.is_sound("devices") and draft.is_sound("models") and table.models:
-            why = misfit(table.models, _members(document), _places(document))
-            if why is not None:
-                yield (*path, "models"), why, _HINT
 
 
 def misfit(names: Sequence[str], members: Mapping[str, Member], places: Mapping[str, Place]) -> str | None:
@@ -102,23 +109,3 @@ def _below(name: str, members: Mapping[str, Member]) -> list[str]:
     tiers = [other for other, member in members.items() if member.family == family]
     tiers.sort(key=lambda n: (members[n].tier or 0, -sum(members[n].sizes.values()), n))
     return tiers[tiers.index(name) + 1 :]
-
-
-def _members(document: Document) -> dict[str, Member]:
-    return {
-        name: Member(
-            memory_of(table), table.devices or (), table.group, table.family, table.tier, table.permanent
-        )
-        for name, table in document.models.items()
-    }
-
-
-def _places(document: Document) -> dict[str, Place]:
-    return {
-        name: Place(
-            room_on(document, name),
-            table.max_resident,
-            (table.reservation.model, table.reservation.memory) if table.reservation else None,
-        )
-        for name, table in document.devices.items()
-    }

@@ -3,27 +3,22 @@
 What is printed is itself a config with the same meaning (but for keys that are not shown), so it can be copied.
 """
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
 
 from watchbill.catalog import RAM
-from watchbill.config.check import HEALTH_KEYS
-from watchbill.config.document import Document, EngineTable, KeyTable, ModelTable, Table
-from watchbill.config.draft import Raw
-from watchbill.config.drivers import DRIVERS
+from watchbill.config.devices import GPU_DEFAULTS, HEALTH_KEYS
+from watchbill.config.document import Document
+from watchbill.config.engines import DRIVERS, MODEL_KEYS, EngineTable
+from watchbill.config.keys import Key, keys_of
 from watchbill.config.load import Loaded
-from watchbill.config.locate import KeyPath, spell_key
-from watchbill.config.settle import GPU_DEFAULTS
-from watchbill.config.spelling import Key, keys_of
+from watchbill.config.models import ModelTable
+from watchbill.config.toml import KeyPath, Raw, spell_key
+from watchbill.config.values import Table
 
 __all__ = ["Entry", "entries", "show"]
 
 _COMMENT_COLUMN = 44
-HIDDEN = "***"
-#: Names of variables whose values nobody should see in a bug report.
-_SECRET = re.compile("key|token|secret|pass|credential|auth", re.IGNORECASE)
 
 
 class Entry(NamedTuple):
@@ -62,7 +57,8 @@ def _walk(loaded: Loaded, table: Table, path: KeyPath) -> Iterator[Entry]:
         elif _is_named_tables(table, key):
             inner += [((*at, name), each) for name, each in cast("dict[str, Table]", value).items()]
         elif _matters(loaded.document, table, at):
-            yield Entry(at, _spelled(table, key, value), not _is_said(loaded.raw, at), key.meaning)
+            spelled = None if value is None else key.spell(key.mask(value))
+            yield Entry(at, spelled, not _is_said(loaded.raw, at), key.meaning)
     for at, each in inner:
         yield from _walk(loaded, each, at)
 
@@ -81,25 +77,10 @@ def _matters(document: Document, table: Table, path: KeyPath) -> bool:
     if isinstance(table, ModelTable):
         engine = document.engines.get(table.engine)
         driver = DRIVERS[engine.driver if engine else table.engine]
-        foreign = frozenset[str]().union(*(each.needs | each.reads for each in DRIVERS.values()))
-        return key not in foreign - driver.needs - driver.reads
+        return key not in MODEL_KEYS - driver.needs - driver.reads
     if isinstance(table, EngineTable):
         return key == "driver" or key in DRIVERS[table.driver].engine_reads
     return True
-
-
-def _spelled(table: Table, key: Key, value: object) -> str | None:
-    if value is None:
-        return None
-    if isinstance(table, KeyTable) and key.name == "key" and not str(value).startswith("env:"):
-        value = HIDDEN
-    elif key.name == "env":
-        variables = cast("dict[str, str]", value)
-        value = {name: HIDDEN if _SECRET.search(name) else text for name, text in variables.items()}
-    elif key.name == "webhook":
-        address = urlsplit(str(value))  # whoever knows all of it may post there
-        value = f"{address.scheme}://{address.netloc.rpartition('@')[2]}/{HIDDEN}"
-    return key.spell(value)
 
 
 def _is_said(raw: Raw, path: KeyPath) -> bool:

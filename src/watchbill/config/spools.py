@@ -1,20 +1,148 @@
-"""Spools between the config's tables and the catalog: what is wrong about them, and their records."""
+"""`[spool.NAME]`: a spool that the daemon drains, or that the command line knows by its name.
+
+Folder and corpus of a spool come from its name unless they are given. Watchbill writes both, so they are relative to
+its root, which is not known here: only a path that begins with ~ or / leads elsewhere.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal, cast
 
-from watchbill import catalog, names
-from watchbill.config.draft import Draft
-from watchbill.config.locate import KeyPath
-from watchbill.config.problems import Wrong
-from watchbill.config.spool_table import ANY_KIND, SpoolTable
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from watchbill import catalog, limits, names
+from watchbill.config.checks import Draft, Wrong
+from watchbill.config.toml import KeyPath
+from watchbill.config.values import Duration, Line, Table, below_root, refused
 from watchbill.errors import NameRefused
+from watchbill.units import Millis
 
-__all__ = ["build_spools", "check_captures", "check_spools", "corpora_of", "path_of", "settle_spool"]
+__all__ = ["SpoolTable", "build_spool", "check_spools", "settle_spool"]
 
-#: Words that stand for a schema; anything else is a file.
-_SCHEMAS = ("builtin", "any")
+# ------------------------------------------------------------------ the table
+
+#: The corpus of every kind that has none of its own.
+ANY_KIND = "*"
+
+
+def _read_corpus(value: object) -> object:
+    """A file, or a table of kind and file."""
+    if isinstance(value, dict):
+        for kind, file in cast("dict[str, object]", value).items():
+            if not kind.strip() or not isinstance(file, str) or not file.strip() or "\0" in file:
+                hint = (
+                    'write for example { "draft-created" = "corpus/drafts.jsonl", "*" = "corpus/rest.jsonl" }'
+                )
+                raise refused("must name a file for each kind", hint, at=kind if kind.isprintable() else None)
+        if not value:
+            raise refused("must not be empty", "name a file, or leave the key out")
+    elif not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise refused(
+            "must be a file, or a table of files by kind", 'write for example "corpus/corpus.jsonl"'
+        )
+    return cast("object", value)
+
+
+def _read_kinds(value: object) -> object:
+    if isinstance(value, dict):
+        for pattern, kind in cast("dict[str, object]", value).items():
+            if not pattern.strip() or not isinstance(kind, str) or not kind.strip():
+                hint = 'write for example { "creative/*" = "creative-edited" }'
+                raise refused(
+                    "must name a kind for each path", hint, at=pattern if pattern.isprintable() else None
+                )
+    return cast("object", value)
+
+
+Corpora = Annotated[
+    str | dict[str, str],
+    BeforeValidator(_read_corpus),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": {"type": "string", "minLength": 1},
+                },
+            ]
+        }
+    ),
+]
+Kinds = Annotated[
+    dict[str, str],
+    BeforeValidator(_read_kinds),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "minLength": 1}}),
+]
+
+
+class SpoolTable(Table):
+    """A durable queue of plain files, and the corpus it is drained into. Watchbill writes both, so `path`,
+    `corpus` and `archive` are relative to its root; `schema` and `verify` are relative to the config file."""
+
+    path: Line | None = Field(
+        default=None, description="The spool's folder; spool/NAME otherwise.", examples=["spool/corpus"]
+    )
+    corpus: Corpora | None = Field(
+        default=None,
+        description='The JSONL file it is drained into; corpus/NAME.jsonl otherwise. A table names one per kind, "*" '
+        "for the rest.",
+        examples=["corpus/corpus.jsonl"],
+    )
+    schema_file: Line = Field(
+        default="builtin",
+        alias="schema",
+        description="What an event must look like: builtin (id, kind and ts), any (any object), or a JSON Schema file.",
+        examples=["event.schema.json"],
+    )
+    id_key: Line = Field(default="id", description="The key of an event that holds its id.")
+    attempts: int = Field(
+        default=3, ge=1, le=limits.SPOOL_ATTEMPTS_MAX, description="Tries of one event before it is poisoned."
+    )
+    poll: Duration = Field(
+        default=Millis(1_000),
+        ge=10,
+        le=3_600_000,
+        description="The longest pause between two looks at the queue.",
+    )
+    workers: int = Field(default=1, ge=1, le=limits.DRAIN_WORKERS_MAX, description="Drain workers at a time.")
+    ordered: bool = Field(
+        default=False, description="One worker at a time on the whole spool, so that arrival order is kept."
+    )
+    durability: Literal["wal", "event", "none"] = Field(
+        default="wal",
+        description="How an event is made safe: by a log, by syncing each file (network mounts), or not at all.",
+    )
+    drain: bool = Field(
+        default=True, description="Whether `watchbill up` drains it; other processes always may."
+    )
+    keep_done: Duration = Field(
+        default=Millis(7 * 86_400_000), description="Finished events are deleted after this."
+    )
+    archive: Line | None = Field(
+        default=None, description="A folder they are moved to instead.", examples=["archive/corpus"]
+    )
+    verify: tuple[Line, ...] = Field(
+        default=(),
+        strict=False,
+        description="Public keys (PEM); with any, an event that none of them signed is poisoned.",
+        examples=[["keys/editor.pub.pem"]],
+    )
+    sign: Line | None = Field(
+        default=None,
+        description="A private key (PEM); events that `watchbill spool` and its git hook enqueue are signed with it.",
+        examples=["keys/editor.pem"],
+    )
+    kinds: Kinds = Field(
+        default={},
+        description="For the git hook: path pattern = kind; the first that matches a file of a commit wins.",
+        examples=[{"creative/*": "creative-edited"}],
+    )
+
+
+# ------------------------------------------------------------------ defaults
 
 
 def settle_spool(name: str, table: SpoolTable) -> SpoolTable:
@@ -24,48 +152,38 @@ def settle_spool(name: str, table: SpoolTable) -> SpoolTable:
     )
 
 
-def path_of(name: str, table: SpoolTable) -> str:
-    return table.path or f"spool/{name}"
+def _path_of(table: SpoolTable) -> str:
+    return table.path or ""  # never empty in a settled table
 
 
-def corpora_of(name: str, table: SpoolTable) -> dict[str, str]:
+def _corpora_of(table: SpoolTable) -> dict[str, str]:
     """The corpus of each kind; "*" stands for every other kind."""
-    corpus = table.corpus or f"corpus/{name}.jsonl"
+    corpus = table.corpus or {}  # never empty in a settled table
     return {ANY_KIND: corpus} if isinstance(corpus, str) else dict(corpus)
 
 
-def check_captures(draft: Draft) -> Iterator[Wrong]:
-    """Captures into spools that do not exist."""
-    document = draft.document
-    captures: dict[KeyPath, str | None] = {
-        **{
-            ("server", "keys", name, "capture"): table.capture for name, table in document.server.keys.items()
-        },
-        **{("models", name, "capture"): table.capture for name, table in document.models.items()},
-        **{("lanes", name, "capture"): table.capture for name, table in document.lanes.items()},
-        **{("process", name, "capture"): table.capture for name, table in document.process.items()},
-    }
-    for path, spool in captures.items():
-        if spool is not None and spool not in document.spool:
-            yield path, f"there is no spool {spool}", f"add [spool.{spool}]"
+# ------------------------------------------------------------------ checks
+
+#: Words that stand for a schema; anything else is a file.
+_SCHEMAS = ("builtin", "any")
 
 
-def check_spools(draft: Draft) -> Iterator[Wrong]:
+def check_spools(spools: Mapping[str, SpoolTable], draft: Draft) -> Iterator[Wrong]:
     """Paths that cannot be, two spools in one folder, and a corpus that its own spool would eat."""
     owners: dict[Path, str] = {}
-    for name, table in draft.document.spool.items():
+    for name, table in spools.items():
         wrongs = list(_check_paths(draft.base, name, table))
         yield from wrongs
         if wrongs:
             continue
-        folder = _normal(draft.base, path_of(name, table))
+        folder = _normal(draft.base, _path_of(table))
         if owners.setdefault(folder, name) != name:
             yield (
                 ("spool", name, "path"),
                 f"is the folder of the spool {owners[folder]}, too",
                 "choose another",
             )
-        for kind, corpus in corpora_of(name, table).items():
+        for kind, corpus in _corpora_of(table).items():
             if _normal(draft.base, corpus).is_relative_to(folder):
                 at: KeyPath = ("spool", name, "corpus")
                 at = (*at, kind) if isinstance(table.corpus, dict) else at
@@ -73,8 +191,8 @@ def check_spools(draft: Draft) -> Iterator[Wrong]:
 
 
 def _check_paths(base: Path, name: str, table: SpoolTable) -> Iterator[Wrong]:
-    said: list[tuple[KeyPath, str]] = [(("path",), path_of(name, table))]
-    corpora = corpora_of(name, table)
+    said: list[tuple[KeyPath, str]] = [(("path",), _path_of(table))]
+    corpora = _corpora_of(table)
     keyed = isinstance(table.corpus, dict)
     said += [(("corpus", kind) if keyed else ("corpus",), file) for kind, file in corpora.items()]
     said += [(("schema",), table.schema_file)]
@@ -84,8 +202,7 @@ def _check_paths(base: Path, name: str, table: SpoolTable) -> Iterator[Wrong]:
         try:
             names.operator_path(base, text)
         except NameRefused as error:
-            what, _, hint = str(error).partition("; ")
-            yield ("spool", name, *at), what, hint
+            yield ("spool", name, *at), error.what, error.hint
 
 
 def _normal(base: Path, text: str) -> Path:
@@ -99,17 +216,16 @@ def _normal(base: Path, text: str) -> Path:
     return Path(*parts)
 
 
-def build_spools(tables: Mapping[str, SpoolTable], base: Path) -> dict[str, catalog.SpoolRules]:
-    """The records of tables that were found right."""
-    return {name: _build(name, table, base) for name, table in tables.items()}
+# ------------------------------------------------------------------ the catalog's record
 
 
-def _build(name: str, table: SpoolTable, base: Path) -> catalog.SpoolRules:
+def build_spool(name: str, table: SpoolTable, base: Path) -> catalog.SpoolRules:
+    """The record of a table that was settled and found right."""
     schema = table.schema_file
-    corpora = {kind: _below_root(base, file) for kind, file in corpora_of(name, table).items()}
+    corpora = {kind: below_root(base, file) for kind, file in _corpora_of(table).items()}
     return catalog.SpoolRules(
         name,
-        path=_below_root(base, path_of(name, table)),
+        path=below_root(base, _path_of(table)),
         corpora=MappingProxyType(corpora),
         schema=schema if schema in _SCHEMAS else str(names.operator_path(base, schema)),
         id_key=table.id_key,
@@ -120,13 +236,8 @@ def _build(name: str, table: SpoolTable, base: Path) -> catalog.SpoolRules:
         durability=table.durability,
         drain=table.drain,
         keep_done_ms=table.keep_done,
-        archive=_below_root(base, table.archive) if table.archive else None,
+        archive=below_root(base, table.archive) if table.archive else None,
         verify=tuple(str(names.operator_path(base, key)) for key in table.verify),
         sign=str(names.operator_path(base, table.sign)) if table.sign else None,
         kinds=tuple(table.kinds.items()),
     )
-
-
-def _below_root(base: Path, text: str) -> str:
-    """What Watchbill writes belongs to its root, which is not known here; only ~ and / lead elsewhere."""
-    return str(names.operator_path(base, text)) if text.startswith(("~", "/")) else text

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from watchbill.errors import ConfigError, Problem
 from watchbill.limits import CONFIG_FILE_BYTES_MAX, CONFIG_READ_MS
 
-__all__ = ["ConfigFile", "Stamp", "read_once"]
+__all__ = ["ConfigFile", "Stamp", "read_config", "read_once"]
 
 _T = TypeVar("_T")
 
@@ -73,6 +74,28 @@ class ConfigFile:
 def read_once(path: Path) -> bytes:
     """The content of a config, for a caller who reads it only once."""
     return ConfigFile(path).read()
+
+
+def read_config(path: Path, source: Callable[[Path], bytes] = read_once) -> str:
+    """The text of a config, read by `source`, which raises OSError. Raises ConfigError with what is wrong."""
+    try:
+        content = source(path)
+    except OSError as error:  # any errno: the operator named this file and must see why it is not read
+        reason = (error.strerror or str(error)).lower()
+        hint = "watchbill config init FILE writes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(
+            problems=[Problem(str(path), None, "", f"cannot be read: {reason}", hint)]
+        ) from error
+    if len(content) > CONFIG_FILE_BYTES_MAX:
+        size = f"larger than {CONFIG_FILE_BYTES_MAX // 1024} KiB"
+        raise ConfigError(problems=[Problem(str(path), None, "", size, "is this the right file?")])
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            problems=[Problem(str(path), line, "", "is not UTF-8 text", "save the file as UTF-8")]
+        ) from error
 
 
 def _look(look: Callable[[], _T], answers: list[_T], failures: list[OSError]) -> None:

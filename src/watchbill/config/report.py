@@ -1,24 +1,24 @@
-"""From pydantic's errors to sentences for the operator: the key, what is wrong, what to do.
+"""What the operator reads about a wrong config: the key, what is wrong, what to do, with file and line.
 
-Owns the wording of everything that is wrong with a single value. What is wrong between tables is worded in
-`check`.
+Owns the wording of everything that is wrong with a single value. What is wrong within a section is worded in the file
+of that section, and what is wrong between sections in `across`.
 """
 
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from watchbill.config.document import TABLES
-from watchbill.config.fields import REFUSED
-from watchbill.config.locate import KeyPath
+from watchbill import limits
+from watchbill.config.checks import Wrong, did_you_mean
+from watchbill.config.document import TABLES, find_key, place_of
+from watchbill.config.keys import choices_of, keys_of
 from watchbill.config.planned import planned_feature, planned_value
-from watchbill.config.spelling import choices_of, find_key, keys_of, place_of, spell_value
+from watchbill.config.toml import KeyPath, line_of, spell_key, spell_value
+from watchbill.config.values import REFUSED
+from watchbill.errors import ConfigError, Problem
 
-__all__ = ["Wrong", "did_you_mean", "wrongs_of"]
-
-#: (path, what is wrong, what to do): a Problem before its file and line are known.
-Wrong = tuple[KeyPath, str, str]
+__all__ = ["refusal", "wrongs_of"]
 
 _KINDS = {
     "string_type": "a text", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
@@ -31,18 +31,21 @@ _BOUNDS = {
 }  # fmt: skip
 
 
+def refusal(wrongs: Iterable[Wrong], lines: Mapping[KeyPath, int], origin: str) -> ConfigError:
+    """The error with every problem, in the order of the file and within a bound."""
+    problems = {
+        Problem(origin, line_of(lines, path), spell_key(path), text, hint) for path, text, hint in wrongs
+    }
+    ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.key, problem.text))
+    shown = ordered[: limits.CONFIG_PROBLEMS_MAX]
+    if len(ordered) > len(shown):
+        shown.append(Problem(origin, None, "", f"and {len(ordered) - len(shown)} more problems"))
+    return ConfigError(problems=shown)
+
+
 def wrongs_of(error: ValidationError) -> list[Wrong]:
     """Every single value that is wrong."""
     return [_wrong(detail) for detail in error.errors(include_url=False)]
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """A question that names the nearest known word, or the list of all when none is near."""
-    near = get_close_matches(word.lower(), [each.lower() for each in known], n=1, cutoff=0.6)
-    matches = [each for each in known if near and each.lower() == near[0]]
-    if matches:
-        return f"did you mean {matches[0]}?"
-    return f"known are {', '.join(known)}" if known else ""
 
 
 def _wrong(detail: ErrorDetails) -> Wrong:

@@ -1,15 +1,17 @@
-"""How values and keys of the config are written back: for hints, for `config show` and for the reference."""
+"""The keys of a table: their names, kinds, defaults and sentences, and how their values are written back.
+
+Hints, `config show` and the reference are drawn from the tables through this module, so that a key is described once.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, NamedTuple, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from watchbill.config.document import TABLES, Table
-from watchbill.config.fields import Written
-from watchbill.config.locate import KeyPath, spell_key
+from watchbill.config.toml import spell_key, spell_value
+from watchbill.config.values import Masked, Table, Written
 
-__all__ = ["Key", "choices_of", "find_key", "keys_of", "place_of", "spell", "spell_value"]
+__all__ = ["Key", "choices_of", "keys_of", "spell", "tables_of"]
 
 
 class Key(NamedTuple):
@@ -21,7 +23,13 @@ class Key(NamedTuple):
 
     def spell(self, value: object) -> str:
         """A value of this key as TOML: sizes and durations with their units."""
-        return spell(value, _writer(self.field))
+        written = next((mark for mark in self._marks() if isinstance(mark, Written)), None)
+        return spell(value, written.spell if written else None)
+
+    def mask(self, value: object) -> object:
+        """What may be shown of a value of this key: all of it, unless it holds a secret."""
+        masked = next((mark for mark in self._marks() if isinstance(mark, Masked)), None)
+        return masked.mask(value) if masked else value
 
     @property
     def meaning(self) -> str:
@@ -42,15 +50,10 @@ class Key(NamedTuple):
         is_plain = isinstance(self.default, str | int | float)
         return self.spell(self.default) if is_plain else ""
 
-
-def place_of(path: KeyPath) -> tuple[str, ...]:
-    """The path with "*" for the names that the operator chose: models.a.idle is models.*.idle."""
-    place: tuple[str, ...] = ()
-    for part in path:
-        named = (*place, "*")
-        is_named = any(known[: len(named)] == named for known in TABLES)
-        place = named if is_named or isinstance(part, int) else (*place, part)
-    return place
+    def _marks(self) -> Iterator[object]:
+        yield from self.field.metadata
+        for kind in _kinds(self.field):
+            yield from getattr(kind, "__metadata__", ())
 
 
 def keys_of(table: type[Table]) -> dict[str, Key]:
@@ -59,11 +62,16 @@ def keys_of(table: type[Table]) -> dict[str, Key]:
     return {info.alias or name: Key(info.alias or name, name, info) for name, info in fields}
 
 
-def find_key(path: KeyPath) -> Key | None:
-    """The key that the path means, if there is such a key."""
-    place = place_of(path)
-    table = TABLES.get(place[:-1]) if place else None
-    return keys_of(table).get(place[-1]) if table else None
+def tables_of(table: type[Table], place: tuple[str, ...] = ()) -> dict[tuple[str, ...], type[Table]]:
+    """The table and every table in it by its place; "*" is a name that the operator chooses."""
+    found = {place: table}
+    for key in keys_of(table).values():
+        kinds = list(_kinds(key.field))
+        is_named = any(get_origin(kind) is dict for kind in kinds)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Table):
+                found |= tables_of(kind, (*place, key.name, "*") if is_named else (*place, key.name))
+    return found
 
 
 def choices_of(key: Key) -> list[str]:
@@ -83,29 +91,6 @@ def spell(value: object, writer: Callable[[int], str] | None = None) -> str:
         inside = ", ".join(f"{spell_key((name,))} = {spell(each, writer)}" for name, each in pairs)
         return f"{{ {inside} }}" if inside else "{}"
     return spell_value(value)
-
-
-def spell_value(value: object) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + "".join(_ESCAPES.get(letter) or _escape(letter) for letter in value) + '"'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(spell_value, cast('list[object]', value)))}]"
-    return str(value)
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
-def _escape(letter: str) -> str:
-    return letter if letter.isprintable() else f"\\U{ord(letter):08X}"
-
-
-def _writer(field: FieldInfo) -> Callable[[int], str] | None:
-    marks = [*field.metadata, *(mark for kind in _kinds(field) for mark in getattr(kind, "__metadata__", ()))]
-    return next((mark.spell for mark in marks if isinstance(mark, Written)), None)
 
 
 def _kinds(field: FieldInfo) -> Iterator[object]:

@@ -1,0 +1,290 @@
+"""TOML: from a text to its values and the line of each key, and from values back to a text.
+
+`tomllib` says what a file means and forgets where it was said. The scanner below reads a text that `tomllib` has
+already accepted, so it only has to find its way, not to judge; it never raises on such a text. Bounds on keys, depth
+and digits are applied here, because the parser has none.
+"""
+
+import re
+import tomllib
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from watchbill import limits
+from watchbill.errors import ConfigError, Problem
+
+__all__ = ["KeyPath", "Raw", "line_of", "locate", "read_toml", "spell_key", "spell_value", "too_deep"]
+
+#: Keys of tables and indexes of arrays, outermost first.
+KeyPath = tuple[str | int, ...]
+#: What `tomllib` makes of a file.
+Raw = dict[str, object]
+
+#: Without the sign.
+INTEGER_BITS_MAX = 63
+_AT_LINE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
+_TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
+#: A key of more parts than any table of ours is deep. Comments, strings and all other words are stepped over, so that
+#: no position is looked at twice.
+_QUOTED = r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'"""
+_LONG_KEY = re.compile(
+    r"""#[^\n]*+|\"{3}(?:[^\\]|\\.)*?\"{3}|'{3}.*?'{3}"""
+    rf"|(?P<key>(?:(?:[\w-]++|{_QUOTED})[ \t]*+\.[ \t]*+){{{limits.CONFIG_DEPTH_MAX}}})"
+    rf"|{_QUOTED}|[\w-]++",
+    re.DOTALL,
+)
+#: More digits than Python reads into an integer.
+_LONG_NUMBER = re.compile(r"[0-9_]{4301,}")
+
+
+def read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
+    """The values of a TOML text and the line of each key. Raises ConfigError with what is wrong and where."""
+    _refuse_long_keys(text, origin)
+    try:
+        raw = cast("Raw", tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(problems=[_syntax_problem(str(error), text, origin)]) from error
+    except RecursionError as error:
+        raise too_deep(origin) from error
+    except ValueError as error:  # tomllib lets through what int() says of more than 4,300 digits
+        raise _too_many_digits(text, origin) from error
+    _refuse_deep_values(raw, origin)
+    lines = locate(text)
+    _refuse_large_integers(raw, lines, origin)
+    return raw, lines
+
+
+def _refuse_long_keys(text: str, origin: str) -> None:
+    """Before the parser sees them: it keeps every prefix of a key, ten gigabytes for one of 50,000 parts."""
+    for match in _LONG_KEY.finditer(text):
+        if match["key"] is not None:
+            raise too_deep(origin, text.count("\n", 0, match.start()) + 1)
+
+
+def _refuse_deep_values(raw: Raw, origin: str) -> None:
+    """Every element is noted with its whole path: deep and wide at once is what memory has no room for."""
+    level: list[object] = [raw]
+    for _ in range(limits.CONFIG_DEPTH_MAX + 1):
+        level = [inner for value in level for inner in _inside(value)]
+    if level:
+        raise too_deep(origin)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _refuse_large_integers(raw: Raw, lines: Mapping[KeyPath, int], origin: str) -> None:
+    """TOML's integers have 64 bits. Larger ones come through as hexadecimals, and no message could print them."""
+    rest: list[tuple[KeyPath, object]] = [((), raw)]
+    problems: list[Problem] = []
+    while rest:
+        path, value = rest.pop()
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
+            problems.append(Problem(origin, line_of(lines, path), spell_key(path), "is too large a number"))
+        elif isinstance(value, dict):
+            rest += [((*path, key), inner) for key, inner in cast("dict[str, object]", value).items()]
+        elif isinstance(value, list):
+            rest += [((*path, place), inner) for place, inner in enumerate(cast("list[object]", value))]
+    if problems:
+        raise ConfigError(problems=problems[: limits.CONFIG_PROBLEMS_MAX])
+
+
+def too_deep(origin: str, line: int | None = None) -> ConfigError:
+    """The error of a text whose tables nest deeper than any of ours."""
+    return ConfigError(problems=[Problem(origin, line, "", "is nested too deeply")])
+
+
+def _too_many_digits(text: str, origin: str) -> ConfigError:
+    found = _LONG_NUMBER.search(text)
+    line = text.count("\n", 0, found.start()) + 1 if found else None
+    return ConfigError(problems=[Problem(origin, line, "", "has a number of too many digits")])
+
+
+def _syntax_problem(message: str, text: str, origin: str) -> Problem:
+    match = _AT_LINE.search(message)
+    last = text.count("\n") + (0 if text.endswith("\n") else 1)
+    line = int(match[1]) if match and match[1] else max(last, 1)
+    said = _AT_LINE.sub("", message)
+    if twice := _TWICE.search(said):
+        path = tuple(part.strip().strip("'\"") for part in twice[1].split(","))
+        return Problem(origin, line, spell_key(path), "is declared twice", "merge the two tables")
+    if said == "Cannot overwrite a value":
+        return Problem(origin, line, "", "sets a key that is already set", "keep one of them")
+    return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", "see https://toml.io")
+
+
+# ------------------------------------------------------------------ lines of keys
+
+_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:[^"\\\n]|\\.)*"' + r"|'[^'\n]*'",
+    re.DOTALL,
+)
+#: A number, boolean or date; a date may hold a space.
+_SCALAR = re.compile(r"[^,\]}\n#]+")
+
+
+def locate(text: str) -> dict[KeyPath, int]:
+    """The line of every key and every array element, and of every table that a key implies."""
+    return _Scanner(text).scan()
+
+
+def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
+    """The line of the path, or of the innermost table around it that the file has."""
+    for depth in range(len(path), 0, -1):
+        if path[:depth] in lines:
+            return lines[path[:depth]]
+    return None
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._ends = [match.start() for match in re.finditer("\n", text)]
+        self._lines: dict[KeyPath, int] = {}
+        self._counts: dict[KeyPath, int] = {}  # elements so far of each array of tables
+
+    def scan(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
+        self._skip(_BLANK)
+        while self._at < len(self._text):
+            if self._text[self._at] == "[":
+                table = self._read_header()
+            else:
+                self._read_pair(table)
+            self._skip(_BLANK)
+        return self._lines
+
+    def _read_header(self) -> KeyPath:
+        start = self._at
+        is_array = self._text.startswith("[[", start)
+        self._at += 2 if is_array else 1
+        path = self._within_arrays(self._read_key())
+        if is_array:
+            self._counts[path] = self._counts.get(path, -1) + 1
+            self._note(path, start)
+            path = (*path, self._counts[path])
+        self._note(path, start)
+        self._at = self._text.index("]", self._at) + (2 if is_array else 1)
+        return path
+
+    def _within_arrays(self, key: tuple[str, ...]) -> KeyPath:
+        """`[a.b]` after `[[a]]` means the last element of a."""
+        path: KeyPath = ()
+        for place, part in enumerate(key):
+            path = (*path, part)
+            if path in self._counts and place < len(key) - 1:
+                path = (*path, self._counts[path])
+        return path
+
+    def _read_pair(self, table: KeyPath) -> None:
+        start = self._at
+        path = (*table, *self._read_key())
+        self._note(path, start)
+        self._at = self._text.index("=", self._at) + 1
+        self._skip(_SPACE)
+        self._read_value(path)
+
+    def _read_key(self) -> tuple[str, ...]:
+        parts: list[str] = []
+        while True:
+            self._skip(_SPACE)
+            bare = _BARE_KEY.match(self._text, self._at)
+            word = bare or _STRING.match(self._text, self._at)
+            if word is None:  # not reached on a valid text; whatever this is, it is no key
+                return tuple(parts)
+            self._at = word.end()
+            parts.append(word[0] if bare else str(tomllib.loads(f"key = {word[0]}")["key"]))
+            self._skip(_SPACE)
+            if not self._text.startswith(".", self._at):
+                return tuple(parts)
+            self._at += 1
+
+    def _read_value(self, path: KeyPath) -> None:
+        opener = self._text[self._at : self._at + 1]
+        if opener == "[":
+            self._read_array(path)
+        elif opener == "{":
+            self._read_inline_table(path)
+        else:
+            word = _STRING.match(self._text, self._at) or _SCALAR.match(self._text, self._at)
+            self._at = word.end() if word else len(self._text)
+
+    def _read_array(self, path: KeyPath) -> None:
+        self._at += 1
+        index = 0
+        while self._before("]"):
+            self._note((*path, index), self._at)
+            self._read_value((*path, index))
+            index += 1
+            self._skip_comma()
+
+    def _read_inline_table(self, path: KeyPath) -> None:
+        self._at += 1
+        while self._before("}"):
+            self._read_pair(path)
+            self._skip_comma()
+
+    def _before(self, closer: str) -> bool:
+        """Whether another element comes; steps over the closing bracket when none does."""
+        self._skip(_BLANK)
+        if self._at < len(self._text) and self._text[self._at] != closer:
+            return True
+        self._at += 1
+        return False
+
+    def _skip_comma(self) -> None:
+        self._skip(_BLANK)
+        if self._text.startswith(",", self._at):
+            self._at += 1
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+
+    def _note(self, path: KeyPath, at: int) -> None:
+        line = bisect_right(self._ends, at - 1) + 1
+        while path and path not in self._lines:  # with a path all that leads to it is known
+            self._lines[path] = line
+            path = path[:-1]
+
+
+# ------------------------------------------------------------------ back to a text
+
+
+def spell_key(path: KeyPath) -> str:
+    """The path as TOML writes it: devices."gpu:0".reserve, models.a.aliases[1]."""
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            quoted = part if _BARE_KEY.fullmatch(part) else ascii(part).replace('"', '\\"')
+            quoted = quoted if quoted == part else f'"{quoted[1:-1]}"'
+            spelled += f".{quoted}" if spelled else quoted
+    return spelled
+
+
+def spell_value(value: object) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + "".join(_ESCAPES.get(letter) or _escape(letter) for letter in value) + '"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(spell_value, cast('list[object]', value)))}]"
+    return str(value)
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def _escape(letter: str) -> str:
+    return letter if letter.isprintable() else f"\\U{ord(letter):08X}"
