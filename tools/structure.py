@@ -25,7 +25,7 @@ class Layer(NamedTuple):
 
 
 LAYERS = (
-    Layer("L0 foundation", ("__init__", "errors", "units", "names", "packages", "limits")),
+    Layer("L0 foundation", ("__init__", "errors", "units", "names", "packages", "limits", "files")),
     Layer("L1 declarations", ("templates", "ladder", "config", "catalog", "root")),
     Layer("L2 core: pure decisions", ("core",)),
     Layer(

@@ -25,6 +25,7 @@ from watchbill import config
 from watchbill.catalog import Catalog, Server, SpoolRules
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
+from watchbill.files.disk import DISK_FULL
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
@@ -36,7 +37,7 @@ from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
-from watchbill.root import DISK_FULL, Root
+from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.deliver import Deliverer

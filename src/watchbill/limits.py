@@ -41,8 +41,6 @@ BODY_BYTES_MAX = 2**30
 # ------------------------------------------------------------------ root and command line
 
 DAEMON_RECORD_BYTES_MAX = 4096
-#: What is written to find out whether a disk still takes anything.
-DISK_TRY_BYTES = 64 * 2**10
 
 # ------------------------------------------------------------------ processes
 

@@ -18,24 +18,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import NamedTuple, cast
 
 from watchbill import __version__
 from watchbill.errors import ConfigError
-from watchbill.limits import DAEMON_RECORD_BYTES_MAX, DISK_TRY_BYTES
+from watchbill.files.host import boot_id, start_time
+from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 
 __all__ = [
-    "DISK_FAULTS",
-    "DISK_FULL",
     "LAYOUT_VERSION",
     "DaemonRecord",
     "Root",
-    "boot_id",
     "command_for",
-    "disk_fault",
     "find_root",
-    "start_time",
 ]
 
 #: The layout this Watchbill reads and writes. Raise it with a step in MIGRATIONS.
@@ -44,10 +39,6 @@ LAYOUT_VERSION = 1
 #: From a layout's number to the step that makes the next one of it. 0 is a root without a VERSION file.
 MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
 
-#: What the system says when there is no room for a file, or for more of it.
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: What a disk answers that is full, read-only or broken: nobody's fault who wants to write there.
-DISK_FAULTS = DISK_FULL | {errno.EROFS, errno.EIO}
 #: What an operator can mend; anything else is a surprise and stays a traceback.
 _OPERATORS_ERRNO = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
@@ -225,38 +216,6 @@ def _naming(root: Path, environment: Mapping[str, str]) -> list[str]:
     return [] if is_usual else ["--root", str(root)]
 
 
-def boot_id() -> str:
-    """This boot's id; empty where the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return ""
-
-
-def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when it is gone or a zombie.
-
-    Without /proc (macOS) every living process has start time 0: there the pid alone must do.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None if Path("/proc/self/stat").exists() else _start_time_without_proc(pid)
-    # The command's name may hold spaces and parentheses: fields are counted from the last one.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
-
-
-def _start_time_without_proc(pid: int) -> int | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:  # it lives, under another user
-        return 0
-    return 0
-
-
 def _parse_record(text: bytes) -> DaemonRecord | None:
     try:
         found = cast("object", json.loads(text))
@@ -292,14 +251,3 @@ def _replace(path: Path, text: str) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
-
-
-def disk_fault(folder: Path) -> OSError | None:
-    """What the disk of a folder says to a small file; None when it takes it, or refuses for another reason."""
-    try:
-        with TemporaryFile(dir=folder) as file:
-            file.write(b"\0" * DISK_TRY_BYTES)
-            file.flush()
-    except OSError as error:
-        return error if error.errno in DISK_FAULTS else None
-    return None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from watchbill.files.watch import Watch
 from watchbill.spool import Spool
 from watchbill.spool import publish as publish_module
-from watchbill.spool.watch import Watch
 
 
 def test_a_wait_hears_flat_files_and_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

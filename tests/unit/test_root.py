@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from watchbill.errors import ConfigError
-from watchbill.root import LAYOUT_VERSION, DaemonRecord, Root, boot_id, find_root, start_time
+from watchbill.files.host import boot_id, start_time
+from watchbill.root import LAYOUT_VERSION, DaemonRecord, Root, find_root
 
 
 def test_the_nearest_word_about_the_root_wins(tmp_path):

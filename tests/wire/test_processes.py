@@ -15,6 +15,7 @@ import pytest
 
 from watchbill import limits
 from watchbill.errors import RootInUse
+from watchbill.files.host import boot_id
 from watchbill.processes import Ending, Keeper, OwnedProcess, RootLock, engine_log, is_taken, reap
 from watchbill.processes.logs import Log, open_log
 from watchbill.processes.owned import Command
@@ -28,7 +29,6 @@ from watchbill.processes.registry import (
     root_id,
     with_engine,
 )
-from watchbill.root import boot_id
 from wire.engine_contract import eventually, within
 
 #: A tree of five below its guard, two of them grandchildren and three in a session of their own.

@@ -22,6 +22,7 @@ from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadEr
 from watchbill.engines.sleep import Sleep, is_sleeping, tell
 from watchbill.engines.warmup import Progress, warm_up
 from watchbill.errors import ConfigError
+from watchbill.files.disk import DISK_FAULTS, fault_of
 from watchbill.probes.trees import pss_of_tree
 from watchbill.processes import (
     LOOPBACK,
@@ -33,7 +34,6 @@ from watchbill.processes import (
     is_taken,
     shielded,
 )
-from watchbill.root import DISK_FAULTS, disk_fault
 from watchbill.units import format_millis
 
 __all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe"]
@@ -295,7 +295,7 @@ class OwnedEngine:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
         lines = host.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if host.process else []
         diagnosis = self._recipe.diagnose(lines)
-        if (fault := disk_fault(self._root)) is not None:
+        if (fault := fault_of(self._root)) is not None:
             return LoadError(f"{_disk_failed(host.model.name, self._root, fault)} ({what})", blame=Blame.DISK)
         if diagnosis is not None and diagnosis.hopeless:
             return LoadError(f"{host.model.name}: {diagnosis.reason}", hopeless=True)

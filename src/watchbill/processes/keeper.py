@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill import limits
+from watchbill.files.host import boot_id
 from watchbill.processes.environment import Withheld
 from watchbill.processes.logs import open_log
 from watchbill.processes.owned import Command, OwnedProcess, shielded
 from watchbill.processes.ports import claim_port, release_port
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, root_id
-from watchbill.root import boot_id
 
 __all__ = ["Finished", "Keeper"]
 

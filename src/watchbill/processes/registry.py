@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from watchbill.files.host import boot_id, start_time
 from watchbill.limits import ENGINE_RECORD_BYTES_MAX
 from watchbill.probes.files import read_small
-from watchbill.root import boot_id, start_time
 
 __all__ = ["ROOT_MARK", "TOKEN_MARK", "Record", "Registry", "marked_pids", "root_id"]
 

@@ -22,8 +22,8 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused, PullFailed
+from watchbill.files.disk import DISK_FULL
 from watchbill.names import header_text, inside
-from watchbill.root import DISK_FULL
 
 __all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted"]
 

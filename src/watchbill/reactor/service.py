@@ -11,7 +11,6 @@ deadline tells it that nothing was done.
 
 import asyncio
 import contextlib
-import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -26,17 +25,17 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused
+from watchbill.files.disk import DISK_FAULTS
+from watchbill.files.watch import Watch
 from watchbill.names import check_request_id, check_unit_name, header_text
 from watchbill.reactor.folders import Folders
 from watchbill.reactor.intents import INTENTS_FOLDER, Answer, Intent, NotReadable
 from watchbill.reactor.systemctl import Systemctl
-from watchbill.spool.watch import Watch
 
 __all__ = ["OWN_UNITS", "Reactor", "Refused"]
 
 #: Whatever the list says: nobody stops the daemon or the reactor through the reactor.
 OWN_UNITS = frozenset({"watchbill.service", "watchbill-reactor.service"})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _IS_DOWN = frozenset({"inactive", "failed"})
 Outcome = TypeVar("Outcome")
 _LOG = logging.getLogger("watchbill.reactor")
@@ -218,7 +217,7 @@ def _disk_may_be_full(what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in DISK_FAULTS:
             raise
         _LOG.error("%s could not be written: %s", what, error.strerror)
 

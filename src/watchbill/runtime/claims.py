@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from watchbill.errors import RequestError, TheirsError
+from watchbill.files.host import start_time
 from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS
-from watchbill.root import start_time
 
 __all__ = ["Claim", "Claims"]
 

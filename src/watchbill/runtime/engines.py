@@ -42,10 +42,10 @@ from watchbill.engines.base import (
 )
 from watchbill.engines.warmup import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
+from watchbill.files.disk import DISK_FAULTS
 from watchbill.limits import LOAD_OVERTIME_MS
 from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
-from watchbill.root import DISK_FAULTS
 from watchbill.units import Millis
 
 __all__ = ["EngineRoom"]

@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill.spool.atomic import make_subfolder, rename_noreplace, write_file
+from watchbill.files.atomic import make_subfolder, rename_noreplace, write_file
+from watchbill.files.host import host_name
+from watchbill.files.owner import Owner
 from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.host import host_name
 from watchbill.spool.layout import Layout, State
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, RESTING_MAX
 from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, with_attempt
-from watchbill.spool.owner import Owner
 from watchbill.spool.scan import Candidates
 
 __all__ = ["Consumer", "Lease", "done_folder", "move_unique", "reason_bytes", "rest_after"]

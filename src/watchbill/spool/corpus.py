@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from watchbill.spool.atomic import (
+from watchbill.files.atomic import (
     fsync_folder,
     make_folder,
     open_shared,
@@ -24,8 +24,9 @@ from watchbill.spool.atomic import (
     sync_data,
     write_file_durable,
 )
+from watchbill.files.disk import DISK_FULL
 from watchbill.spool.events import Id, decode, event_id, id_digest
-from watchbill.spool.faults import NO_ROOM, EventRefused, SpoolBroken, disk_fault
+from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import IDS_TAIL_BYTES_MAX
 
@@ -216,5 +217,5 @@ class Corpus:
             self._ids.write(digests, end)
         except OSError as error:
             # The corpus holds the events; what the day files lack is read there after a restart.
-            if error.errno not in NO_ROOM:
+            if error.errno not in DISK_FULL:
                 raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-from watchbill.spool.atomic import make_folder, open_shared
+from watchbill.files.atomic import make_folder, open_shared
 from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id

@@ -13,12 +13,10 @@
 An error of enqueue means: not acknowledged. It never means: perhaps.
 """
 
-import errno
-
 from watchbill.errors import OursError, TheirsError, WatchbillError
+from watchbill.files.disk import DISK_FULL
 
 __all__ = [
-    "NO_ROOM",
     "EventRefused",
     "LeaseLost",
     "PoisonEvent",
@@ -27,9 +25,6 @@ __all__ = [
     "SpoolLayout",
     "disk_fault",
 ]
-
-#: The disk, its inodes, a quota or a file size limit (EFBIG) leave no room.
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class SpoolLayout(OursError):
@@ -72,6 +67,6 @@ def disk_fault(error: OSError, doing: str) -> SpoolFull | SpoolBroken:
     """Turn an operating system error into ours, saying what could not be done and where."""
     where = f" ({error.filename!s})" if error.filename else ""
     text = f"cannot {doing}{where}: {error.strerror or error}"
-    if error.errno in NO_ROOM:
+    if error.errno in DISK_FULL:
         return SpoolFull(f"{text}; nothing was stored, free some space and try again")
     return SpoolBroken(f"{text}; nothing was acknowledged")

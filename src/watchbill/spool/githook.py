@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from watchbill.errors import ConfigError
-from watchbill.spool.atomic import make_folder, write_file_durable
+from watchbill.files.atomic import make_folder, write_file_durable
 from watchbill.spool.limits import HOOK_BATCH, HOOK_FILES_MAX, HOOK_NOTES_BYTES_MAX, HOOK_TURN_WAIT_S
 from watchbill.spool.queue import Spool
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from watchbill.spool.atomic import make_subfolder, open_shared, write_all
+from watchbill.files.atomic import make_subfolder, open_shared, write_all
 from watchbill.spool.limits import IDS_DAYS, IDS_MAX
 
 __all__ = ["Ids"]

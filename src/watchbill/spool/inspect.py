@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from watchbill.spool.atomic import NotAFile, read_regular
+from watchbill.files.atomic import NotAFile, read_regular
+from watchbill.files.owner import LOCK_NAME, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
 from watchbill.spool.names import attempt_of, is_bundle, is_event, lines_of, ns_of, stem_of, with_attempt
-from watchbill.spool.owner import LOCK_NAME, take_dead
 from watchbill.spool.queue import Spool
 from watchbill.spool.recovery import counts_tries
 from watchbill.spool.replay import replay_dead, unreplayed

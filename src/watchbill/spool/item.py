@@ -7,7 +7,7 @@ a line. A bundle's bad lines are told apart from its good ones; a single event i
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill.spool.atomic import NotAFile, make_folder, read_regular, write_file_durable
+from watchbill.files.atomic import NotAFile, make_folder, read_regular, write_file_durable
 from watchbill.spool.consumer import Lease, reason_bytes
 from watchbill.spool.events import Event, decode
 from watchbill.spool.faults import EventRefused

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from watchbill.spool.atomic import make_folder
+from watchbill.files.atomic import make_folder
+from watchbill.files.disk import mount_of
 from watchbill.spool.barred import Barred
 from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event
 
-__all__ = ["Layout", "State", "walk_events"]
+__all__ = ["Layout", "State", "storage_warnings", "walk_events"]
 
 
 class State(Enum):
@@ -87,6 +88,24 @@ class Layout:
 def _make_folders(root: Path) -> None:
     for folder in (*(root / state.value for state in State), root / "queue" / ".tmp", root / "queue-wal"):
         make_folder(folder)
+
+
+def storage_warnings(path: Path) -> list[str]:
+    """Return what an operator should know about the disk under this spool."""
+    mount = mount_of(path)
+    where = f"{path}: the file system ({mount.kind} at {mount.point})"
+    found: list[str] = []
+    if mount.is_in_memory:
+        found.append(f"{where} is in memory: nothing survives a restart")
+    if mount.kind == "overlay":
+        found.append(f"{where} is a container layer: it goes with the container")
+    if mount.is_network:
+        found.append(f"{where} is a network mount: use durability='event'")
+    if mount.is_read_only:
+        found.append(f"{path}: the file system at {mount.point} is mounted read-only")
+    if mount.lacks_journal:
+        found.append(f"{path}: ext4 at {mount.point} has no journal: a power cut can damage its folders")
+    return found
 
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:

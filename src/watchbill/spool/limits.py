@@ -29,10 +29,6 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 LOG_AGE_MAX_S = 30.0
 #: How long a writer that closes waits for the threads that are still in it.
 CLOSE_WAIT_S = 30.0
-#: Newlines written ahead in a log, in bytes: small first, because many writers write one event only.
-LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
-#: A group at least this large extends the log by itself, in bytes.
-LOG_DIRECT_BYTES_MIN = 64 * 1024
 #: From this size on a bundle is written once and synced, not twice, into the log and its file.
 DIRECT_BYTES_MIN = 32 * 1024
 #: Bytes of one group commit.
@@ -58,8 +54,6 @@ SHELL_LEASE_S = 600.0
 BARRED_MAX = 1_000
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.
 FOREIGN_NAME_BYTES_MAX = 160
-#: Folders that a consumer watches for arrivals besides queue/ itself.
-WATCHED_FOLDERS_MAX = 64
 
 #: Events that a drain leases, appends and acknowledges together.
 DRAIN_BATCH = 512

@@ -6,17 +6,14 @@
     @visible TAB crc32 TAB first name TAB last name
 
 Plain text, one record a line. The crc32 is of the first word and of what follows it: a damaged name would show
-a stranger, a damaged mark could hide what is not visible. The file is filled ahead with newlines, so that
-committing a record changes neither size nor allocation and the fdatasync has no metadata to write; small
-appends go past the page cache. `append` returns when the records are on stable storage; then the caller makes
-the visible files, without sync. A mark says that the files from one name to another are visible; it travels
-with the next records and is never synced by itself. A log that failed to sync is never synced again.
+a stranger, a damaged mark could hide what is not visible. `append` returns when the records are on stable storage
+(`files/append_log.py` says how); then the caller makes the visible files, without sync. A mark says that the files from
+one name to another are visible; it travels with the next records and is never synced by itself.
 """
 
 import binascii
 import bisect
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +21,7 @@ from itertools import islice, starmap
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.spool.atomic import FILE_MODE, fsync_folder, pwrite_all, sync_data
-from watchbill.spool.limits import LOG_DIRECT_BYTES_MIN, LOG_FILL_BYTES
-from watchbill.spool.uncached import BLOCK_BYTES, Tail
+from watchbill.files.append_log import AppendLog
 
 __all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "parse_log", "record_bytes"]
 
@@ -94,56 +89,33 @@ class Log:
     def __init__(self, folder: Path, name: str, boot: str, mount: str) -> None:
         """Create the file and make its name durable. Raises OSError and then leaves nothing behind."""
         self.path = folder / name
-        self.failed = False
-        self.records = 0
-        self._fills = list(LOG_FILL_BYTES)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        self._tail: Tail | None = None
-        header = f"{_HEADER}\t{boot}\t{mount}\n".encode()
-        self.end = self._filled = 0
-        try:
-            self._fill(len(header), header)
-            self.end = len(header)
-            self._tail = Tail(self.path, LOG_DIRECT_BYTES_MIN)
-            fsync_folder(folder)
-        except OSError:
-            self.discard()
-            raise
+        self._file = AppendLog(self.path, f"{_HEADER}\t{boot}\t{mount}\n".encode())
+
+    @property
+    def failed(self) -> bool:
+        """Whether a sync failed: this log takes nothing more."""
+        return self._file.failed
+
+    @property
+    def end(self) -> int:
+        """How many bytes it holds."""
+        return self._file.end
+
+    @property
+    def is_linked(self) -> bool:
+        """False when somebody removed the file under us: what is written to it then is nowhere."""
+        return self._file.is_linked
 
     def append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]] = ()) -> None:
         """Put records on stable storage with one fdatasync. Raises OSError: then none is acknowledged.
 
         `marks` name ranges of files that became visible since the last append.
         """
-        data = b"".join((*starmap(_mark_bytes, marks), *map(record_bytes, records)))
-        start = self.end
-        # A large batch pays for the file's new size itself: filling first would write every byte twice.
-        large = len(data) >= LOG_DIRECT_BYTES_MIN
-        if start + len(data) >= self._filled and not large:
-            self._fill(start + len(data) + 1 - self._filled)
-        try:
-            if large or not self._write_uncached(data, start):
-                pwrite_all(self._fd, data, start)
-            self._sync()
-        except OSError:
-            self._take_back(start, len(data))
-            raise
-        self._filled = max(self._filled, start + len(data))
-        self.end = start + len(data)
-        self.records += len(records)
-
-    @property
-    def is_linked(self) -> bool:
-        """False when somebody removed the file under us: what is written to it then is nowhere."""
-        return os.fstat(self._fd).st_nlink > 0
+        self._file.append(b"".join((*starmap(_mark_bytes, marks), *map(record_bytes, records))))
 
     def close(self) -> None:
         """Close the file and keep it: whoever replays logs of dead writers will read it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._tail is not None:
-            self._tail.close()
+        self._file.close()
 
     def doubt(self) -> None:
         """Close the file and say in its name that syncing what it stands for has failed.
@@ -156,59 +128,7 @@ class Log:
 
     def discard(self) -> None:
         """Close and remove the log. Only after everything in it is durable elsewhere."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-
-    def _write_uncached(self, data: bytes, start: int) -> bool:
-        try:
-            return self._tail is not None and self._tail.write(data, start)
-        except OSError:
-            self.failed = True  # the disk refused a block, and acknowledged records are in it
-            raise
-
-    def _sync(self) -> None:
-        try:
-            sync_data(self._fd)
-        except OSError:
-            self.failed = True
-            raise
-
-    def _fill(self, need_bytes: int, head: bytes = b"") -> None:
-        """Extend the file with newlines by at least `need_bytes`, to whole blocks, and make its size durable."""
-        step = self._fills.pop(0) if len(self._fills) > 1 else self._fills[0]
-        need_bytes += -(self._filled + need_bytes) % BLOCK_BYTES
-        try:
-            size = max(step - self._filled % BLOCK_BYTES, need_bytes)
-            self._extend(size, head)
-        except OSError:
-            size = need_bytes  # the full step does not fit; these records alone still may
-            self._extend(size, head)
-        self._sync_size()
-        self._filled += size
-
-    def _extend(self, size: int, head: bytes) -> None:
-        try:
-            pwrite_all(self._fd, head + b"\n" * (size - len(head)), self._filled)
-        except OSError:
-            os.ftruncate(self._fd, self._filled)  # no half-filled log
-            raise
-
-    def _sync_size(self) -> None:
-        try:
-            os.fsync(self._fd)
-        except OSError:
-            self.failed = True
-            raise
-
-    def _take_back(self, start: int, size: int) -> None:
-        """Take back records that were not acknowledged, so that a replay does not show them. Best effort:
-        an event whose enqueue raised may still appear, whole, which at-least-once allows."""
-        try:
-            if start + size > self._filled:
-                os.ftruncate(self._fd, self._filled)
-            pwrite_all(self._fd, b"\n" * (min(start + size, self._filled) - start), start)
-        except OSError:
-            self.failed = True
+        self._file.discard()
 
 
 def doubt(path: Path) -> None:

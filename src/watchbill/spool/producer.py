@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from watchbill.errors import TheirsError
-from watchbill.spool.atomic import sync_filesystem
+from watchbill.files.atomic import sync_filesystem
+from watchbill.files.disk import mount_id
+from watchbill.files.host import boot_id
+from watchbill.files.owner import Owner
 from watchbill.spool.faults import SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.host import boot_id, mount_id
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import (
     CHECKPOINT_FILES_MAX,
@@ -32,7 +34,6 @@ from watchbill.spool.limits import (
 )
 from watchbill.spool.log import Log, Record
 from watchbill.spool.names import Stamps, bundle_name, event_names, new_writer, stem_of
-from watchbill.spool.owner import Owner
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
 __all__ = ["Producer", "Signer"]

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Sequence
 from itertools import islice
 
-from watchbill.spool.atomic import make_subfolder, write_file
+from watchbill.files.atomic import make_subfolder, write_file
+from watchbill.files.owner import Owner
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import (
     BUCKET_FILES_MAX,
@@ -24,7 +25,6 @@ from watchbill.spool.limits import (
 )
 from watchbill.spool.log import Record
 from watchbill.spool.names import Stamps
-from watchbill.spool.owner import Owner
 
 __all__ = ["SIGNATURE_SUFFIX", "Publisher"]
 

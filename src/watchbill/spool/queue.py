@@ -21,12 +21,12 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from watchbill.files.watch import Watch
 from watchbill.spool.consumer import Consumer, Lease, rest_after
 from watchbill.spool.events import encode
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.host import storage_warnings
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
-from watchbill.spool.layout import Layout, State
+from watchbill.spool.layout import Layout, State, storage_warnings
 from watchbill.spool.limits import (
     ATTEMPTS,
     BUNDLE_BYTES_MAX,
@@ -37,7 +37,6 @@ from watchbill.spool.limits import (
 from watchbill.spool.producer import Producer, Signer
 from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, recover
 from watchbill.spool.replay import replay_dead
-from watchbill.spool.watch import Watch
 
 __all__ = ["Durability", "Spool"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from watchbill.spool.atomic import fsync_folder, make_folder
+from watchbill.files.atomic import fsync_folder, make_folder
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, disk_fault

@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.spool.atomic import write_file
+from watchbill.files.atomic import write_file
+from watchbill.files.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
-from watchbill.spool.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.term import holds
 
 __all__ = ["RECOVER_EVERY_S", "Recovered", "counts_tries", "recover"]

@@ -19,13 +19,14 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.spool.atomic import fsync_folder, open_shared, sync_filesystem, write_file, write_file_durable
-from watchbill.spool.host import boot_id, mount_id
+from watchbill.files.atomic import fsync_folder, open_shared, sync_filesystem, write_file, write_file_durable
+from watchbill.files.disk import DISK_FAULTS, mount_id
+from watchbill.files.host import boot_id
+from watchbill.files.owner import Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUCKET_FILES_MAX, REPLAY_LOGS_MAX, REPLAY_NAMES_MAX, REPLAY_WAIT_S
 from watchbill.spool.log import DOUBT_SUFFIX, LogContents, Record, Torn, doubt, parse_log
 from watchbill.spool.names import Stamps, new_writer, stem_of
-from watchbill.spool.owner import Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
 __all__ = ["log_names", "replay_dead", "unreplayed"]
@@ -33,7 +34,7 @@ __all__ = ["log_names", "replay_dead", "unreplayed"]
 _LOG_NAME = re.compile(r"([0-9a-f]{16})-\d{19}(?:\.doubt)?\.jsonl", re.ASCII)
 _WRITER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LOCK = ".replay.lock"
-_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES})
+_CANNOT_WRITE = DISK_FAULTS | {errno.EACCES}
 
 
 def replay_dead(layout: Layout, *, wait: bool = False) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.spool.atomic import (
+from watchbill.files.atomic import (
     FILE_MODE,
     NotAFile,
     fsync_folder,

@@ -13,14 +13,14 @@ import os
 import time
 from pathlib import Path
 
-from watchbill.spool.atomic import fsync_folder, make_subfolder
+from watchbill.files.atomic import fsync_folder, make_subfolder
+from watchbill.files.host import host_name
+from watchbill.files.owner import LEASE_NAME, Owner, remove_folder, take_dead
 from watchbill.spool.consumer import done_folder, move_unique
 from watchbill.spool.faults import LeaseLost, SpoolBroken, disk_fault
-from watchbill.spool.host import host_name
 from watchbill.spool.inspect import Entry, find_leased, poison_named, release_named
 from watchbill.spool.item import Item
 from watchbill.spool.layout import State
-from watchbill.spool.owner import LEASE_NAME, Owner, remove_folder, take_dead
 from watchbill.spool.queue import Spool
 from watchbill.spool.term import Term, write_term
 

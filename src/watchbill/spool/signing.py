@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchbill.errors import ConfigError
+from watchbill.files.atomic import NotAFile, read_regular, write_file_durable
 from watchbill.packages import how_to_install
-from watchbill.spool.atomic import NotAFile, read_regular, write_file_durable
 from watchbill.spool.names import stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
 from watchbill.spool.queue import Spool

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from watchbill.spool.atomic import write_file_durable
-from watchbill.spool.host import boot_id, boot_time_ns, host_name, process_start
-from watchbill.spool.owner import LEASE_NAME
+from watchbill.files.atomic import write_file_durable
+from watchbill.files.host import boot_id, boot_time_ns, host_name, process_start
+from watchbill.files.owner import LEASE_NAME
 
 __all__ = ["Term", "holds", "term_for", "term_of", "write_term"]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from watchbill.root import Root, boot_id, start_time
+from watchbill.files.host import boot_id, start_time
+from watchbill.root import Root
 
 #: A process with a daemon's record that counts the SIGTERMs it needs.
 DAEMON = """

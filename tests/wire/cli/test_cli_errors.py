@@ -13,7 +13,8 @@ import pytest
 
 from watchbill.cli.client import DEFAULT_URL, find_address
 from watchbill.cli.quick import lead_with_command
-from watchbill.root import Root, boot_id, start_time
+from watchbill.files.host import boot_id, start_time
+from watchbill.root import Root
 
 ALL = [
     ["status"], ["models"], ["requests"], ["load", "m"], ["evict", "m"], ["explain", "m"], ["cancel", "r"],

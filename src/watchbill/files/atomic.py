@@ -1,4 +1,4 @@
-"""Durable writes: the few ways in which the spool touches a disk, and what each one guarantees.
+"""Durable writes: the few ways in which files are written and read, and what each one guarantees.
 
 The rules, each found by a power cut: a file is durable after fsync of the file; its name is durable after
 fsync of the folder; a rename without the folder's fsync is lost. After a failed fsync the descriptor is
@@ -15,19 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from watchbill.spool.limits import EVENT_BYTES_MAX
-
 __all__ = [
-    "FILE_MODE", "NotAFile", "fsync_folder", "make_folder", "make_subfolder", "open_shared", "pwrite_all",
-    "read_regular", "rename_noreplace", "sync_data",
+    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "fsync_folder", "make_folder", "make_subfolder", "open_regular",
+    "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace", "replace_file", "sync_data",
     "sync_filesystem", "write_all", "write_file", "write_file_durable",
 ]  # fmt: skip
 
-#: Folders and files belong to the user who runs the spool and, as far as the umask allows, to the group; never to all.
+#: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
 FILE_MODE = 0o660
 FOLDER_MODE = 0o770
+#: Files that only their owner may read.
+PRIVATE_MODE = 0o600
 _GROUP_BITS = 0o070
-_TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+_TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
@@ -44,15 +44,20 @@ def write_all(fd: int, data: bytes) -> None:
         written += os.write(fd, memoryview(data)[written:])
 
 
-def pwrite_all(fd: int, data: bytes, offset: int) -> None:
+def pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
 
-def write_file(name: str, data: bytes, *, dir_fd: int, sync: bool = False) -> None:
-    """Write a file in a folder that is ours alone; on any error nothing of it stays behind."""
-    fd = os.open(name, _TO_WRITE, FILE_MODE, dir_fd=dir_fd)
+def write_file(
+    name: str, data: bytes, *, dir_fd: int, sync: bool = False, mode: int = FILE_MODE, new: bool = False
+) -> None:
+    """Write a file in a folder that is ours alone; on any error nothing of it stays behind.
+
+    With `new` it raises FileExistsError where anything has that name, and then touches nothing.
+    """
+    fd = os.open(name, _TO_WRITE | (os.O_EXCL if new else os.O_TRUNC), mode, dir_fd=dir_fd)
     try:
         write_all(fd, data)
         if sync:
@@ -65,15 +70,40 @@ def write_file(name: str, data: bytes, *, dir_fd: int, sync: bool = False) -> No
 
 
 def write_file_durable(path: Path, data: bytes) -> None:
-    """Replace a small file: temporary, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    """Replace a small file: temporary, fsync, rename, fsync of the folder. Several may do so at the same time."""
+    temporary = f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        write_file(temporary.name, data, dir_fd=folder, sync=True)
-        os.rename(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
+        put_file(path.name, temporary, data, dir_fd=folder, sync=True)
     finally:
         os.close(folder)
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
+    """Replace a small file that has one writer at a time: it holds the old content or the new one, whatever happens.
+
+    Without `sync` that is true of a kill, not of a power cut. The draft has one name for ever, so that a writer that is
+    killed again and again leaves one behind, and none after the next write.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        put_file(path.name, f".{path.name}.new", data, dir_fd=folder, sync=sync, mode=mode)
+    finally:
+        os.close(folder)
+
+
+def put_file(
+    name: str, draft: str, data: bytes, *, dir_fd: int, sync: bool, mode: int = FILE_MODE, new: bool = False
+) -> None:
+    """Write a file as `draft` and rename it: `name` is there whole or not at all. `new` is of the draft."""
+    write_file(draft, data, dir_fd=dir_fd, sync=sync, mode=mode, new=new)
+    try:
+        os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except OSError:
+        os.unlink(draft, dir_fd=dir_fd)
+        raise
+    if sync:
+        os.fsync(dir_fd)
 
 
 def make_folder(path: Path) -> None:
@@ -156,7 +186,7 @@ def rename_noreplace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: i
     os.unlink(source, dir_fd=src_dir_fd)
 
 
-def read_regular(name: str, *, dir_fd: int, bytes_max: int = EVENT_BYTES_MAX, foreign: bool = True) -> bytes:
+def read_regular(name: str, *, dir_fd: int, bytes_max: int, foreign: bool = True) -> bytes:
     """Read a regular file whole. Raise NotAFile for anything else, without ever waiting on it.
 
     The entry is judged before it is opened (opening a device can act on it) where a foreign program may
@@ -164,18 +194,31 @@ def read_regular(name: str, *, dir_fd: int, bytes_max: int = EVENT_BYTES_MAX, fo
     """
     if foreign:
         _judge(os.stat(name, dir_fd=dir_fd, follow_symlinks=False), bytes_max)
-    try:
-        fd = os.open(name, _TO_READ, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
-            raise NotAFile("not a regular file") from error
-        raise
+    fd = _open_to_read(name, dir_fd)
     try:
         size = _judge(os.fstat(fd), bytes_max)
         data = os.read(fd, size + 1)
         return data if len(data) == size else _read_on(fd, data, bytes_max)
     finally:
         os.close(fd)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file to read it piece by piece. Raise NotAFile for anything else, without ever waiting on it."""
+    fd = _open_to_read(os.fspath(path), None)
+    if not stat.S_ISREG(kind := os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAFile(f"not a regular file but a {_kind(kind)}")
+    return fd
+
+
+def _open_to_read(name: str, dir_fd: int | None) -> int:
+    try:
+        return os.open(name, _TO_READ, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
+            raise NotAFile("not a regular file") from error
+        raise
 
 
 def _read_on(fd: int, data: bytes, bytes_max: int) -> bytes:

@@ -1,8 +1,8 @@
 """Owner folders: who is alive is told by a lock, never by a pid, a clock or a heartbeat.
 
-A writer owns `queue/.tmp/<writer>/`, a worker owns `queue-in-flight/<worker>/`. Each holds a `flock` on the
-folder's `.lock` for life; the kernel lets go of it when the process ends, however it ends. A folder
-appears under its name only after it is locked, so nobody can take it for a dead one's in between.
+An owner has a folder of its own (of the spool: a writer `queue/.tmp/<writer>/`, a worker `queue-in-flight/<worker>/`)
+and holds a `flock` on the folder's `.lock` for life; the kernel lets go of it when the process ends, however it ends.
+A folder appears under its name only after it is locked, so nobody can take it for a dead one's in between.
 
 A forked child shares its parent's lock descriptor. It is closed in the child at once: otherwise a child
 that outlives its parent would keep a dead worker's leases alive.
@@ -17,8 +17,9 @@ import time
 import weakref
 from pathlib import Path
 
-from watchbill.spool.atomic import make_subfolder, open_shared, write_all
-from watchbill.spool.host import identity
+from watchbill.files.atomic import make_subfolder, open_shared, write_all
+from watchbill.files.host import identity
+from watchbill.files.limits import NEWBORN_AGE_S
 
 __all__ = ["LEASE_NAME", "LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
 
@@ -26,8 +27,6 @@ LOCK_NAME = ".lock"
 #: Says how long a lease holds whose folder nobody keeps locked.
 LEASE_NAME = ".lease.json"
 _NEWBORN = ".new-"
-#: A folder that its maker did not even lock within this time was left by a crash.
-_NEWBORN_AGE_S = 60.0
 
 
 class Owner:
@@ -126,10 +125,10 @@ def remove_folder(folder: Path) -> bool:
 
 
 def sweep_newborns(parent: Path) -> None:
-    """Remove folders whose maker died before it could show them. They never hold an event."""
+    """Remove folders whose maker died before it could show them. They never hold anything but a lock."""
     for name in os.listdir(parent):
         folder = parent / name
-        if not name.startswith(_NEWBORN) or _age_s(folder) < _NEWBORN_AGE_S:
+        if not name.startswith(_NEWBORN) or _age_s(folder) < NEWBORN_AGE_S:
             continue
         with contextlib.suppress(PermissionError):  # another user's; that user's own next start sweeps it
             fd = take_dead(folder)

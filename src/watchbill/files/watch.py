@@ -1,7 +1,8 @@
 """Wake-up on arrival: inotify where there is one, else nothing but the clock.
 
 `Watch.wait` returns when something may have arrived or the time is over; it may be wrong in both directions,
-so the caller looks for itself and never sleeps for ever. Watches queue/ and the buckets it is told of.
+so the caller looks for itself and never waits without a deadline. Watches one folder, and those below it that it is
+told of.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from watchbill.spool.limits import WATCHED_FOLDERS_MAX
+from watchbill.files.limits import WATCHED_FOLDERS_MAX
 
 __all__ = ["Watch"]
 
@@ -26,7 +27,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Watch:
-    """One consumer's ear at the folders where events arrive."""
+    """One reader's view of the folders in which files arrive."""
 
     def __init__(self, folder: Path, *, inotify: bool = True) -> None:
         self._folder = folder

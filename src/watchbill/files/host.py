@@ -1,0 +1,68 @@
+"""Which host, which boot, which process: how a file says who wrote it, and how a reader finds out who still lives.
+
+A pid alone proves nothing: pids are used again. A process is told by its pid, its start time and the boot.
+"""
+
+import functools
+import os
+import socket
+import time
+from pathlib import Path
+
+__all__ = ["boot_id", "boot_time_ns", "host_name", "identity", "process_start", "start_time"]
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the kernel's random id of this boot, or "" where there is none (then no mark is believed)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def boot_time_ns() -> int:
+    """Return a time of this boot that nobody sets and that goes on in suspend, where there is one."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None when it is gone or a zombie.
+
+    Without /proc (macOS) every living process has start time 0: there the pid alone must do.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None if Path("/proc/self/stat").exists() else _start_time_without_proc(pid)
+    # The command's name may hold spaces and parentheses: fields are counted from the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def process_start(pid: int) -> str:
+    """Return what tells a living process from a later one with its pid; "" for a dead one, and where nothing tells."""
+    return str(start_time(pid) or "")
+
+
+def _start_time_without_proc(pid: int) -> int | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # it lives, under another user
+        return 0
+    return 0
+
+
+def host_name() -> str:
+    """Return this host's name with nothing in it that could matter in a path."""
+    name = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname()
+    )
+    return name.strip("-")[:32] or "host"
+
+
+def identity() -> dict[str, str | int]:
+    """Say who we are, for people who look into a lock file. Never used to decide who is alive."""
+    return {"host": host_name(), "pid": os.getpid(), "boot": boot_id()}

@@ -1,0 +1,18 @@
+"""Every bound of the file mechanisms, named, with its unit. What a caller has to bound itself is a parameter."""
+
+#: Newlines written ahead in a log, in bytes: small first, because many writers write one record only.
+LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+#: A group of records at least this large extends the log by itself, in bytes.
+LOG_DIRECT_BYTES_MIN = 64 * 1024
+#: One line of a checked log, in bytes, without checksum and newline.
+LINE_BYTES_MAX = 16 * 1024 * 1024
+#: How much of a checked log one read takes at least, in bytes; a longer line is read whole.
+LINES_READ_BYTES = 1024 * 1024
+
+#: Folders that one watch listens to besides its main one.
+WATCHED_FOLDERS_MAX = 64
+#: A folder that its maker did not even lock within this many seconds was left by a crash.
+NEWBORN_AGE_S = 60.0
+
+#: What is written to find out whether a disk still takes anything.
+DISK_TRY_BYTES = 64 * 1024
