@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from watchbill.files import uncached
 from watchbill.files.disk import mount_id
 from watchbill.files.host import boot_id
 from watchbill.files.limits import LOG_DIRECT_BYTES_MIN
-from watchbill.spool import Spool, uncached
+from watchbill.spool import Spool
 from watchbill.spool.inspect import State, stats
 from watchbill.spool.log import Log, Record, parse_log, record_bytes
 from watchbill.spool.replay import replay_dead, unreplayed

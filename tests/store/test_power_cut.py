@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from watchbill.spool import Spool, uncached
+from watchbill.files import uncached
+from watchbill.spool import Spool
 from watchbill.spool import producer as producer_module
 
 Say = Callable[[object], None]
