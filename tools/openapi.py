@@ -103,7 +103,7 @@ SHAPES: dict[str, Shape] = {
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
         companions=listed(TEXT), position=maybe(WHOLE), reason=TEXT, waited_ms=WHOLE, ran_ms=maybe(WHOLE),
-        forecast_ms=maybe(WHOLE), due_ms=maybe(WHOLE),
+        forecast_ms=maybe(WHOLE), starts_in_ms=maybe(WHOLE), due_ms=maybe(WHOLE),
     ),
     "Requests": record(requests=listed(ref("Request"))),
     "Cancelled": record(message=TEXT, id=TEXT),

@@ -1,10 +1,12 @@
 """RES-24: one load at a time, and what that means for everybody behind it."""
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from watchbill.catalog import Lane, Model, WorkClass
+from watchbill.runtime.views import request_view, requests_view
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Millis
 
@@ -52,3 +54,21 @@ def test_a_load_that_hangs_holds_up_no_other(begun: Callable[..., World]) -> Non
     world.run(60_000)
     assert caller.outcome == "answered"
     assert not world.judge.broken
+
+
+def test_a_waiting_request_tells_when_it_would_start_by_what_is_known_now(
+    world_of: Callable[..., World], model: Callable[..., Model]
+) -> None:
+    """LANE-08: the forecast of the arrival stays what was promised; the one of now follows what happens."""
+    world = world_of(model("A"))
+    world.run(1_000)
+    caller = world.arrive("A", 300, lane="chat")
+    promised = {caller.request.id: int(caller.forecast_ms or 0)}
+    seen: list[int] = []
+    for _ in range(3):
+        view = request_view(world.core, caller.request.id, promised, int(world.now))
+        assert view is not None and view["forecast_ms"] == caller.forecast_ms
+        assert view == requests_view(world.core, promised, int(world.now))[0]
+        seen.append(cast("int", view["starts_in_ms"]))
+        world.run(world.now + 900)
+    assert seen == sorted(seen, reverse=True) and len(set(seen)) == 3

@@ -295,7 +295,7 @@ def test_what_is_asked_of_a_set_is_explained_and_shown(world_of: WorldOf, model:
     said = explain(world.core, request(world, "A", "B"), int(world.now))
     assert (said["verdict"], said["leaving"], said["companions"]) == ("these leave", ["C"], {"B": "absent"})
     caller = world.arrive("A", 500, lane="chat", companions=("B",))
-    view = request_view(world.core.state, caller.request.id, {}, int(world.now))
+    view = request_view(world.core, caller.request.id, {}, int(world.now))
     assert view is not None
     assert (view["model"], view["companions"]) == ("A", ["B"])
     assert "needs A + B in memory together; B is next to be loaded" in str(view["reason"])

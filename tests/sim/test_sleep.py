@@ -186,7 +186,7 @@ def test_waking_is_explained(world_of: WorldOf, model: ModelOf) -> None:
     world.arrive("B", 60_000, lane="chat")
     world.run(world.now + 8_000)
     caller = world.arrive("A", 500, lane="chat")
-    view = request_view(world.core.state, caller.request.id, {}, int(world.now))
+    view = request_view(world.core, caller.request.id, {}, int(world.now))
     assert view is not None
     assert "A is asleep, wakes in about 0.4 s" in str(view["reason"])
 

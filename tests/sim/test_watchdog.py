@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.watchdog import CHECK_MS
+from watchbill.core.watchdog import ALONE_MS_MIN, CHECK_MS
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
 from watchbill.simulate.world import Faults, World
@@ -273,3 +273,24 @@ def test_a_hung_model_is_reset_within_two_time_limits_of_its_requests(
         world.run(world.now + 1_000)
     world.run(world.now + timeout + 2 * CHECK_MS)
     assert resets(world) and not world.judge.broken
+
+
+def test_a_model_that_is_known_to_answer_fast_is_not_waited_for_like_one_that_starts(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: asked alone, a model whose first bytes came within a second has twenty seconds, not seventy."""
+    timeout = 3_000
+    world = world_of(model("A"), lanes=lane(timeout))
+    for number in range(5):
+        world.at(1_000 + 2_000 * number, lambda: world.arrive("A", 500, lane="chat"))
+    world.run(14_000)
+    assert {caller.outcome for caller in world.callers.values()} == {"answered"}
+    world.core.state.models["A"].first.learn(300)  # the world tells no first bytes
+    world.mute = True
+    asked = asks_truly(world, hangs_from=0)
+    for number in range(3):
+        world.at(15_000 + 5_000 * number, lambda: world.arrive("A", 10**9, lane="chat"))
+    world.run(30_000)
+    assert asked and not resets(world)
+    world.run(30_000 + 1.5 * ALONE_MS_MIN)
+    assert len(resets(world)) == 1

@@ -279,8 +279,7 @@ def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:
 
 def _request_row(request: Fields) -> list[str]:
     waited, position = request.get("waited_ms"), request.get("position")
-    # What runs has started: the forecast of its start is history.
-    forecast = request.get("forecast_ms") if request.get("state") != "running" else None
+    forecast = request.get("starts_in_ms")
     return [
         *(plain(request.get(key) or "-") for key in ("id", "model", "lane", "state")),
         str(figure(position)) if position is not None else "-",

@@ -29,9 +29,14 @@ __all__ = ["Watchdog"]
 
 #: Failed answers in a row that count as a dead engine.
 BAD_ANSWERS_MAX = 3
-#: A model that was asked something easy has failed when no answer came in this time. As long as one that starts has,
-#: and a little more: what was just cut may take its engine that long to drop, and the engine layer says why it failed.
+#: A model that was asked something easy has failed when no answer came in this time: as long as a model that starts
+#: has, and a little more, because the engine layer says why it failed.
 CHECK_MS = 70_000
+#: One that is asked alone, and is known to answer faster, has less: so many times the silence that is usual for it, the
+#: time of a load (its weights may have to be read again), and this at the least, because what was just cut may take its
+#: engine that long to drop.
+ALONE_FACTOR = 4
+ALONE_MS_MIN = 20_000
 #: A model that can be asked nothing is reset when its answers have failed for this long: three may come in a second,
 #: and be one caller's fault.
 UNASKED_MS = 60_000
@@ -49,7 +54,8 @@ class _Question:
     """Something easy that a model is asked."""
 
     since: int
-    is_alone: bool  # nothing else ran there, and nobody is sent there meanwhile
+    until: int  # when no answer is a failure
+    is_alone: bool  # nothing else ran there, and no request is sent there meanwhile
     number: int  # in a row, each of them a failed answer like any other
     failure: str | None = None  # what came in place of an answer
 
@@ -91,13 +97,14 @@ class Watchdog:
             else:
                 self._ask(model, now)
             return None
-        is_over = now >= question.since + CHECK_MS
-        if question.failure is None and not is_over:
-            return None
+        is_over = now >= question.until
         if not question.is_alone:
             # It may have been busy with the others. A good end of one of them ends all this.
-            if is_over or not model.in_use:
+            had_time = question.failure is not None or now >= question.since + ALONE_MS_MIN
+            if is_over or (had_time and not model.in_use):
                 self._ask(model, now)
+            return None
+        if question.failure is None and not is_over:
             return None
         if model.bad_answers + question.number < BAD_ANSWERS_MAX:
             self._ask(model, now, question.number + 1)
@@ -108,8 +115,9 @@ class Watchdog:
         return f"it failed when it was asked something easy: {question.failure}"
 
     def _ask(self, model: ModelState, now: int, number: int = 1) -> None:
-        which = (model.name, model.attempt)
-        self._asked[which] = _Question(now, not model.in_use, number)
+        which, is_alone = (model.name, model.attempt), not model.in_use
+        until = now + (_alone_ms(model) if is_alone else CHECK_MS)
+        self._asked[which] = _Question(now, until, is_alone, number)
         model.is_suspect = True
         self._state.out.append(Check(*which))
 
@@ -140,7 +148,8 @@ class Watchdog:
     def deadlines(self) -> list[int]:
         """When a model that was asked must have answered, or may be asked again."""
         self._tidy()
-        asked = [question.since + CHECK_MS for question in self._asked.values()]
+        asked = [question.until for question in self._asked.values()]
+        asked += [question.since + ALONE_MS_MIN for question in self._asked.values() if not question.is_alone]
         return asked + [at + WELL_MS for at in self._well.values()]
 
     def _tidy(self) -> None:
@@ -189,6 +198,12 @@ class Watchdog:
             self._silent_since = last
             text = f"no load, no grant and no background task for {(now - last) // 1000} s"
             self._state.out.append(Alert("silence", text))
+
+
+def _alone_ms(model: ModelState) -> int:
+    """How long a model that has nothing else to do may take for something easy."""
+    load_ms = model.load_from_disk_ms if model.load.is_guess else model.load.high_ms
+    return round(min(CHECK_MS, max(ALONE_MS_MIN, ALONE_FACTOR * model.silence_ms, load_ms)))
 
 
 def _failed(model: ModelState) -> str:

@@ -244,11 +244,11 @@ class Driver:
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""
-        return requests_view(self._core.state, self._forecasts(), self.now())
+        return requests_view(self._core, self._forecasts(), self.now())
 
     def request(self, id: str, /) -> dict[str, object] | None:
         """One open request, or None."""
-        return request_view(self._core.state, id, self._forecasts(), self.now())
+        return request_view(self._core, id, self._forecasts(), self.now())
 
     def _forecasts(self) -> dict[str, int]:
         return {id: ticket.forecast_ms for id, ticket in self._tickets.items()}

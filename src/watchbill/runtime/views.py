@@ -42,6 +42,8 @@ _STATES = {
     Stage.ASLEEP: "asleep",
 }
 
+#: So many requests of a list have a forecast of now: one takes a fraction of a millisecond, and lines may be long.
+FORECASTS_MAX = 100
 _MISSING = {
     Stage.ABSENT: "not in memory",
     Stage.ASLEEP: "asleep",
@@ -227,16 +229,36 @@ def _lane(state: State, name: str, now: int) -> dict[str, object]:
     }
 
 
-def requests_view(state: State, forecasts: Mapping[str, int], now: int) -> list[dict[str, object]]:
-    """Everybody in the house, oldest first."""
-    views = [request_view(state, request_id, forecasts, now) for request_id in state.home]
-    return sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
+def requests_view(core: Machine, forecasts: Mapping[str, int], now: int) -> list[dict[str, object]]:
+    """Every request, oldest first. Only the first ones have a forecast of now."""
+    views = [_request_view(core.state, request_id, forecasts, now) for request_id in core.state.home]
+    found = sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
+    waiting = [view for view in found if view["state"] == "waiting"]
+    for view in waiting[:FORECASTS_MAX]:
+        view["starts_in_ms"] = _starts_in_ms(core, str(view["id"]), now)
+    return found
 
 
 def request_view(
+    core: Machine, request_id: str, forecasts: Mapping[str, int], now: int
+) -> dict[str, object] | None:
+    """One request: where it is, why it is still there, and when it would start by what is known now."""
+    view = _request_view(core.state, request_id, forecasts, now)
+    if view is not None and view["state"] == "waiting":
+        view["starts_in_ms"] = _starts_in_ms(core, request_id, now)
+    return view
+
+
+def _starts_in_ms(core: Machine, request_id: str, now: int) -> int:
+    """The forecast of a waiting request, made anew: the one of its arrival does not know who came since."""
+    waits_for = core.state.home[request_id]
+    forecast = core.policy.forecast(core.state, waits_for, waits_for.line.get(request_id), now)
+    return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
+
+
+def _request_view(
     state: State, request_id: str, forecasts: Mapping[str, int], now: int
 ) -> dict[str, object] | None:
-    """One request: where it is, and why it is still there."""
     model = state.home.get(request_id)
     if model is None:
         return None
@@ -257,7 +279,8 @@ def request_view(
         else _waiting_reason(state, model, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
-        "forecast_ms": forecasts.get(request_id),
+        "forecast_ms": forecasts.get(request_id),  # as it was promised at arrival
+        "starts_in_ms": None,
         "due_ms": None if running else model.line.due_of(request_id) - now,
     }
 
