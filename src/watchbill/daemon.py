@@ -38,9 +38,8 @@ from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
-from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.alerts import Alerts, Deliverer
 from watchbill.runtime.capture import SpoolCapture
-from watchbill.runtime.deliver import Deliverer
 from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks

@@ -183,15 +183,18 @@ ERROR_BYTES_MAX = 64 * 2**10
 ASSEMBLY_HELD_BYTES = 16 * 2**10
 #: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
 SSE_EVENT_BYTES_MAX = 16 * 2**20
-#: What of a large body is encrypted and sent at once to an engine that is not on this machine.
-FAR_PIECE_BYTES_MAX = 256 * 2**10
+#: What of a large request is copied, encrypted and sent at once; other requests go between two pieces.
+UPSTREAM_PIECE_BYTES_MAX = 256 * 2**10
+#: Addresses of one name that are tried, and how long each is tried alone before the next is tried beside it.
+UPSTREAM_ADDRESSES_MAX = 8
+UPSTREAM_HEAD_START_MS = 250
 #: Idle keep-alive connections to one engine. llama.cpp holds one thread for each of them.
 UPSTREAM_IDLE_CONNECTIONS_MAX = 64
 #: llama.cpp closes an idle connection after 5 s; ours leaves before.
 UPSTREAM_IDLE_MS = 4_000
 #: A connection that its engine closes this soon after a streamed answer was never meant to be kept.
 UPSTREAM_CLOSE_NOTICE_MS = 1_000
-#: Engines on loopback of which it is remembered how to ask them.
+#: Engines whose connections and habits are remembered.
 UPSTREAM_MEMORY_MAX = 1_024
 
 # ------------------------------------------------------------------ pull

@@ -27,7 +27,7 @@ SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "mana
 #: What would make a decision depend on anything but the events.
 IMPURE = {
     "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets",
-    "select", "shutil", "signal", "socket", "structlog", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
+    "select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
 IMPURE_CALLS = {"open", "print", "input", "id", "hash"}
 
@@ -204,12 +204,10 @@ def test_the_spool_needs_only_the_standard_library() -> None:
 
 
 HEAVY = {
-    "aiohttp",
     "cyclopts",
     "httptools",
     "pydantic",
     "rich",
-    "structlog",
     "textual",
     "uvloop",
     "xllamacpp",

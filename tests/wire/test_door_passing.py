@@ -126,6 +126,43 @@ async def test_a_broken_form_is_refused_and_reaches_nobody() -> None:
         assert not opened.peer.asked
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "is_file"),
+    [
+        ("name=model", "model", False),
+        ('name="model"', "model", False),
+        ('NAME="a; name=b" ; filename=x.wav', "a; name=b", True),
+        (r'name="a \"quoted\" \\ name"', r'a "quoted" \ name', False),
+        ("name=\"größe\"; filename*=UTF-8''%e2%82%ac.wav", "größe", True),
+    ],
+)
+def test_the_name_of_a_part_is_read_as_it_is_written(said: str, name: str, is_file: bool) -> None:
+    """LANE-01"""
+    part = parse_form(form((said, b"x")), f"multipart/form-data; boundary={BOUNDARY}").parts[0]
+    assert (part.name, part.is_file, part.content) == (name, is_file, b"x")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "name=a; name=b",
+        "name=a; NAME=b",
+        "name=a; name*=UTF-8''b",
+        "name*=UTF-8''b",
+        'name="a',
+        'name="a"b',
+        "name=a=b",
+        "name=a;",
+        "name=a; filename",
+        'name=""',
+    ],
+)
+def test_a_part_whose_name_could_be_read_in_two_ways_is_refused(said: str) -> None:
+    """LANE-08"""
+    with pytest.raises(RequestError):
+        parse_form(form((said, b"x")), f"multipart/form-data; boundary={BOUNDARY}")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["", "boundary=b", 'boundary="b"', "boundary=; x"]))
 def test_no_bytes_break_the_reading_of_forms(body: bytes, params: str) -> None:

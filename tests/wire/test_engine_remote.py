@@ -16,8 +16,7 @@ import pytest
 from support.open_gateway import EmptyMachine
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.config import parse
-from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Endpoint, LoadError, Router
+from watchbill.engines.base import Endpoint, LoadError, Router, endpoint_of
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, RequestError
 from watchbill.gateway.app import Gateway

@@ -1,13 +1,16 @@
 """Finished requests go into the spool that a lane, a model or a key names, and nobody waits for it."""
 
 import asyncio
+import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, SpoolRules
+from watchbill.engines.base import Endpoint
+from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.runtime.capture import SpoolCapture
 from watchbill.spool import Spool
 
@@ -41,14 +44,15 @@ async def test_a_finished_request_becomes_one_event(tmp_path: Path, stream: bool
     rules = {"corpus": SpoolRules("corpus", "spool", {"*": "corpus.jsonl"}, drain=False)}
     catalog, told = catalog_with(rules), []
     captures = SpoolCapture(tmp_path, rules, told.append)
-    async with running(tmp_path, catalog) as (serving, _), aiohttp.ClientSession() as client:
+    async with running(tmp_path, catalog) as (serving, _), AsyncExitStack() as stack:
+        client = Upstream()
+        stack.push_async_callback(client.close)
         serving.gateway.capturing.sink = captures
-        url = f"{serving.url}/v1/chat/completions"
+        endpoint, body = Endpoint("127.0.0.1", serving.port), json.dumps({**ASKED, "stream": stream}).encode()
         private, quiet = {"X-Watchbill-Private": "1"}, {"X-Watchbill-Lane": "quiet"}
         for headers in ({}, private, quiet):
-            async with client.post(url, json={**ASKED, "stream": stream}, headers=headers) as answer:
-                assert answer.status == 200
-                await answer.read()
+            outgoing = Outgoing(endpoint, "POST", "/v1/chat/completions", body, headers)
+            assert (await client.fetch(outgoing, timeout_ms=30_000)).status == 200
         await asyncio.sleep(0)  # the hand-over is on the next turn of the loop
         await asyncio.to_thread(captures.close)
     (event,) = events_in(tmp_path / "spool")

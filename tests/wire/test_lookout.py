@@ -1,5 +1,6 @@
 """What watches must go on watching: looks at the machine, at protected processes, and the alerts about them."""
 
+import base64
 import errno
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 from support.peer import Asked, peer_listening
 from watchbill.catalog import RAM, AlertRules, Catalog, Device
 from watchbill.core.messages import Alert, Note, Observed
+from watchbill.errors import TheirsError
 from watchbill.limits import PROBE_FAILURES_MAX
 from watchbill.probes import Probe, Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime import protected as protected_module
-from watchbill.runtime.deliver import Deliverer
+from watchbill.runtime.alerts import Deliverer
 from watchbill.runtime.probe_loop import Memory, ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.units import Bytes, Millis
@@ -136,3 +138,41 @@ async def test_an_alert_reaches_the_webhook_though_the_command_fails(tmp_path: P
         with pytest.raises(Exception):  # noqa: B017, PT011  whatever the command did wrong
             await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
         assert peer.asked[0].json["text"] == "A text."
+
+
+async def test_a_webhook_may_have_a_login_and_a_query(tmp_path: Path) -> None:
+    """RES-20: the address is used as the config writes it."""
+
+    async def talk(asked: Asked, writer: object) -> None:
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")  # type: ignore[attr-defined]
+
+    async with peer_listening(talk) as peer:
+        rules = AlertRules(webhook=f"http://me:p%40ss@127.0.0.1:{peer.port}/services/T0/v1?to=ops team")
+        await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+    (asked,) = peer.asked
+    assert asked.path == "/services/T0/v1?to=ops%20team"
+    assert asked.headers["authorization"] == "Basic " + base64.b64encode(b"me:p@ss").decode()
+    assert asked.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", "the webhook answered 500"),
+        (b"no HTTP at all\r\n\r\n", "the webhook was not told: its answer cannot be read"),
+    ],
+)
+async def test_a_webhook_that_did_not_take_an_alert_is_named(
+    tmp_path: Path, answer: bytes, told: str
+) -> None:
+    """RES-20"""
+
+    async def talk(asked: Asked, writer: object) -> None:
+        writer.write(answer)  # type: ignore[attr-defined]
+
+    async with peer_listening(talk) as peer:
+        rules = AlertRules(webhook=f"http://127.0.0.1:{peer.port}/hook")
+        with pytest.raises(TheirsError, match=told):
+            await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+    with pytest.raises(TheirsError, match="nothing answers at its address"):
+        await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))

@@ -1,27 +1,40 @@
 """The way to an engine, against a server of raw sockets that does everything wrong an engine can do wrong."""
 
 import asyncio
+import contextlib
 import gc
+import os
 import socket
+import ssl
 import struct
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
+from support.certificates import write_certificate
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
-from watchbill.engines.far import FarCall
+from watchbill.engines.connection_pool import _trust  # pyright: ignore[reportPrivateUsage]
 from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.engines.warmup import ask_again
-from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX, UPSTREAM_HEAD_BYTES_MAX, UPSTREAM_IDLE_CONNECTIONS_MAX
+from watchbill.limits import (
+    UPSTREAM_BUFFER_BYTES_MAX,
+    UPSTREAM_HEAD_BYTES_MAX,
+    UPSTREAM_IDLE_CONNECTIONS_MAX,
+    UPSTREAM_PIECE_BYTES_MAX,
+)
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT = Deadlines(connect_ms=1_000, first_byte_ms=150, silence_ms=150)
-#: Both reach the same peer; only the first is known to be on loopback, and goes over a connection of ours.
-by_both_ways = pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"], ids=["near", "far"])
+TLS = "tls"
+#: All reach the same peer: by its address, by a name that stands for several, and over TLS.
+by_every_way = pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", TLS], ids=["address", "name", "TLS"]
+)
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -34,11 +47,13 @@ class Peer:
         self.requests: list[bytes] = []
         self.heard = asyncio.Event()
         self.connections = 0
-        self.host, self.port = "127.0.0.1", 0
+        self.host, self.port, self.tls_port = "127.0.0.1", 0, 0
         self.writers: list[asyncio.StreamWriter] = []
 
     @property
     def endpoint(self) -> Endpoint:
+        if self.host == TLS:
+            return Endpoint("localhost", self.tls_port, tls=True)
         return Endpoint(self.host, self.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,14 +113,35 @@ async def listening(*talks: Talk) -> AsyncIterator[Peer]:
     for talk in talks:
         talk.peer = peer  # pyright: ignore[reportFunctionMemberAccess]
     server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
-    peer.port = server.sockets[0].getsockname()[1]
+    secure = await asyncio.start_server(peer.serve, "127.0.0.1", 0, ssl=certified())
+    peer.port, peer.tls_port = (each.sockets[0].getsockname()[1] for each in (server, secure))
     try:
         yield peer
     finally:
         server.close()
+        secure.close()
         for writer in peer.writers:
-            writer.close()
+            if not writer.is_closing():
+                writer.transport.abort()  # over TLS a close waits for the other side's
         await server.wait_closed()
+        await secure.wait_closed()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The peer's certificate, which every client here trusts."""
+    path = write_certificate(tmp_path_factory.mktemp("certificate") / "localhost.pem")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(path))
+        _trust.cache_clear()
+        yield path
+    _trust.cache_clear()
+
+
+def certified() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(os.environ["SSL_CERT_FILE"])
+    return context
 
 
 @pytest.fixture
@@ -149,7 +185,18 @@ async def test_an_answer_is_the_same_however_it_is_framed_and_split(
     async with listening(*(says(*pieces) for pieces in [(answer,), *splits])) as peer:
         for _ in range(len(splits) + 1):
             assert await ask(upstream, peer) == (200, b"ok")
-            upstream._ways.clear()  # pyright: ignore[reportPrivateUsage]  a fresh connection for every split
+            upstream._pools.clear()  # pyright: ignore[reportPrivateUsage]  a fresh connection for every split
+
+
+@by_every_way
+@pytest.mark.parametrize("answer", WHOLE.values(), ids=WHOLE)
+async def test_an_answer_is_the_same_wherever_it_comes_from(
+    upstream: Upstream, answer: bytes, host: str
+) -> None:
+    """R33, R34: one client for engines on this machine, on others, and over TLS."""
+    async with listening(says(answer)) as peer:
+        peer.host = host
+        assert await ask(upstream, peer) == (200, b"ok")
 
 
 async def test_an_answer_that_comes_byte_by_byte_is_whole() -> None:
@@ -249,13 +296,14 @@ async def test_an_answer_that_is_not_whole_is_an_error(upstream: Upstream, kind:
         "reset in the middle", "a compressed answer", "silence", "headers, then silence", "silence in the middle",
     ],
 )  # fmt: skip
+@by_every_way
 async def test_a_far_answer_that_is_not_whole_is_an_error_of_the_same_kind(
-    upstream: Upstream, how: str
+    upstream: Upstream, how: str, host: str
 ) -> None:
     """R30, R31: what may be asked for once more is the same wherever the engine is."""
     kind, talk = BROKEN[how]
     async with listening(talk) as peer:
-        peer.host = "0.0.0.0"
+        peer.host = host
         with pytest.raises(UpstreamFailed) as caught:
             await ask(upstream, peer)
         assert caught.value.kind == kind
@@ -311,6 +359,86 @@ async def test_what_came_before_the_break_is_given_out(upstream: Upstream) -> No
             await call.chunk()
 
 
+async def test_an_engine_with_a_certificate_that_is_not_trusted_gets_no_request(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """P8: neither one of an unknown authority, nor one for another name."""
+    async with listening(says(OK)) as peer:
+        peer.host = TLS
+        outgoing = Outgoing(Endpoint("127.0.0.1", peer.tls_port, tls=True), "GET", "/")
+        with pytest.raises(UpstreamFailed, match="certificate is refused: IP address mismatch"):
+            await upstream.fetch(outgoing, timeout_ms=5_000)
+        monkeypatch.setenv("SSL_CERT_FILE", str(write_certificate(tmp_path / "other.pem")))
+        _trust.cache_clear()
+        with pytest.raises(UpstreamFailed, match="certificate is refused") as caught:
+            await ask(upstream, peer)
+        assert (caught.value.kind, caught.value.refused) == ("connect", False)
+        assert not peer.requests
+    monkeypatch.undo()
+    _trust.cache_clear()
+
+
+class Name:
+    """A name that stands for the addresses that a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+        async def resolve(_host: str, port: int, **_: object) -> list[object]:
+            return [
+                (socket.AF_UNIX, socket.SOCK_STREAM, 0, "", host)
+                if host.startswith("/")
+                else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+                for host in hosts
+            ]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+
+
+async def test_an_address_that_leads_nowhere_does_not_hide_the_next_one(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: a name may stand for an address that drops everything, as IPv6 behind many routers."""
+    async with listening(says(OK)) as peer:
+        Name(monkeypatch, "127.0.0.2", "127.0.0.1")
+        with socket.socket() as deaf, contextlib.ExitStack() as fillers:
+            deaf.bind(("127.0.0.2", peer.port))
+            deaf.listen(0)
+            for _ in range(4):  # a full backlog: the kernel drops what comes next
+                filler = fillers.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.2", peer.port))
+            peer.host = "engine.example"
+            upstream.deadlines = Deadlines()
+            assert await ask(upstream, peer) == (200, b"ok")
+
+
+async def test_a_name_refuses_only_if_each_of_its_addresses_does(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R30: that no program listens there is only said where it is certain."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        outgoing = Outgoing(Endpoint("engine.example", unused.getsockname()[1]), "GET", "/")
+        for hosts, refused in ((("127.0.0.1", "127.0.0.2"), True), (("127.0.0.1", "/no/such/socket"), False)):
+            Name(monkeypatch, *hosts)
+            with pytest.raises(UpstreamFailed, match="cannot be reached") as caught:
+                await upstream.fetch(outgoing, timeout_ms=5_000)
+            assert caught.value.refused is refused
+
+
+async def test_a_name_that_does_not_exist_is_a_failure_to_connect(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R30"""
+
+    async def resolve(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    with pytest.raises(UpstreamFailed, match="Name or service not known") as caught:
+        await upstream.fetch(Outgoing(Endpoint("no.example", 1), "GET", "/"), timeout_ms=5_000)
+    assert (caught.value.kind, caught.value.refused) == ("connect", False)
+
+
 async def test_nobody_listening_is_a_failure_to_connect(upstream: Upstream) -> None:
     """R30"""
     with socket.socket() as unused:
@@ -332,9 +460,11 @@ async def test_an_answer_beyond_the_limit_is_refused(upstream: Upstream) -> None
 # ------------------------------------------------------------------ kept connections
 
 
-async def test_a_connection_is_used_again(upstream: Upstream) -> None:
+@by_every_way
+async def test_a_connection_is_used_again(upstream: Upstream, host: str) -> None:
     """Keep-alive for whole answers."""
     async with listening(says(OK, times=3, stays=True)) as peer:
+        peer.host = host
         for _ in range(3):
             assert await ask(upstream, peer) == (200, b"ok")
         assert peer.connections == 1
@@ -417,14 +547,14 @@ async def test_the_pool_is_bounded(upstream: Upstream) -> None:
     async with listening(wait_for_all) as peer:
         upstream.deadlines = Deadlines()
         await asyncio.gather(*(ask(upstream, peer) for _ in range(count)))
-        idle = upstream._ways["127.0.0.1", peer.port]._idle  # pyright: ignore[reportPrivateUsage]
+        idle = upstream._pools["127.0.0.1", peer.port, False]._idle  # pyright: ignore[reportPrivateUsage]
         assert len(idle) == UPSTREAM_IDLE_CONNECTIONS_MAX
 
 
 # ------------------------------------------------------------------ cutting and back-pressure
 
 
-@by_both_ways
+@by_every_way
 async def test_abort_ends_a_wait_and_closes_the_socket(upstream: Upstream, host: str) -> None:
     """LANE-07: the engine learns at once that nobody listens."""
     gone = asyncio.Event()
@@ -460,7 +590,7 @@ async def test_abort_before_the_connection_stands_sends_nothing(upstream: Upstre
         assert not peer.requests
 
 
-@by_both_ways
+@by_every_way
 async def test_a_wait_can_be_interrupted_and_taken_up_again(host: str) -> None:
     """A keep-alive comment to the client must not send the request twice."""
     patient = Upstream()
@@ -482,7 +612,7 @@ async def test_a_wait_can_be_interrupted_and_taken_up_again(host: str) -> None:
         await patient.close()
 
 
-@by_both_ways
+@by_every_way
 @pytest.mark.parametrize("seen", ["nothing", "a head"])
 async def test_an_answer_that_was_there_and_not_seen_when_it_was_cut_is_cut(
     upstream: Upstream, host: str, seen: str
@@ -504,22 +634,22 @@ async def test_an_answer_that_was_there_and_not_seen_when_it_was_cut_is_cut(
         assert await following == (200, b"ok")
 
 
-async def test_a_far_piece_that_comes_in_the_moment_of_a_cut_is_cut(upstream: Upstream) -> None:
+@by_every_way
+async def test_a_piece_that_comes_in_the_moment_of_a_cut_is_cut(upstream: Upstream, host: str) -> None:
     """LANE-07: a caller who has seen nothing yet must not begin an answer that has no rest."""
     async with listening(says(CHUNKED, b"2\r\nok\r\n", pause_s=0.05, stays=True)) as peer, asyncio.timeout(5):
-        peer.host = "0.0.0.0"
+        peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
         await call.head()
-        waiting = asyncio.ensure_future(call.chunk())
-        await asyncio.sleep(0)
-        assert isinstance(call, FarCall) and call._step is not None
-        call._step.add_done_callback(lambda _step: call.abort())
+        news = asyncio.ensure_future(call.news())
+        news.add_done_callback(lambda _news: call.abort())
+        await news
         with pytest.raises(UpstreamFailed) as caught:
-            await waiting
+            await call.chunk()
         assert caught.value.kind == "aborted"
 
 
-@by_both_ways
+@by_every_way
 @pytest.mark.parametrize("said", [b"", CHUNKED], ids=["nothing", "a head"])
 async def test_interruptions_do_not_put_off_a_deadline(upstream: Upstream, host: str, said: bytes) -> None:
     """R31: an engine that hangs is given up although its caller sends signs of life meanwhile."""
@@ -541,7 +671,7 @@ async def test_interruptions_do_not_put_off_a_deadline(upstream: Upstream, host:
         call.abort()
 
 
-@by_both_ways
+@by_every_way
 @pytest.mark.parametrize("said", [CHUNKED, b""], ids=["a head", "a close"])
 async def test_what_comes_while_nobody_looks_is_dropped_by_abort(
     upstream: Upstream, host: str, said: bytes
@@ -606,6 +736,44 @@ async def test_a_slow_taker_holds_the_engine_back(upstream: Upstream) -> None:
         while piece := await call.chunk():
             received += len(piece)
         assert received == total
+
+
+@by_every_way
+async def test_a_large_request_arrives_whole_and_is_sent_a_little_at_a_time(
+    upstream: Upstream, host: str
+) -> None:
+    """R40: no more than a few pieces of it are in the memory of the transport, however slowly the engine reads."""
+    body, rest = b"a" * (3 * UPSTREAM_PIECE_BYTES_MAX), (b"b" * (40 * UPSTREAM_PIECE_BYTES_MAX), b"c")
+    upstream.deadlines = Deadlines()
+    async with listening(says(OK, stays=True)) as peer, asyncio.timeout(60):
+        peer.host = host
+        call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x", body, rest=rest))
+        answering = asyncio.ensure_future(call.head())
+        held = 0
+        while not answering.done():
+            await asyncio.sleep(0)
+            connection = call._connection
+            if connection is not None and connection._transport is not None:
+                held = max(held, connection._transport.get_write_buffer_size())
+        assert (await answering, await call.read()) == (200, b"ok")
+        assert held < 4 * UPSTREAM_PIECE_BYTES_MAX
+        assert peer.requests[0].endswith(body + b"".join(rest))
+
+
+async def test_an_answer_before_the_end_of_its_request_ends_the_connection(upstream: Upstream) -> None:
+    """R34: the rest of a refused body is not taken for the next request."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        await gate.wait()
+
+    gate = asyncio.Event()
+    async with listening(refuse, says(OK, stays=True)) as peer:
+        assert await ask(upstream, peer, b"x" * (100 * UPSTREAM_PIECE_BYTES_MAX)) == (413, b"")
+        assert await ask(upstream, peer) == (200, b"ok")
+        assert peer.connections == 2
+        gate.set()
 
 
 async def test_a_line_break_in_a_path_is_never_sent(upstream: Upstream) -> None:

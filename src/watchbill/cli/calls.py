@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from watchbill.catalog import EngineRules
 from watchbill.cli.bounds import CLI_CALL_S
-from watchbill.engines.address import endpoint_of
+from watchbill.engines.base import endpoint_of
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.errors import ConfigError
 

@@ -16,10 +16,11 @@ A driver proves itself by inheriting the contract suite in `tests/wire/engine_co
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
+from urllib.parse import quote, urlsplit
 
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
-from watchbill.errors import ModelFailed
+from watchbill.errors import ConfigError, ModelFailed
 
 __all__ = [
     "Capabilities",
@@ -32,7 +33,11 @@ __all__ = [
     "Router",
     "Sleeper",
     "Warm",
+    "endpoint_of",
+    "escape_path",
 ]
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class DeathCallback(Protocol):
@@ -71,6 +76,36 @@ class Endpoint:
         """The address before /v1/..., as a client writes it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path_prefix}"
+
+
+def endpoint_of(url: str, *, upstream_model: str = "") -> Endpoint:
+    """The endpoint of a `url` in the config. A path before /v1 is kept; /v1 itself may be written or left out.
+
+    Raises ConfigError for anything that is more than scheme, host, port and path: a key in an address would
+    end in logs.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+        host = _ascii(parts.hostname or "")
+    except ValueError as error:
+        raise ConfigError(f"{url!a} is not an address: {error}") from error
+    if port is None or not host:
+        raise ConfigError(f"{url!a} is not an address; write for example http://127.0.0.1:11434")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"the address of {host} must not contain a user name, a query or a fragment")
+    path = escape_path(parts.path).rstrip("/").removesuffix("/v1").rstrip("/")
+    return Endpoint(host, port, path, upstream_model, tls=parts.scheme == "https")
+
+
+def _ascii(host: str) -> str:
+    """A host as DNS and TLS know it. Raises ValueError for a name that cannot be one."""
+    return host if ":" in host else host.encode("idna").decode()
+
+
+def escape_path(text: str) -> str:
+    """A path or query as a request can carry it; what is escaped already stays."""
+    return quote(text, safe="/%?:@!$&'()*+,;=~")
 
 
 @dataclass(frozen=True, slots=True)

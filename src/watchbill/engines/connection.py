@@ -1,23 +1,24 @@
-"""One connection to an engine: an asyncio protocol around httptools' parser.
+"""One connection to an engine: an asyncio protocol around httptools' parser, over plain TCP or TLS.
 
-Owns the socket and the bytes received and not yet taken. Promises that an answer is either whole or an
-error: a short Content-Length, a chunked body without its end, a reset and a silence past the deadline all
-raise UpstreamFailed. Reading stops while the taker is slow, so that the engine feels the back-pressure. Never
-follows a redirect, never decompresses, never sends anything by itself.
+Owns the socket, what of a large request is still to be sent, and the received bytes that were not taken yet. Promises
+that an answer is either whole or an error: a short Content-Length, a chunked body without its end, a reset and a
+silence past the deadline all raise UpstreamFailed. Reading pauses while the taker is slow, so that the engine feels
+the back-pressure. Never follows a redirect, never decompresses, never sends anything by itself.
 
-A request that nobody wants any more is not simply dropped: a socket that we close tells nothing about the engine, which
-may work on for minutes. We say goodbye (a half-close, which engines that watch their clients take for a client that
-left) and read on until the engine closes the connection or ends its answer: that is the moment in which it has let go.
-An engine that goes on writing learns of it by a reset. All of it has a bound.
+A cut request is not simply dropped: a socket that we close says nothing about the engine, which may work on for
+minutes. We half-close the connection, which engines that watch their clients take for a client that left, and read on
+until the engine closes the connection or ends its answer. That is the moment in which the engine has let go. An engine
+that goes on writing gets a reset. TLS has no half-close: there the connection is closed at once, and the engine counts
+as having let go.
 """
 
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 import httptools
 import msgspec
@@ -32,28 +33,34 @@ from watchbill.limits import (
     UPSTREAM_HEAD_BYTES_MAX,
     UPSTREAM_HEADERS_MAX,
     UPSTREAM_LET_GO_MS,
+    UPSTREAM_PIECE_BYTES_MAX,
     UPSTREAM_RESET_MS_MIN,
     UPSTREAM_SILENCE_MS,
 )
 
-__all__ = ["Connection", "Deadlines", "Outgoing", "UpstreamFailed"]
+__all__ = ["Connection", "Deadlines", "FailureKind", "Outgoing", "UpstreamFailed"]
 
 _NEVER = float("inf")
 #: The headers that tell where a body ends.
 _LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
+#: What went wrong with a request: no connection, a connection closed without an answer, an answer that broke off, is
+#: not HTTP or exceeds a bound, a deadline that passed, a request that we cut ourselves.
+FailureKind = Literal["connect", "closed", "truncated", "garbled", "too_large", "timeout", "aborted"]
+
 
 class UpstreamFailed(EngineFailed):
     """The engine did not give a whole answer.
 
-    `kind` is one of connect, closed, truncated, garbled, too_large, timeout, aborted. `received` says whether
-    any byte of an answer had come: without one the request may be sent again. `refused` says that nobody listens
-    there: a program that is merely stopped, or behind a broken network, still may.
+    `received` says whether any byte of an answer came: without one the request may be sent again. `refused` says that
+    no program listens at the address; a program that is stopped, or behind a broken network, still may.
     """
 
-    def __init__(self, kind: str, message: str, *, received: bool = False, refused: bool = False) -> None:
+    def __init__(
+        self, kind: FailureKind, message: str, *, received: bool = False, refused: bool = False
+    ) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind: FailureKind = kind
         self.received = received
         self.refused = refused
 
@@ -68,10 +75,10 @@ class Deadlines:
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """What is sent, and where. Path and headers are ours: no client's text ever gets into them.
+    """A request and its address. Path and headers are ours: they never contain text of a caller.
 
-    `path` is the one of the protocol, such as /v1/chat/completions. Whoever sends puts the endpoint's own path before
-    it; whoever asks never does."""
+    `path` is the one of the protocol, such as /v1/chat/completions. The client puts the endpoint's own path before
+    it."""
 
     endpoint: Endpoint
     method: str
@@ -85,10 +92,10 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_deadlines", "_heard_at", "_interim", "_is_known", "_loop",
+        "_begun", "_deadline", "_deadlines", "_heard_at", "_interim", "_is_full", "_is_known", "_loop",
         "_on_let_go", "_on_lost", "_parser", "_parted_at", "_paused", "_received", "_reset_ms", "_silent_s", "_timer",
-        "_transport", "_unread", "_waiter", "_wordless", "failure", "followed_stream", "headers", "idle_since",
-        "is_done", "is_kept", "keeps_alive", "pieces", "status", "streamed",
+        "_transport", "_unread", "_unsent", "_waiter", "_wordless", "failure", "followed_stream", "headers",
+        "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status", "streamed",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Connection], None]") -> None:
@@ -101,19 +108,21 @@ class Connection(asyncio.Protocol):
         self._deadline = _NEVER
         self._waiter: asyncio.Future[None] | None = None
         self.failure: UpstreamFailed | None = None  # final; pieces that came before it can be taken
-        self.pieces: list[bytes] = []  # what has come and was not taken yet
+        self.pieces: list[bytes] = []  # received and not taken yet
+        self._unsent: Iterator[memoryview] | None = None  # the rest of a large request
+        self._is_full = False  # the transport holds enough of it
         self._unread = 0
         self._paused = False
         self._interim = False
         self.is_done = True  # whether no answer, or no more of it, is to come
-        self.keeps_alive = False  # once it is done: whether the engine lets the connection stay
+        self.keeps_alive = False  # once it is done: whether the connection can serve another request
         self.is_kept = False  # whether it has served a request before
         self.idle_since = 0.0
-        self.streamed = False  # what was asked for
-        self.followed_stream = False  # what had been asked for before
-        self._parted_at = 0.0  # when we said goodbye in the middle of an answer
+        self.streamed = False  # whether the current request asked for a stream
+        self.followed_stream = False  # whether the request before it did
+        self._parted_at = 0.0  # when we half-closed in the middle of an answer
         self._silent_s = 0.0  # how long the engine had been silent then
-        self._reset_ms = 0.0  # what the engine gets after a reset to notice it
+        self._reset_ms = 0.0  # the time that the engine gets to notice a reset
         self._is_known = True  # whether it is known that the engine has let go, once it counts so
         self._on_let_go: Callable[[bool], None] | None = None
         self._forget()
@@ -147,17 +156,18 @@ class Connection(asyncio.Protocol):
         if isinstance(request, bytes):
             self._transport.write(request)
         else:
-            self._transport.writelines(request)
+            self._unsent = _slices(request)
+            self._send_more()
 
     def changed(self) -> "asyncio.Future[None]":
-        """News, to be awaited: a head, a piece, the end or a failure. One waits at a time.
+        """A future of the next news: a head, a piece, the end or a failure. One caller waits at a time.
 
         A future and no coroutine: it is awaited for every piece of every answer."""
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
     def take(self) -> bytes:
-        """All that has come and was not taken yet, without waiting."""
+        """Everything that was received and not taken yet, without waiting."""
         pieces = self.pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -172,7 +182,21 @@ class Connection(asyncio.Protocol):
         """Drops the socket at once, whatever its engine does."""
         self._fail("aborted", "the request to the engine was cut")
 
-    # ------------------------------------------------------------------ parting
+    def close(self) -> None:
+        """Ends a connection that serves no request."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        transport = self._transport
+        if transport is None:
+            return
+        if self._unsent is None and transport.can_write_eof() and not transport.get_write_buffer_size():
+            transport.close()
+        else:
+            # A closing TLS connection waits for its peer's farewell, and one with unsent bytes for its peer's reading.
+            transport.abort()
+
+    # ------------------------------------------------------------------ letting go
 
     @property
     def has_spoken(self) -> bool:
@@ -181,21 +205,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def silent_ms(self) -> int:
-        """How long the engine has said nothing, or had when we parted. While our reader is slow it is not silent."""
+        """How long the engine has said nothing, or had when the request was cut. It is not silent while we do not
+        read."""
         if self._parted_at:
             return round(self._silent_s * 1000)
         return 0 if self._paused else round((self._loop.time() - self._heard_at) * 1000)
 
-    def part(self, kind: str = "aborted", message: str = "the request to the engine was cut") -> None:
-        """Nobody wants the answer any more: says goodbye, and reads on until the engine has let go."""
+    def part(self, kind: FailureKind = "aborted", message: str = "the request to the engine was cut") -> None:
+        """Cuts the request: half-closes the connection, and reads on until the engine has let go."""
         transport, silent_ms = self._transport, self.silent_ms
         self._forbid(kind, message)
         if transport is None or transport.is_closing() or self._parted_at:
             return
         self._parted_at, self._silent_s = self._loop.time(), silent_ms / 1000
         self.pieces.clear()
-        if transport.get_write_buffer_size() or not transport.can_write_eof():
-            transport.abort()  # it has not even heard the question
+        is_unsent = self._unsent is not None or transport.get_write_buffer_size()
+        if is_unsent or not transport.can_write_eof():
+            transport.abort()  # the engine has not received the whole request, or there is no half-close
             return
         if self._paused:
             self._paused = False
@@ -211,7 +237,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None
 
     def on_let_go(self, tell: "Callable[[bool], None]") -> bool:
-        """Has somebody told when the engine has let go, and whether that is known. False: it has already."""
+        """Calls `tell` when the engine has let go, with whether that is known. False: it already has."""
         if self._transport is None and self._on_let_go is None:
             return False
         self._on_let_go = tell
@@ -223,7 +249,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _hear_rest(self, data: bytes) -> None:
-        """What the engine still says after our goodbye: only its end is of interest."""
+        """Reads over what the engine sends after our half-close; only the end matters."""
         transport, now = self._transport, self._loop.time()
         if transport is None:
             return
@@ -235,13 +261,13 @@ class Connection(asyncio.Protocol):
         self.pieces.clear()
         self._unread = 0
         if self.is_done:
-            transport.abort()  # its answer has ended: it works no more
+            transport.abort()  # the answer has ended: the engine works no more
         elif now - self._parted_at >= UPSTREAM_GOODBYE_MS / 1000:
             self._reset(transport, (now - self._heard_at) * 1000)
         self._heard_at = now
 
     def _reset(self, transport: asyncio.Transport, pause_ms: float) -> None:
-        """The engine does not watch its clients: its next write shall fail."""
+        """Makes the next write of an engine fail that does not watch its clients."""
         self._reset_ms = min(max(2 * pause_ms, UPSTREAM_RESET_MS_MIN), UPSTREAM_LET_GO_MS)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
         if peer is not None:
@@ -253,20 +279,37 @@ class Connection(asyncio.Protocol):
         if tell is not None:
             tell(self._is_known)
 
-    def close(self) -> None:
-        """Ends an idle connection."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._transport is not None:
-            self._transport.close()
-
     def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+
+    # ------------------------------------------------------------------ large requests
+
+    def _send_more(self) -> None:
+        """Sends one piece of a large request, then lets other work go first: a body that is encrypted or copied as a
+        whole would hold up every other request."""
+        transport = self._transport
+        if self._unsent is None or transport is None or transport.is_closing():
+            return
+        piece = next(self._unsent, None)
+        if piece is None:
+            self._unsent = None
+            return
+        transport.write(piece)
+        if not self._is_full:
+            self._loop.call_soon(self._send_more)
+
+    def pause_writing(self) -> None:
+        """The transport holds enough that the engine has not read."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """The engine has read most of it."""
+        self._is_full = False
+        self._send_more()
 
     # ------------------------------------------------------------------ deadlines
 
@@ -301,7 +344,7 @@ class Connection(asyncio.Protocol):
             self._hear_rest(data)
             return
         if self.is_done:
-            # Bytes that nobody asked for: what follows could be taken for the next answer.
+            # Bytes without a request: what follows could be taken for the next answer.
             self._fail("garbled", "the engine sent more than its answer")
             return
         self._received = True
@@ -318,7 +361,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _expect_more(self, size: int, *, has_grown: bool) -> None:
-        """Bounds what may follow: its time, its words, and what waits for a slow taker."""
+        """Bounds what may follow: its time, its bytes without content, and what waits for a slow taker."""
         if not has_grown:
             self._wordless += size
             if self._wordless > UPSTREAM_HEAD_BYTES_MAX:
@@ -330,7 +373,7 @@ class Connection(asyncio.Protocol):
             return
         if self._unread > UPSTREAM_BUFFER_BYTES_MAX and self._transport is not None:
             self._paused = True
-            self._deadline = _NEVER  # it is our reader who is slow now, not the engine
+            self._deadline = _NEVER  # it is our reader that is slow now, not the engine
             self._transport.pause_reading()
         else:
             self._heard_at = self._loop.time()
@@ -340,7 +383,7 @@ class Connection(asyncio.Protocol):
         return None  # closes the transport; an engine that half-closes has nothing more to say
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._unsent = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -355,7 +398,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(self._reset_ms / 1000, self._let_go)
         else:
             self._let_go()
-        del self._parser  # they know each other: only the garbage collector would find them
+        del self._parser  # they refer to each other: only the garbage collector would free them
 
     @property
     def _ends_by_close(self) -> bool:
@@ -370,13 +413,13 @@ class Connection(asyncio.Protocol):
         else:
             self.failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
 
-    def _fail(self, kind: str, message: str) -> None:
+    def _fail(self, kind: FailureKind, message: str) -> None:
         self._forbid(kind, message)
         if self._transport is not None:
             self._transport.abort()
 
-    def _forbid(self, kind: str, message: str) -> None:
-        """Nothing more can be taken; whoever waits is told."""
+    def _forbid(self, kind: FailureKind, message: str) -> None:
+        """Nothing more can be taken; the waiting caller is told."""
         if self.failure is None and not (self.is_done and kind == "aborted"):
             self.failure = UpstreamFailed(kind, message, received=self._received)
         self._wake()
@@ -419,4 +462,12 @@ class Connection(asyncio.Protocol):
             self._interim = False
         elif not self.is_done:
             self.is_done = True
-            self.keeps_alive = self._parser.should_keep_alive()
+            # An answer before the request's end: the rest of the request would be taken for the next one.
+            self.keeps_alive = self._unsent is None and self._parser.should_keep_alive()
+
+
+def _slices(request: tuple[bytes, ...]) -> Iterator[memoryview]:
+    for piece in request:
+        view = memoryview(piece)
+        for at in range(0, len(view), UPSTREAM_PIECE_BYTES_MAX):
+            yield view[at : at + UPSTREAM_PIECE_BYTES_MAX]

@@ -28,8 +28,7 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.core.messages import Blame
-from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm
+from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import Gone, Hold
 from watchbill.engines.held_record import HeldRecord
 from watchbill.engines.ollama_api import FOR_EVER, Loaded, OllamaApi, OllamaSaid, full_name

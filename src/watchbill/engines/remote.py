@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
-from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Capabilities, LoadError, Warm
+from watchbill.engines.base import Capabilities, LoadError, Warm, endpoint_of
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError
 

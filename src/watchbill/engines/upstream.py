@@ -1,37 +1,36 @@
-"""The way to an engine: requests over HTTP/1.1, whole or streamed, that can be cut at any moment.
+"""The client for engines: requests over HTTP/1.1, plain or TLS, whole or streamed, that can be cut at any moment.
 
     call = upstream.call(Outgoing(endpoint, "POST", "/v1/chat/completions", body), streamed=True)
     try:
-        head = await call.head()
+        status = await call.head()
         while piece := await call.chunk():
             ...
     finally:
         call.abort()        # does nothing after the end of the answer
 
-Owns one `Way` for each engine on loopback. Addresses come from an Endpoint only, that is from the config or from our
-own port choice. Loopback is spoken to by our own lean client; anything else, and TLS, by aiohttp's
-(`engines.far`). Every failure is UpstreamFailed. A request is sent a second time in one case only: a kept
-connection turned out to be closed, and not a byte of an answer had come.
+Owns one `ConnectionPool` for each address. Addresses come from an Endpoint only, that is from the config or from our
+own port choice. Redirects are never followed, proxies of the environment never used, answers never decompressed. Every
+failure is UpstreamFailed. A request is sent a second time in one case only: a kept connection turned out to be closed
+before a byte of an answer came.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 
+from watchbill import __version__
 from watchbill.engines.base import Endpoint
-from watchbill.engines.call import Call
-from watchbill.engines.connection import Connection, Deadlines, Outgoing, UpstreamFailed
-from watchbill.engines.connection_pool import Address, Way
-from watchbill.engines.far import FarCall, FarSession
-from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_MEMORY_MAX
+from watchbill.engines.connection import Connection, Deadlines, FailureKind, Outgoing, UpstreamFailed
+from watchbill.engines.connection_pool import Address, ConnectionPool
+from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_MEMORY_MAX, UPSTREAM_PIECE_BYTES_MAX
 
-__all__ = ["Call", "Deadlines", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
+__all__ = ["Call", "Deadlines", "FailureKind", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
 
 #: What an answer may say that is not compressed.
 _UNCOMPRESSED = frozenset({b"", b"identity"})
 _IS_JSON = b"Content-Type: application/json\r\n"
+_DEFAULT_PORTS = {False: 80, True: 443}  # by whether it is TLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +43,32 @@ class Reply:
 
 
 class Upstream:
-    """Every request of this process to engines goes through one of these."""
+    """Sends requests to engines."""
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
         self.deadlines = deadlines or Deadlines()
-        self._ways: dict[Address, Way] = {}  # those on loopback
-        self._far: FarSession | None = None
+        self._pools: dict[tuple[str, int, bool], ConnectionPool] = {}
 
-    def call(self, outgoing: Outgoing, *, streamed: bool = False, deadlines: Deadlines | None = None) -> Call:
-        """Prepares a request; nothing is sent before `head`."""
+    def call(
+        self, outgoing: Outgoing, *, streamed: bool = False, deadlines: Deadlines | None = None
+    ) -> "Call":
+        """Prepares a request; `poll` or `head` sends it."""
         endpoint = outgoing.endpoint
-        way = self._ways.get((endpoint.host, endpoint.port)) or self._find_way(endpoint)
-        if way is not None and not endpoint.tls:  # a port may have changed to it
-            request = _request(outgoing, close=streamed and way.closes)
-            return NearCall(way, deadlines or self.deadlines, streamed, request)
-        if self._far is None:
-            self._far = FarSession()
-        return FarCall(self._far, outgoing, deadlines or self.deadlines)
+        pool = self._pools.get((endpoint.host, endpoint.port, endpoint.tls)) or self._add_pool(endpoint)
+        request = _request(outgoing, close=streamed and pool.closes)
+        return Call(pool, deadlines or self.deadlines, streamed, request)
 
-    def _find_way(self, endpoint: Endpoint) -> Way | None:
-        """The way to an engine that was not asked before; None when it is not on loopback, or speaks TLS."""
-        if endpoint.tls or not (endpoint.host == "localhost" or _is_loopback(endpoint.host)):
-            return None
-        if len(self._ways) >= UPSTREAM_MEMORY_MAX:
-            self._ways.pop(next(iter(self._ways))).close()
-        address = (endpoint.host, endpoint.port)
-        way = self._ways[address] = Way(address)
-        return way
+    def _add_pool(self, endpoint: Endpoint) -> ConnectionPool:
+        if len(self._pools) >= UPSTREAM_MEMORY_MAX:
+            self._pools.pop(next(iter(self._pools))).close()
+        address = Address(endpoint.host, endpoint.port, endpoint.tls)
+        pool = self._pools[address] = ConnectionPool(address)
+        return pool
 
     async def fetch(
         self, outgoing: Outgoing, *, timeout_ms: int, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX
     ) -> Reply:
-        """A small request and its whole answer, for health checks and probes. Raises UpstreamFailed."""
+        """Sends a small request and returns its whole answer. Raises UpstreamFailed."""
         deadlines = Deadlines(min(timeout_ms, self.deadlines.connect_ms), timeout_ms, timeout_ms)
         call = self.call(outgoing, deadlines=deadlines)
         try:
@@ -89,38 +82,48 @@ class Upstream:
 
     async def close(self) -> None:
         """Ends every idle connection."""
-        for way in self._ways.values():
-            way.close()
-        self._ways.clear()
-        if self._far is not None:
-            await self._far.close()
-            self._far = None
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
 
 
-class NearCall(Call):
-    """A request over loopback on a connection of ours."""
+class Call:
+    """One request to an engine, and its answer.
+
+        call.poll()          0 until the answer's head is there; the first poll sends the request
+        call.take()          None until a piece is there, nothing at the answer's end
+        await call.news()    waits for either; the next poll or take tells what went wrong
+
+    `head`, `chunk` and `read` do the waiting for callers with nothing else to do. A caller that stops waiting (a
+    timeout of its own) may go on later: nothing is sent twice. Every failure is UpstreamFailed.
+    """
 
     __slots__ = (
-        "_connection", "_deadlines", "_failure", "_is_again", "_request", "_streamed", "_way", "content_type",
+        "_connection", "_deadlines", "_failure", "_is_again", "_pool", "_request", "_streamed", "content_type",
         "has_ended",
     )  # fmt: skip
 
     def __init__(
-        self, way: Way, deadlines: Deadlines, streamed: bool, request: bytes | tuple[bytes, ...]
+        self, pool: ConnectionPool, deadlines: Deadlines, streamed: bool, request: bytes | tuple[bytes, ...]
     ) -> None:
-        self._way = way
+        self._pool = pool
         self._deadlines = deadlines
         self._streamed = streamed
         self._request = request
         self._connection: Connection | None = None
         self._failure: UpstreamFailed | None = None  # where no connection has one
         self._is_again = (
-            False  # a kept connection was closed before a byte of an answer: the next is a new one
+            False  # the next connection is a new one: a kept one was closed before a byte of an answer
         )
-        self.has_ended = False  # the connection may serve another request by now
-        self.content_type = ""
+        self.has_ended = (
+            False  # whether the whole answer came; its connection may serve another request by now
+        )
+        self.content_type = (
+            ""  # the answer's media type, lower case, without parameters; known with its status
+        )
 
     def poll(self) -> int:
+        """The answer's status, 0 while there is none. Raises UpstreamFailed."""
         if self._failure is not None:
             raise self._failure
         connection = self._connection
@@ -142,7 +145,7 @@ class NearCall(Call):
 
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""
-        if not self._is_again and (kept := self._way.take()) is not None:
+        if not self._is_again and (kept := self._pool.take()) is not None:
             self._connection = kept
             kept.begin(self._request, self._deadlines, streamed=self._streamed)
 
@@ -151,10 +154,11 @@ class NearCall(Call):
         if not connection.is_kept or failure.kind != "closed" or failure.received:
             raise failure
         if connection.followed_stream:
-            self._way.closes = True
+            self._pool.closes = True
         self._connection, self._is_again = None, True
 
     def news(self) -> Awaitable[None]:
+        """Waits for a head, a piece, the end or a failure. One caller waits at a time."""
         connection = self._connection
         return self._connect() if connection is None else connection.changed()
 
@@ -162,7 +166,7 @@ class NearCall(Call):
         if self._failure is not None:
             return
         try:
-            connection = await self._way.connect(self._deadlines.connect_ms)
+            connection = await self._pool.connect(self._deadlines.connect_ms)
         except UpstreamFailed as error:
             self._failure = error
             return
@@ -173,7 +177,9 @@ class NearCall(Call):
         connection.begin(self._request, self._deadlines, streamed=self._streamed)
 
     def take(self) -> bytes | None:
-        if self._failure is not None:  # also when all of it was there: its connection may serve somebody else
+        """What has come: a piece, nothing at the answer's end, None while there is neither. Raises UpstreamFailed when
+        the answer breaks off."""
+        if self._failure is not None:  # also when all of it was there: its connection may serve another call
             raise self._failure
         if self.has_ended:
             return b""
@@ -193,9 +199,10 @@ class NearCall(Call):
 
     def _release(self, connection: Connection) -> None:
         self.has_ended = True
-        self._way.keep(connection)
+        self._pool.keep(connection)
 
     def abort(self) -> None:
+        """Cuts the request wherever it is; a waiting caller gets UpstreamFailed. Does nothing after the end."""
         if self.has_ended:
             return
         self._failure = UpstreamFailed("aborted", "the request to the engine was cut")
@@ -206,44 +213,81 @@ class NearCall(Call):
             connection.take()
             self._release(connection)
         else:
-            self._way.part(connection)
+            self._pool.part(connection)
 
     @property
     def has_spoken(self) -> bool:
+        """Whether a byte of the answer came."""
         return self.has_ended or (self._connection is not None and self._connection.has_spoken)
 
     @property
     def silent_ms(self) -> int:
+        """How long the engine has said nothing, or had when the request was cut."""
         return 0 if self.has_ended or self._connection is None else self._connection.silent_ms
 
     def on_let_go(self, tell: Callable[[bool], None]) -> bool:
+        """After `abort`: calls `tell` when the engine no longer works on the request, with whether that is known or
+        only the bound is over. False when there is nothing to wait for."""
         return not self.has_ended and self._connection is not None and self._connection.on_let_go(tell)
+
+    # ------------------------------------------------------------------ for callers that only wait
+
+    async def head(self) -> int:
+        """Waits for the answer's status."""
+        while not (status := self.poll()):
+            await self.news()
+        return status
+
+    async def chunk(self) -> bytes:
+        """Waits for the next piece of the answer, empty at its end."""
+        while (piece := self.take()) is None:
+            await self.news()
+        return piece
+
+    async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:
+        """The whole rest of the answer. Raises UpstreamFailed, also when it is larger than the limit."""
+        body = bytearray()
+        while piece := await self.chunk():
+            body += piece
+            if len(body) > limit_bytes:
+                self.abort()
+                raise UpstreamFailed(
+                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
+                )
+        return bytes(body)
 
 
 def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
-    """The bytes to send. What does not change between two requests to an engine is made once."""
-    endpoint, body = outgoing.endpoint, outgoing.body
+    """The bytes to send; a large request stays in pieces. What two requests to an engine share is made once."""
+    endpoint, body, rest = outgoing.endpoint, outgoing.body, outgoing.rest
     path = endpoint.path_prefix + outgoing.path
-    head = _head((endpoint.host, endpoint.port), outgoing.method, path, endpoint.key, close=close)
+    address = (endpoint.host, endpoint.port, endpoint.tls)
+    head = _head(address, outgoing.method, path, endpoint.key, close=close)
     more = _IS_JSON if body else b""
     if outgoing.headers:
         more = b"" if "Content-Type" in outgoing.headers else more
         for name, value in outgoing.headers.items():
             more += _checked(f"{name}: {value}\r\n", 1)
-    rest = outgoing.rest
     size = len(body) + sum(map(len, rest)) if rest else len(body)
-    first = b"".join((head, f"Content-Length: {size}\r\n".encode(), more, b"\r\n", body))
-    return (first, *rest) if rest else first
+    length = f"Content-Length: {size}\r\n".encode()
+    if size > UPSTREAM_PIECE_BYTES_MAX:
+        return (b"".join((head, length, more, b"\r\n")), body, *rest)
+    return b"".join((head, length, more, b"\r\n", body, *rest))
 
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
-def _head(address: Address, method: str, path: str, key: str, *, close: bool) -> bytes:
-    host, port = address
+def _head(address: tuple[str, int, bool], method: str, path: str, key: str, *, close: bool) -> bytes:
+    host, port, tls = address
     name = f"[{host}]" if ":" in host else host
     lines = [
-        f"{method} {path} HTTP/1.1", f"Host: {name}:{port}", "Accept-Encoding: identity",
-        f"Connection: {'close' if close else 'keep-alive'}", *([f"Authorization: Bearer {key}"] if key else ()),
-    ]  # fmt: skip
+        f"{method} {path} HTTP/1.1",
+        f"Host: {name}" if port == _DEFAULT_PORTS[tls] else f"Host: {name}:{port}",
+        f"User-Agent: watchbill/{__version__}",  # servers on the internet may refuse requests without one
+        "Accept-Encoding: identity",
+        f"Connection: {'close' if close else 'keep-alive'}",
+    ]
+    if key:
+        lines.append(f"Authorization: Bearer {key}")
     return _checked("".join(f"{line}\r\n" for line in lines), len(lines))
 
 
@@ -256,10 +300,3 @@ def _checked(lines: str, count: int) -> bytes:
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
 def _media_type(value: bytes) -> str:
     return value.split(b";")[0].strip().lower().decode("latin-1")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import cast
 
-from aiohttp.multipart import parse_content_disposition
-
 from watchbill.errors import RequestError, UnsupportedMedia
 
 __all__ = ["Form", "Part", "parse_form"]
@@ -22,6 +20,8 @@ FORM_HEAD_BYTES_MAX = 4_096
 FORM_TEXT_BYTES_MAX = 65_536
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=?]{1,70}")
 _DISPOSITION = re.compile(rb"(?im)^content-disposition:[ \t]*(.+?)[ \t]*\r?$")
+#: One parameter of it: a token, or a quoted text in which a backslash protects the next character.
+_PARAMETER = re.compile(r'[ \t]*;[ \t]*([\w!#$%&*+.^`|~-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s";=]+))', re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,29 @@ def _part(piece: bytes) -> Part:
     if not head.startswith(b"\r\n") or not end or len(head) > FORM_HEAD_BYTES_MAX or len(found) != 1:
         raise RequestError("a part of the form must have one Content-Disposition")
     try:
-        kind, params = parse_content_disposition(cast("bytes", found[0]).decode())
+        parameters = _parameters(cast("bytes", found[0]).decode())
     except UnicodeDecodeError:
         raise RequestError("a part of the form has a name that is not UTF-8") from None
-    name = params.get("name")
-    if kind != "form-data" or not name:
-        raise RequestError("a part of the form has no name")
-    return Part(name, head[2:], content, any(each.startswith("filename") for each in params))
+    name = parameters.get("name")
+    if not name or "name*" in parameters:
+        raise RequestError("a part of the form has no name, or two")
+    return Part(name, head[2:], content, any(each.startswith("filename") for each in parameters))
+
+
+def _parameters(disposition: str) -> dict[str, str]:
+    """What a Content-Disposition says of its part. Raises RequestError for one that could be read in two ways."""
+    kind, found = disposition.partition(";")[0], dict[str, str]()
+    at = len(kind)
+    if kind.strip().lower() != "form-data":
+        raise RequestError("a part of the form is no form-data")
+    while at < len(disposition):
+        parameter = _PARAMETER.match(disposition, at)
+        if parameter is None or parameter[1].lower() in found:
+            raise RequestError("a part of the form has a Content-Disposition that cannot be read")
+        quoted = parameter[2]
+        found[parameter[1].lower()] = parameter[3] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        at = parameter.end()
+    return found
 
 
 def _decoded(part: Part) -> str:

@@ -6,8 +6,7 @@ model is scheduled for it, so it has no lane and no turn; it needs admin rights,
 
 from typing import TYPE_CHECKING
 
-from watchbill.engines.address import endpoint_of
-from watchbill.engines.base import Endpoint
+from watchbill.engines.base import Endpoint, endpoint_of
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered

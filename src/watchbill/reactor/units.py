@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.catalog import RAM, Catalog, Model
-from watchbill.engines.address import endpoint_of
+from watchbill.engines.base import endpoint_of
 from watchbill.engines.process import fill, split_command
 from watchbill.errors import ConfigError
 from watchbill.reactor.intents import unit_of

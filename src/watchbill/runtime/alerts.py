@@ -1,20 +1,32 @@
-"""Alerts: what a person should know goes to the journal and the log, and to a command or webhook if one is named.
+"""Alerts: what a person should know goes to the journal, the log, and the command or webhook that the config names.
 
-Never delays a decision: sending happens beside everything else, one at a time, with a bound on what waits and on how
-long each may take. An alert that cannot be delivered is logged, not repeated.
+An alert never delays a decision. They are sent one at a time beside everything else, with a bound on how many wait and
+on how long each may take. An alert that cannot be delivered is logged, not repeated.
+
+The command gets two further words, the kind and the text. The webhook gets a JSON object.
 """
 
 import asyncio
+import base64
 import logging
+import shlex
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from watchbill.catalog import AlertRules
 from watchbill.core.messages import Alert, Note
-from watchbill.limits import ALERT_SEND_MS, ALERTS_KEPT_MAX, ALERTS_WAITING_MAX
+from watchbill.engines.base import endpoint_of, escape_path
+from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
+from watchbill.errors import TheirsError
+from watchbill.limits import ALERT_SEND_MS, ALERTS_KEPT_MAX, ALERTS_WAITING_MAX, ERROR_BYTES_MAX
+from watchbill.processes import Keeper
 
-__all__ = ["Alerts"]
+__all__ = ["Alerts", "Deliverer"]
 
 _LOG = logging.getLogger("watchbill.alerts")
 Deliver = Callable[[AlertRules, Alert], Awaitable[None]]
@@ -67,7 +79,71 @@ class Alerts:
                 _LOG.warning("alert=%s not sent: %s", alert.kind, error)
 
     async def close(self) -> None:
-        """Gives what is being sent its last chance."""
+        """Gives the alert that is being sent a last chance."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=ALERT_SEND_MS / 1000)
             self._task.cancel()
+
+
+# ------------------------------------------------------------------ delivery
+
+#: Why a webhook was not told.
+_WHY: Mapping[FailureKind, str] = {
+    "connect": "nothing answers at its address",
+    "timeout": "it did not answer in time",
+    "closed": "it closed the connection without an answer",
+}
+
+
+class Deliverer:
+    """Runs the operator's command and posts to the operator's webhook."""
+
+    def __init__(self, root: Path) -> None:
+        self._keeper = Keeper(root)
+
+    async def deliver(self, rules: AlertRules, alert: Alert) -> None:
+        """Sends one alert everywhere the config says, at the same time: a command that fails, or hangs, does not keep
+        the alert from the webhook. Raises when it did not arrive everywhere."""
+        sending = [self._run(rules.command, alert)] if rules.command else []
+        if rules.webhook:
+            sending.append(self._post(rules.webhook, alert))
+        for outcome in await asyncio.gather(*sending, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _run(self, command: str, alert: Alert) -> None:
+        words = (*shlex.split(command), f"Watchbill: {alert.kind}", alert.text)
+        finished = await self._keeper.run("alert command", words, timeout_ms=ALERT_SEND_MS)
+        if finished.code != 0:
+            raise TheirsError(f"{words[0]} ended with {finished.code}: {finished.output.strip()[-200:]}")
+
+    @staticmethod
+    async def _post(url: str, alert: Alert) -> None:
+        told = {"kind": alert.kind, "text": alert.text, "model": alert.model, "device": alert.device}
+        client = Upstream()
+        try:
+            reply = await client.fetch(
+                _outgoing(url, msgspec.json.encode(told)),
+                timeout_ms=ALERT_SEND_MS,
+                limit_bytes=ERROR_BYTES_MAX,
+            )
+        except UpstreamFailed as failure:
+            why = _WHY.get(failure.kind, "its answer cannot be read")
+            raise TheirsError(f"the webhook was not told: {why}") from failure
+        finally:
+            await client.close()
+        if reply.status >= 400:
+            raise TheirsError(f"the webhook answered {reply.status}")
+
+
+def _outgoing(url: str, body: bytes) -> Outgoing:
+    """The request to a webhook. Unlike an engine's, its address may hold a name, a password and a query."""
+    parts = urlsplit(url)
+    headers: dict[str, str] = {}
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+    host = parts.netloc.rpartition("@")[2]
+    endpoint = endpoint_of(f"{parts.scheme}://{host}")
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return Outgoing(endpoint, "POST", escape_path(path), body, headers)

@@ -194,7 +194,7 @@ def test_a_listing_answers_without_the_heavy_imports(watchbill, daemon, command)
     daemon.answers[("GET", "/wb/v1/requests")] = (200, [])
     program = (
         "import sys; from watchbill.cli import run; code = run(sys.argv[1:]);"
-        "heavy = {'aiohttp', 'pydantic', 'rich', 'textual', 'cyclopts', 'asyncio', 'msgspec', 'psutil'};"
+        "heavy = {'httptools', 'pydantic', 'rich', 'textual', 'cyclopts', 'asyncio', 'msgspec'};"
         "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)"
     )
     done = subprocess.run(
