@@ -99,7 +99,7 @@ def test_requests_tells_place_and_reason(watchbill, daemon):
     """LANE-08 (basic): every waiting request can learn its position and the reason it waits."""
     waiting = {
         "id": "r-17", "model": "big", "lane": "default", "state": "waiting", "position": 2,
-        "reason": "behind r-16 for big", "waited_ms": 1500, "forecast_ms": 9000,
+        "reason": "behind r-16 for big", "waited_ms": 1500, "forecast_ms": 1_000, "starts_in_ms": 9000,
     }  # fmt: skip
     daemon.answers[("GET", "/wb/v1/requests")] = (200, {"requests": [waiting]})
     shown = watchbill("requests").stdout
