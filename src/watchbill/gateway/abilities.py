@@ -73,7 +73,8 @@ class Abilities:
         model = self._driver.catalog.find_model(submission.model)
         if model is None:
             return submission  # the scheduler says so
-        able = await self.of(model)
+        known = self._known.get(model.name)  # nearly always, without a coroutine
+        able = known[1] if known is not None and known[0] is model else await self.of(model)
         if (able.completion if ability == "completion" else able.embedding) is False:
             raise RequestError(_REFUSALS[ability].format(model.name))
         if (able.vision is not False and model.family is None) or not has_image(messages):

@@ -36,14 +36,13 @@ class AccessLog:
 
     def __init__(self, sink: Callable[[str], None] | None) -> None:
         self._sink = sink
+        self.is_on = sink is not None  # lines cost time to write
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self.dropped = 0
 
     def note(self, context: RequestContext, status: int) -> None:
         """One request is over. A status of 499 means that the client left first."""
-        if self._sink is None:
-            return
         if len(self._lines) >= ACCESS_LOG_LINES_MAX:
             self.dropped += 1
             return

@@ -17,7 +17,7 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.engine_json import NO_STREAM, decode_fields, is_decodable
-from watchbill.limits import ASSEMBLY_HELD_BYTES
+from watchbill.limits import ASSEMBLY_HELD_BYTES, JSON_AT_ONCE_BYTES_MAX
 
 __all__ = ["Assembly"]
 
@@ -92,8 +92,10 @@ class Assembly:
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
-        self._read_held()
-        self._read(self._reader.end())
+        self._read(self._reader.feed(b"".join(self._held)))
+        self._held, self._held_bytes = [], 0
+        if last := self._reader.end():
+            self._read(last)
         if self._last is None or self._top or self._choices:
             answer, is_finished = self._finish()
         else:  # all events were plain
@@ -115,9 +117,12 @@ class Assembly:
             payloads.pop()
         if not payloads:
             return
-        is_plain = self.chat and all(map(is_decodable, payloads))
+        joined = b",".join(payloads)
+        is_plain = self.chat and (
+            len(joined) <= JSON_AT_ONCE_BYTES_MAX or all(map(is_decodable, payloads))  # most are short
+        )
         try:
-            events = _decode_plain(b"[" + b",".join(payloads) + b"]") if is_plain else []
+            events = _decode_plain(b"[" + joined + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = []
         if len(events) == len(payloads):

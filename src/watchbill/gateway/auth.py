@@ -8,9 +8,9 @@ only routes that say so are open without a key. Keys are compared over digests, 
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
+from typing import NamedTuple
 
 from watchbill.catalog import ApiKey, Server
 from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
@@ -34,8 +34,7 @@ class Access(Enum):
     ADMIN = "admin"  # a key with admin rights: changes what others get
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """The outcome of the checks: who calls, and which headers the answer needs for it."""
 
     key: ApiKey | None

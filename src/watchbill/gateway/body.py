@@ -1,4 +1,10 @@
-"""A request's body: received in time and within its bound, and parsed without surprises.
+"""Bodies of requests: received in time and within their bounds, counted while they are held, and parsed.
+
+A body counts from its first byte until its request is over: a request that waits or is served keeps it in memory. It
+counts as it comes, not as it is announced, so a client that announces much and sends little takes nothing from others.
+A body that is announced and does not fit any more is refused before it is sent. Beyond the bound there is a reserve for
+small bodies, and another one for operators: large uploads can keep neither from being heard. The memory of large
+bodies goes back to the system soon after their end.
 
 Owns the limits of JSON: depth, number of values, numbers, texts. Whatever a client sends becomes a dict or a
 TheirsError with status 4xx. Never decompresses: a small compressed body may be a very large one.
@@ -7,21 +13,37 @@ TheirsError with status 4xx. Never decompresses: a small compressed body may be 
 import asyncio
 import json
 import re
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from watchbill.errors import ReceiptTimeout, RequestError, TooLarge, UnsupportedMedia
-from watchbill.gateway.bodies import Holding
-from watchbill.gateway.http.request import Request
+from watchbill.catalog import ApiKey, Server
+from watchbill.errors import (
+    LaneFull,
+    Overloaded,
+    ReceiptTimeout,
+    RequestError,
+    TooLarge,
+    UnsupportedMedia,
+)
 from watchbill.limits import (
+    BODIES_RETRY_MS,
     BODY_RECEIPT_MS,
+    BODY_RESERVES,
     BODY_SILENCE_MS,
+    HEAP_RETURN_BYTES,
+    HEAP_RETURN_MS,
     JSON_DEPTH_MAX,
     PLAIN_BODY_BYTES_MAX,
+    SMALL_BODY_BYTES_MAX,
 )
+from watchbill.runtime.heap import return_freed
+from watchbill.units import format_bytes
 
-__all__ = ["check_plain", "encode", "has_disguised_name", "parse_object", "read_body"]
+if TYPE_CHECKING:
+    from watchbill.gateway.request_context import RequestContext
+
+__all__ = ["Bodies", "check_plain", "encode", "has_disguised_name", "parse_object"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
 _INTERPRETED = {
@@ -38,38 +60,105 @@ _encode = msgspec.json.Encoder().encode
 Node = dict[str, "Node"] | list["Node"]  # as far as brackets go
 
 
-async def read_body(request: Request, limit_bytes: int, holding: Holding) -> bytes | bytearray:
-    """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
-    headers = request.headers
-    if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
-        raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
-    if not request.is_whole:
-        return await _receive(request, limit_bytes, holding)
-    body = request.take()  # nearly always: it came with the head
-    if len(body) > limit_bytes:
-        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
-    holding.add(len(body))
-    return body
+class Bodies:
+    """The bodies of all requests: receives each, and counts what is held, in all and per key."""
 
+    def __init__(self, server: Server) -> None:
+        self.held = 0
+        self._of_key: dict[str, int] = {}
+        self._released = 0  # since memory was last returned
+        self._timer: asyncio.TimerHandle | None = None
+        self.reconfigure(server)
 
-async def _receive(request: Request, limit_bytes: int, holding: Holding) -> bytearray:
-    if request.content_length > limit_bytes:
-        raise TooLarge(f"the body exceeds {limit_bytes} bytes")
-    holding.expect(request.content_length)
-    loop = asyncio.get_running_loop()
-    end = loop.time() + BODY_RECEIPT_MS / 1000
-    body = bytearray()
-    try:
-        async with asyncio.timeout_at(loop.time() + BODY_SILENCE_MS / 1000) as patience:
-            while piece := await request.more():
-                body += piece
-                if len(body) > limit_bytes:
-                    raise TooLarge(f"the body exceeds {limit_bytes} bytes")
-                holding.add(len(piece))
-                patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
-    except TimeoutError:
-        raise ReceiptTimeout("the body did not arrive in time") from None
-    return body
+    def reconfigure(self, server: Server) -> None:
+        """Takes new bounds over; what is held stays."""
+        self._one_max = server.body_max
+        self._all_max = server.bodies_max
+        self._reserve = server.bodies_max // BODY_RESERVES
+        self._key_max = {key.name: key.bodies_max or server.key_bodies_max for key in server.keys}
+
+    async def read(self, context: "RequestContext") -> bytes | bytearray:
+        """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
+        request = context.request
+        headers = request.headers
+        if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
+            raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
+        if not request.is_whole:
+            return await self._receive(context)
+        body = request.take()  # nearly always: it came with the head
+        size = len(body)
+        if size > self._one_max:
+            raise TooLarge(f"the body exceeds {self._one_max} bytes")
+        self._count(context, size, size)
+        return body
+
+    async def _receive(self, context: "RequestContext") -> bytearray:
+        request, limit = context.request, self._one_max
+        announced = request.content_length
+        if announced > limit:
+            raise TooLarge(f"the body exceeds {limit} bytes")
+        self._check(context.key, announced, announced)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + BODY_RECEIPT_MS / 1000
+        body = bytearray()
+        try:
+            async with asyncio.timeout_at(loop.time() + BODY_SILENCE_MS / 1000) as patience:
+                while piece := await request.more():
+                    body += piece
+                    if len(body) > limit:
+                        raise TooLarge(f"the body exceeds {limit} bytes")
+                    self._count(context, len(piece), max(announced, len(body)))
+                    patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
+        except TimeoutError:
+            raise ReceiptTimeout("the body did not arrive in time") from None
+        return body
+
+    def _count(self, context: "RequestContext", size: int, whole: int) -> None:
+        """Counts bytes that have come, of a body that has `whole`. Raises as `_check`, and counts nothing then."""
+        key = context.key
+        if key is not None or self.held + size > self._all_max:
+            self._check(key, size, whole)
+        self.held += size
+        context.held += size
+        if key is not None:
+            self._of_key[key.name] = self._of_key.get(key.name, 0) + size
+
+    def _check(self, key: ApiKey | None, size: int, whole: int) -> None:
+        """Raises LaneFull or Overloaded when so many more bytes, of a body that has `whole`, are too many."""
+        if key is not None:
+            bound = self._key_max.get(key.name, self._all_max)
+            if self._of_key.get(key.name, 0) + size > bound:
+                raise LaneFull(
+                    f"the bodies of key {key.name} would exceed its bodies_max of {format_bytes(bound)}; "
+                    "wait for the requests that are open",
+                    retry_after_ms=BODIES_RETRY_MS,
+                )
+        if self.held + size > self._bound(key, whole):
+            raise Overloaded(
+                f"the bodies of all requests would exceed server.bodies_max of {format_bytes(self._all_max)}; "
+                "try again when others are done",
+                retry_after_ms=BODIES_RETRY_MS,
+            )
+
+    def _bound(self, key: ApiKey | None, whole: int) -> int:
+        """What all bodies may hold together for one more of this kind to come in."""
+        if key is not None and key.admin:
+            return self._all_max + 2 * self._reserve
+        return self._all_max + (self._reserve if whole <= SMALL_BODY_BYTES_MAX else 0)
+
+    def release(self, context: "RequestContext") -> None:
+        """The request is over: its body is not held any more."""
+        size, key, context.held = context.held, context.key, 0
+        self.held -= size
+        if key is not None:
+            self._of_key[key.name] -= size
+        self._released += size
+        if self._released >= HEAP_RETURN_BYTES and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HEAP_RETURN_MS / 1000, self._return)
+
+    def _return(self) -> None:
+        self._timer, self._released = None, 0
+        asyncio.get_running_loop().run_in_executor(None, return_freed)
 
 
 def has_disguised_name(body: bytes | bytearray) -> bool:
@@ -91,7 +180,9 @@ def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -
     found: dict[str, object] = value  # pyright: ignore[reportUnknownVariableType]  JSON has no other keys
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
         _check_depth(found)
-    if (has_disguised_name(body) if is_disguised is None else is_disguised) or _may_have_twins(body, found):
+    if is_disguised is None:
+        is_disguised = _ESCAPED_NAME.search(body) is not None
+    if is_disguised or _may_have_twins(body, found):
         _check_duplicates(body)
     return found
 

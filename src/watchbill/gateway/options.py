@@ -81,11 +81,6 @@ def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGE
             raise RequestError(f"{name} must be {ranges[name]}")
 
 
-def _asks_nothing(model: str, headers: Mapping[str, str], body: Mapping[str, object]) -> bool:
-    """Whether a request says nothing to Watchbill itself, as nearly all do."""
-    return _FIELDS.isdisjoint(body) and _HEADER_SET.isdisjoint(headers) and ":" not in model
-
-
 def split_alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
     """`qwen:bg` is the model `qwen` in the lane `bg`, for callers who cannot send a header."""
     base, _, lane = model.rpartition(":")
@@ -112,8 +107,14 @@ class CallerOptions:
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
-        if key is None and lane_of_path is None and _asks_nothing(model, headers, body):
-            return Submission(model)
+        if (
+            key is None
+            and lane_of_path is None
+            and _FIELDS.isdisjoint(body)
+            and _HEADER_SET.isdisjoint(headers)
+            and ":" not in model
+        ):
+            return Submission(model)  # nearly always: it asks nothing of Watchbill itself
         lane_of_alias = None
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)

@@ -107,8 +107,8 @@ class Relay:
 
     async def turn(self) -> None:
         """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""
-        self._start = await self.ticket.granted()
-        self.context.started(self._start)
+        self._start = start = await self.ticket.granted()
+        self.context.start, self.context.model = start, start.model
 
     def _listen(self, piece: bytes) -> None:
         if self.tokens is not None:
@@ -158,6 +158,9 @@ class Relay:
                         resume.go_on()
                         self._return_turn()
                         break
+                    if resume is None and call.has_ended:
+                        piece = b""
+                        continue
                     while (piece := self._take(call)) is None:
                         await call.news()
                     if piece and resume is None:
@@ -221,7 +224,7 @@ class Relay:
         if self._start is None:
             self.ticket.close()
             return
-        if self._call is not None:
+        if self._call is not None and not self._call.has_ended:
             self.ticket.leave(self._call)
         self.ticket.finish(ok=ok, timed_out=timed_out)
 
@@ -239,9 +242,10 @@ class Relay:
 
     def close(self) -> None:
         """Leaves, wherever the request is: the engine's socket is aborted, the grant released."""
-        ticket = self.ticket
-        if self._call is not None:
-            ticket.leave(self._call)
+        ticket, call = self.ticket, self._call
+        if call is not None:
+            if not call.has_ended:
+                ticket.leave(call)
             self._call = None
         ticket.on_cut = None
         ticket.close()
@@ -287,7 +291,9 @@ class Relay:
                     self._call, self.status = None, 0
                     return self._poll()
                 self.is_stream = status == 200 and call.content_type == "text/event-stream"
-            return self._take(call) if status else None
+            if not status:
+                return None
+            return call.take() if self.resume is None else self._take(call)
         except UpstreamFailed as error:
             self._give_back(error)
             let_go(error)
@@ -305,17 +311,20 @@ class Relay:
         self._failed_attempt = _ANY_ATTEMPT
 
     def _begin(self, start: Start) -> Call:
-        self._start, ticket = start, self.ticket
+        ticket = self.ticket
+        self._start = start
         if ticket.cut is not None:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
-        self.context.started(start)
+        self.context.start, self.context.model = start, start.model
         outgoing = self.send(start)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
         if self.context.lifted is not None:
             outgoing = self.context.lifted.fill(outgoing)
         if self.streamed:  # a stream is generated text, whose context the engine keeps
-            ticket.prompt_bytes = len(outgoing.body) + sum(map(len, outgoing.rest))
+            ticket.prompt_bytes = len(outgoing.body)
+            if outgoing.rest:
+                ticket.prompt_bytes += sum(map(len, outgoing.rest))
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
         ticket.on_cut = self._on_cut
         return call

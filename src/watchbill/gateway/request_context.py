@@ -8,8 +8,6 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from watchbill.catalog import ApiKey
-from watchbill.gateway.auth import Pass
-from watchbill.gateway.bodies import Holding
 from watchbill.gateway.http.request import Request
 from watchbill.gateway.http.response import header
 from watchbill.gateway.lifting import Lifted
@@ -27,7 +25,7 @@ class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "given", "holding", "key", "lane", "lifted", "model",
+        "_id", "asked", "began", "capture", "cors", "fallback", "given", "held", "key", "lane", "lifted", "model",
         "request", "start", "stay",
     )  # fmt: skip
 
@@ -37,15 +35,15 @@ class RequestContext:
         self._id = ""
         self.given = ""  # its caller's own name for it
         self.key: ApiKey | None = None
-        self.cors = _NOTHING
+        self.cors: Mapping[str, str] = _NOTHING  # headers that a web page needs
         self.lane = ""
         self.model = ""
-        self.start: Start | None = None
+        self.start: Start | None = None  # its turn, once it has come; `model` is then the one that serves
         self.fallback: str | None = None  # why no model gave the answer
         self.asked: dict[str, object] | None = None  # the request's body, for capture
         self.capture: str | None = None  # the spool that its type of work names
         self.lifted: Lifted | None = None  # the long texts of a large body
-        self.holding: Holding | None = None  # its body, in the books of all bodies
+        self.held = 0  # bytes of its body that count as held
         self.stay: Stay | None = None  # in the books of a key that has bounds
 
     @property
@@ -60,28 +58,11 @@ class RequestContext:
         """Whose it is: a key's name, nothing where there are no keys."""
         return "" if self.key is None else self.key.name
 
-    def let_in(self, admitted: Pass) -> None:
-        """The guard let the request pass."""
-        self.key = admitted.key
-        self.cors = admitted.cors
-
     def took(self, ticket: Ticket) -> None:
         """The scheduler accepted the request."""
         self._id = ticket.id
         self.lane = ticket.request.lane
         self.model = ticket.model
-
-    def started(self, start: Start) -> None:
-        """The request has its turn."""
-        self.start = start
-        self.model = start.model
-
-    def leave(self) -> None:
-        """The request is over: nothing more is counted for it."""
-        if self.holding is not None:
-            self.holding.close()
-        if self.stay is not None:
-            self.stay.leave()
 
     def age_s(self) -> float:
         """How long the request has been in the house."""

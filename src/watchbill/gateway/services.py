@@ -24,8 +24,7 @@ from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.accesslog import AccessLog
 from watchbill.gateway.answers import let_go
 from watchbill.gateway.auth import Access, Guard
-from watchbill.gateway.bodies import Bodies, Holding
-from watchbill.gateway.body import check_plain, parse_object, read_body
+from watchbill.gateway.body import Bodies, check_plain, parse_object
 from watchbill.gateway.capturing import Capturing
 from watchbill.gateway.dialects import refusal
 from watchbill.gateway.http.connection import Handle
@@ -106,13 +105,12 @@ class Services:
 
     # ------------------------------------------------------------------ for the doors
 
-    async def read(self, context: RequestContext) -> bytes | bytearray:
-        """The request's body. A key's own bounds, and the house's, are looked at before it is received."""
+    def read(self, context: RequestContext) -> Awaitable[bytes | bytearray]:
+        """The request's body. The bounds of its key, and of all bodies, are checked before it is received."""
         key = context.key
         if key is not None and key.is_bounded and context.stay is None:
             context.stay = self.meters.enter(key)
-        holding = context.holding = Holding(self.bodies, key)
-        return await read_body(context.request, self.server.body_max, holding)
+        return self.bodies.read(context)
 
     async def read_object(self, context: RequestContext) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
@@ -153,7 +151,8 @@ class Services:
             raise ShuttingDown
         if context.stay is not None:
             context.stay.check_waiting()
-        submission = self._without_harm(context, submission)
+        if submission.keep_alive_ms is not None:
+            submission = self._without_harm(context, submission)
         try:
             ticket = self.driver.submit(submission)
         except TheirsError:
@@ -189,7 +188,7 @@ class Services:
         """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
         model = self.driver.catalog.models.get(name)
         most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
-        size = context.holding.size if context.holding is not None and context.asked is not None else 0
+        size = context.held if context.asked is not None else 0
         return min(size // BYTES_PER_TOKEN, most)
 
     @coroutine
@@ -268,7 +267,7 @@ class Services:
             self._visitors += 1
             status = 499
             try:
-                context.let_in(self.guard.admit(request, access))
+                context.key, context.cors = self.guard.admit(request, access)
                 if "x-request-id" in request.headers:
                     self._name(context, request.headers["x-request-id"])
                 response = await door(context)
@@ -284,13 +283,17 @@ class Services:
                 status = 500
                 let_go(error)
             finally:
-                context.leave()
+                if context.held:
+                    self.bodies.release(context)
+                if context.stay is not None:
+                    context.stay.leave()
                 if context.given:
                     del self._named[context.owner, context.given]
                 self._visitors -= 1
                 if not self._visitors:
                     self._emptied.set()
-                self.access.note(context, status)
+                if self.access.is_on:
+                    self.access.note(context, status)
             if self.closing.is_set() and not response.is_begun:
                 response.closes = True
             return response

@@ -228,7 +228,8 @@ class Driver:
             taken = now - started if served and started is not None else None
             first = None if ticket.first_at is None else ticket.first_at - ticket.request.arrived_at
             self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken, first)
-            parts.recorder.ended(ticket, outcome, now)
+            if parts.recorder.is_on:
+                parts.recorder.ended(ticket, outcome, now)
             if taken is not None:
                 parts.memories.served(ticket.model, taken)
         self._feed(event, now)

@@ -67,6 +67,7 @@ class Recorder:
     def __init__(self, file: Path | None = None, now: int = 0) -> None:
         # Not buffered by Python: a file whose last write failed could not even be closed.
         self._file: FileIO | None = file.open("ab", buffering=0) if file else None
+        self.is_on = file is not None
         self._lines = bytearray()
         self._began = self._flushed = now
         self._encode = msgspec.json.Encoder().encode
@@ -82,8 +83,6 @@ class Recorder:
 
     def ended(self, ticket: Ticket, outcome: str, now: int) -> None:
         """Writes down a request that is over, however it ended."""
-        if self._file is None:
-            return
         request, started = ticket.request, ticket.started_at
         line = RequestLine(
             request.arrived_at - self._began,

@@ -144,7 +144,8 @@ class ClientConnection(asyncio.Protocol):
                     self._send_away(inbox.failure)
                     return
                 inbox.held = 0
-                self._resume()
+                if self._is_paused:
+                    self._resume()
                 waiter = self._waiter = self._loop.create_future()
                 await waiter
                 continue
