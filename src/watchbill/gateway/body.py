@@ -13,7 +13,7 @@ TheirsError with status 4xx. Never decompresses: a small compressed body may be 
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from watchbill.errors import (
     TooLarge,
     UnsupportedMedia,
 )
+from watchbill.gateway.http.request import Request
 from watchbill.limits import (
     BODIES_RETRY_MS,
     BODY_RECEIPT_MS,
@@ -39,9 +40,6 @@ from watchbill.limits import (
 )
 from watchbill.runtime.heap import return_freed
 from watchbill.units import format_bytes
-
-if TYPE_CHECKING:
-    from watchbill.gateway.request_context import RequestContext
 
 __all__ = ["Bodies", "check_plain", "encode", "has_disguised_name", "parse_object"]
 
@@ -58,6 +56,14 @@ _ESCAPED_NAME = re.compile(
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 Node = dict[str, "Node"] | list["Node"]  # as far as brackets go
+
+
+class Holder(Protocol):
+    """The context of a request, as far as its body is concerned."""
+
+    request: Request
+    key: ApiKey | None
+    held: int  # bytes of the body that count as held
 
 
 class Bodies:
@@ -77,7 +83,7 @@ class Bodies:
         self._reserve = server.bodies_max // BODY_RESERVES
         self._key_max = {key.name: key.bodies_max or server.key_bodies_max for key in server.keys}
 
-    async def read(self, context: "RequestContext") -> bytes | bytearray:
+    async def read(self, context: Holder) -> bytes | bytearray:
         """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
         request = context.request
         headers = request.headers
@@ -92,7 +98,7 @@ class Bodies:
         self._count(context, size, size)
         return body
 
-    async def _receive(self, context: "RequestContext") -> bytearray:
+    async def _receive(self, context: Holder) -> bytearray:
         request, limit = context.request, self._one_max
         announced = request.content_length
         if announced > limit:
@@ -113,7 +119,7 @@ class Bodies:
             raise ReceiptTimeout("the body did not arrive in time") from None
         return body
 
-    def _count(self, context: "RequestContext", size: int, whole: int) -> None:
+    def _count(self, context: Holder, size: int, whole: int) -> None:
         """Counts bytes that have come, of a body that has `whole`. Raises as `_check`, and counts nothing then."""
         key = context.key
         if key is not None or self.held + size > self._all_max:
@@ -146,7 +152,7 @@ class Bodies:
             return self._all_max + 2 * self._reserve
         return self._all_max + (self._reserve if whole <= SMALL_BODY_BYTES_MAX else 0)
 
-    def release(self, context: "RequestContext") -> None:
+    def release(self, context: Holder) -> None:
         """The request is over: its body is not held any more."""
         size, key, context.held = context.held, context.key, 0
         self.held -= size
