@@ -24,8 +24,6 @@ from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 
-from watchbill.runtime.deliver import Deliverer
-
 import watchbill
 from watchbill import config
 from watchbill.engines.registry import make_engine
@@ -34,7 +32,7 @@ from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.runtime.alerts import Alerts
+from watchbill.runtime.alerts import Alerts, Deliverer
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.probe_loop import ProbeLoop
