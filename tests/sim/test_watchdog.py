@@ -294,3 +294,16 @@ def test_a_model_that_is_known_to_answer_fast_is_not_waited_for_like_one_that_st
     assert asked and not resets(world)
     world.run(30_000 + 1.5 * ALONE_MS_MIN)
     assert len(resets(world)) == 1
+
+
+def test_the_forecast_for_a_model_under_question_counts_a_load(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-08: it may have to be loaded anew; zero would be a promise that is hardly kept."""
+    world = world_of(model("A", concurrency=2), lanes=lane(3_000))
+    world.mute = True
+    asked = asks_truly(world, hangs_from=0)
+    for number in range(3):
+        world.at(5_000 + 5_000 * number, lambda: world.arrive("A", 10**9, lane="chat"))
+    world.run(20_000)
+    assert asked and world.core.state.models["A"].is_suspect
+    caller = world.arrive("A", 300, lane="chat")
+    assert (caller.forecast_ms or 0) >= world.core.state.models["A"].load.ms

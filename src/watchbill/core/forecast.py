@@ -63,6 +63,9 @@ def forecast_start(
     before = model.line.ahead_of(request)
     if serving is not model and model.stage is Stage.READY:
         before += serving.line.ahead_of(request)
+    if serving.is_suspect and model.stage is Stage.READY:
+        # It is asked whether it is well, and may have to be loaded anew.
+        warm = Forecast(serving.load.ms, is_guess=True)
     slot_ms = _until_slot(serving, before, running, request, now)
     return Forecast(warm.ms + slot_ms, warm.is_guess or (slot_ms > 0 and serving.service.is_guess))
 
