@@ -25,8 +25,10 @@ class Layer(NamedTuple):
 
 
 LAYERS = (
-    Layer("L0 foundation", ("__init__", "errors", "units", "names", "packages", "limits", "files")),
-    Layer("L1 declarations", ("templates", "ladder", "config", "catalog", "root")),
+    Layer(
+        "L0 foundation", ("__init__", "errors", "units", "names", "packages", "limits", "suggest", "files")
+    ),
+    Layer("L1 declarations", ("templates", "ladder", "plans", "config", "catalog", "root")),
     Layer("L2 core: pure decisions", ("core",)),
     Layer(
         "L3 edges: where the world is touched",
@@ -46,7 +48,7 @@ LAYERS = (
             "reactor",
         ),
     ),
-    Layer("L4 runtime: events to the core, actions to the world", ("runtime", "plans", "fleet")),
+    Layer("L4 runtime: events to the core, actions to the world", ("runtime", "fleet")),
     Layer("L5 gateway: HTTP", ("gateway",)),
     Layer("L6 surface", ("daemon", "cli", "watch", "simulate", "testing", "__main__")),
 )

@@ -6,12 +6,12 @@ stops at its first find: the operator gets the whole list.
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
 from watchbill.catalog import DEFAULT_LANE
 from watchbill.config.toml import KeyPath, Raw
+from watchbill.suggest import did_you_mean
 
 __all__ = ["Draft", "Wrong", "did_you_mean", "unknown"]
 
@@ -53,12 +53,3 @@ class Draft:
 def unknown(path: KeyPath, what: str, name: str, known: Collection[str]) -> Wrong:
     """A reference to something that the file does not declare."""
     return path, f"there is no {what} {name}", did_you_mean(name, sorted(known)) or f"add one to [{what}s]"
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """A question that names the nearest known word, or the list of all when none is near."""
-    near = get_close_matches(word.lower(), [each.lower() for each in known], n=1, cutoff=0.6)
-    matches = [each for each in known if near and each.lower() == near[0]]
-    if matches:
-        return f"did you mean {matches[0]}?"
-    return f"known are {', '.join(known)}" if known else ""

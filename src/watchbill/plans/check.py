@@ -1,0 +1,335 @@
+"""The check: everything that is wrong with a plan before anything of it runs, each with its line (PLAN-03).
+
+Reads the document and its fields, then looks at what no single value can be wrong about: names that are used twice,
+dependencies that do not exist or run in a circle, placeholders that nothing fills, places in commands that cannot take
+one, scripts that are not there.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import NameRefused
+from watchbill.names import inside
+from watchbill.plans.command import Command, parse_command
+from watchbill.plans.document import read_document
+from watchbill.plans.fields import Dependency, Task, Text, read_task
+from watchbill.plans.findings import Findings, shown
+from watchbill.plans.inputs import BUILT_INS, Input
+from watchbill.plans.placeholders import Placeholder, places_in
+from watchbill.suggest import nearest
+
+__all__ = ["Checked", "Plan", "check", "files_below", "read_plan"]
+
+#: The coordinator's own last task.
+SUMMARY_TASK = "batch_summary"
+
+#: Whether a file of the plan folder is there, by its path in the folder.
+Exists = Callable[[str], bool]
+
+_SCRIPT = re.compile(r"(?<![\w./}~-])(\{PLAN_PATH\}/|\./)?(scripts/[\w./-]+)")
+_IN_PLAN = re.compile(r"\{PLAN_PATH\}/((?!scripts/|history/)[\w./-]+\.(?:py|sh|bash|pl|rb|js|R))(?![\w.])")
+_CHANGES_FOLDER = re.compile(r"(?:^|[;&|(\n]\s*)(?:cd|pushd)\s")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that was read: tasks in the order of the document, their commands, the inputs."""
+
+    title: str
+    goal: str
+    inputs: tuple[Input, ...]
+    tasks: tuple[Task, ...]
+    commands: dict[str, Command]
+
+    @property
+    def used(self) -> set[str]:
+        """The inputs that some task uses."""
+        return {
+            place.name for task in self.tasks for _, place in places_of(task, self.commands.get(task.name))
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A plan and what was found in it. Only one without errors may be run."""
+
+    plan: Plan
+    findings: Findings
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the plan may be run."""
+        return not self.findings.errors
+
+
+def check(text: str, exists: Exists | None = None) -> Checked:
+    """Reads and checks a plan. Without `exists` no file is looked for."""
+    findings = Findings()
+    document = read_document(text, findings)
+    tasks = tuple(read_task(each, findings) for each in document.tasks)
+    commands = {task.name: parse_command(task.command.text) for task in tasks if task.command is not None}
+    plan = Plan(document.title, document.goal, tuple(document.inputs), tasks, commands)
+    named = _names(plan, findings)
+    _dependencies(plan, named, findings)
+    _circles(plan, named, findings)
+    _placeholders(plan, findings)
+    if exists is not None:
+        _files(plan, exists, findings)
+    return Checked(plan, findings)
+
+
+def read_plan(path: Path) -> Checked:
+    """Reads and checks the plan.md at this path; scripts are looked for beside it. Raises OSError."""
+    with path.open("rb") as opened:
+        content = opened.read(limits.PLAN_FILE_BYTES_MAX + 1)
+    if len(content) > limits.PLAN_FILE_BYTES_MAX:
+        return _unreadable(1, f"the plan is larger than {limits.PLAN_FILE_BYTES_MAX:,} bytes", "use foreach")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
+    return check(text, files_below(path.parent))
+
+
+def files_below(folder: Path) -> Exists:
+    """Tells whether a path names something below the folder. Paths that lead out of it are not looked at."""
+
+    def exists(relative: str) -> bool:
+        try:
+            return inside(folder, relative).exists()
+        except NameRefused:
+            return False
+
+    return exists
+
+
+def _unreadable(line: int, text: str, hint: str) -> Checked:
+    findings = Findings()
+    findings.wrong(line, text, hint)
+    return Checked(Plan("", "", (), (), {}), findings)
+
+
+# ------------------------------------------------------------------ names and dependencies
+
+
+def _names(plan: Plan, findings: Findings) -> dict[str, Task]:
+    named: dict[str, Task] = {}
+    for task in plan.tasks:
+        first = named.setdefault(task.name, task)
+        if first is not task:
+            findings.wrong(
+                task.line,
+                f"there are two tasks {shown(task.name)}",
+                f"the other is on line {first.line}: rename one",
+            )
+        if task.name == SUMMARY_TASK:
+            findings.wrong(
+                task.line,
+                f"{SUMMARY_TASK} is the summary that every batch ends with",
+                "give the task another name",
+            )
+    return named
+
+
+def _dependencies(plan: Plan, named: dict[str, Task], findings: Findings) -> None:
+    if sum(len(task.depends_on) for task in plan.tasks) > limits.PLAN_EDGES_MAX:
+        findings.wrong(1, f"the plan has more than {limits.PLAN_EDGES_MAX:,} dependencies", "use foreach")
+    for task in plan.tasks:
+        for dependency in task.depends_on:
+            target = named.get(dependency.name)
+            if target is None:
+                _unknown(dependency, task, named, findings)
+            elif target is task:
+                findings.wrong(
+                    dependency.line, f"{shown(task.name)} depends on itself", "remove it from depends_on"
+                )
+            elif dependency.per_item:
+                _item_by_item(dependency, task, target, findings)
+        if task.batch_size > 1 and task.foreach is None:
+            findings.wrong(
+                task.line_of("batch_size"),
+                "batch_size without foreach has no items",
+                "add foreach, or remove batch_size",
+            )
+
+
+def _unknown(dependency: Dependency, task: Task, named: dict[str, Task], findings: Findings) -> None:
+    name = dependency.name
+
+    def hint() -> str:
+        if " " in name and all(part in named for part in name.split()):
+            return f"write commas between them: {', '.join(name.split())}"
+        near = nearest(name, (each for each in named if each != task.name))
+        return f"did you mean {shown(near)}?" if near else "name a task of this plan, or write none"
+
+    findings.wrong(dependency.line, f"{shown(task.name)} depends on {shown(name)}, which is not a task", hint)
+
+
+def _item_by_item(dependency: Dependency, task: Task, target: Task, findings: Findings) -> None:
+    name = shown(f"{dependency.name}_{{ITEM.id}}")
+    if task.foreach is None:
+        findings.wrong(
+            dependency.line,
+            f"{name} means one item, and {shown(task.name)} has no foreach",
+            f"write {shown(target.name)}",
+        )
+    elif target.foreach is None:
+        findings.wrong(
+            dependency.line,
+            f"{name} means one item, and {shown(target.name)} has no foreach",
+            f"write {shown(target.name)}",
+        )
+    elif target.foreach != task.foreach:
+        findings.wrong(
+            dependency.line,
+            f"{name} means the same item, and {shown(target.name)} goes over {shown(str(target.foreach))}",
+            f"write the same foreach in both tasks, or depend on all of it: {shown(target.name)}",
+        )
+
+
+def _circles(plan: Plan, named: dict[str, Task], findings: Findings) -> None:
+    """Takes away tasks that wait for nothing until only circles are left, and names them."""
+    waits = {
+        name: {each.name for each in task.depends_on if each.name in named and each.name != name}
+        for name, task in named.items()
+    }
+    followers: dict[str, list[str]] = {}
+    for name, others in waits.items():
+        for other in others:
+            followers.setdefault(other, []).append(name)
+    _peel([name for name, others in waits.items() if not others], waits, followers)
+    for _ in range(limits.PLAN_CIRCLES_MAX):
+        if not waits:
+            return
+        circle = _one_circle(waits)
+        first = min(circle, key=lambda name: named[name].line)
+        at = circle.index(first)
+        findings.wrong(
+            named[first].line_of("depends_on"),
+            f"tasks wait for each other in a circle: {_told([*circle[at:], *circle[:at], first])}",
+            "remove one of these dependencies",
+        )
+        for name in circle:
+            waits[name].clear()
+        _peel(circle, waits, followers)
+
+
+def _peel(free: list[str], waits: dict[str, set[str]], followers: dict[str, list[str]]) -> None:
+    """Removes these tasks, and then every one that waits for no other any more."""
+    while free:
+        name = free.pop()
+        if waits.pop(name, None) is None:
+            continue
+        for follower in followers.get(name, ()):
+            left = waits.get(follower)
+            if left is not None:
+                left.discard(name)
+                if not left:
+                    free.append(follower)
+
+
+def _one_circle(waits: dict[str, set[str]]) -> list[str]:
+    """Follows dependencies until a task comes again: all that are left wait for another that is left."""
+    path: dict[str, None] = {}
+    name = next(iter(waits))
+    while name not in path:
+        path[name] = None
+        name = min(waits[name])
+    names = list(path)
+    return names[names.index(name) :]
+
+
+def _told(circle: list[str]) -> str:
+    names = [shown(name) for name in circle]
+    if len(names) > 12:
+        names = [*names[:10], f"... {len(names) - 11} more ...", names[-1]]
+    return " -> ".join(names)
+
+
+# ------------------------------------------------------------------ placeholders
+
+
+def places_of(task: Task, command: Command | None) -> Iterator[tuple[int, Placeholder]]:
+    """Every placeholder of a task with its line."""
+    if command is not None and task.command is not None:
+        for offset, place in zip(command.offsets, command.parameters, strict=True):
+            yield _line_at(task.command, offset), place
+    for text in task.texts:
+        for offset, place in places_in(text.text):
+            yield _line_at(text, offset), place
+    if task.foreach is not None:
+        for _, place in places_in(task.foreach.file):
+            yield task.line_of("foreach"), place
+
+
+def _line_at(text: Text, offset: int) -> int:
+    return text.line + text.text.count("\n", 0, offset)
+
+
+def _placeholders(plan: Plan, findings: Findings) -> None:
+    known = [*BUILT_INS, *(each.name for each in plan.inputs)]
+    fillable = frozenset(known)
+    for task in plan.tasks:
+        command = plan.commands.get(task.name)
+        if command is not None and task.command is not None:
+            for refusal in command.refusals:
+                findings.wrong(_line_at(task.command, refusal.offset), refusal.text, refusal.hint)
+        if task.foreach is not None and any(place.is_item for _, place in places_in(task.foreach.file)):
+            findings.wrong(
+                task.line_of("foreach"),
+                "{ITEM} cannot stand in the foreach that makes the items",
+                "name the file",
+            )
+        for line, place in places_of(task, command):
+            if place.is_item and task.foreach is None:
+                text = f"{place} has no item: the task {shown(task.name)} has no foreach"
+                findings.wrong(line, text, "add - **foreach**: FILE.json:path.to.array")
+            elif not place.is_item and (place.name not in fillable or place.fields):
+                findings.wrong(line, f"nothing fills {place}", lambda place=place: _how_to_fill(place, known))
+
+
+def _how_to_fill(place: Placeholder, known: list[str]) -> str:
+    if place.name.lower() == "item":
+        return "write {ITEM} in capitals"
+    if place.fields and place.name in known:
+        return f"only {{ITEM}} has fields; write {{{place.name}}}"
+    near = nearest(place.name, known)
+    literal = f"for the text itself write \\{place}"
+    return f"did you mean {{{near}}}?" if near else f"list `{place.name}` under ## Inputs; {literal}"
+
+
+# ------------------------------------------------------------------ files
+
+
+def _files(plan: Plan, exists: Exists, findings: Findings) -> None:
+    made = {text.text.removeprefix("{PLAN_PATH}/") for task in plan.tasks for text in task.produces}
+    looked: dict[str, bool] = {}
+    for task in plan.tasks:
+        for line, path in files_of(task):
+            if path not in looked:
+                looked[path] = path in made or exists(path)
+            if not looked[path]:
+                findings.wrong(
+                    line, f"{shown(path)} is not in the plan's folder", "add the file, or correct its path"
+                )
+
+
+def files_of(task: Task) -> Iterator[tuple[int, str]]:
+    """The files of the plan folder that a task names: scripts in its command, `file:` prompts and schemas."""
+    command = task.command
+    if command is not None:
+        moves = _CHANGES_FOLDER.search(command.text) is not None
+        for match in _SCRIPT.finditer(command.text):
+            if not moves or match[1] == "{PLAN_PATH}/":
+                yield _line_at(command, match.start()), match[2].rstrip(".")
+        for match in _IN_PLAN.finditer(command.text):
+            yield _line_at(command, match.start()), match[1]
+    for text in (task.prompt, task.system, task.schema):
+        if text is not None and text.text.startswith("file:"):
+            path = text.text.removeprefix("file:").strip().removeprefix("{PLAN_PATH}/")
+            if "{" not in path:
+                yield text.line, path

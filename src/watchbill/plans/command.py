@@ -1,0 +1,560 @@
+"""The command: from a text with placeholders to a bash script with parameters.
+
+A value is never text of the script. Values are given to bash as arguments; the script's first words put them into
+variables, and each placeholder becomes such a variable, written for the quotes around it. So the program gets exactly
+the value as one word, whatever it holds:
+
+    unquoted            {ITEM.x}      ->  "${watchbill_1}"
+    in double quotes    "a {ITEM.x}"  ->  "a ${watchbill_1}"
+    in single quotes    'a {ITEM.x}'  ->  'a '"${watchbill_1}"''
+
+Why not "$1" itself: inside a function it is the function's, `shift` and `set --` change it, and a file that is
+sourced would take the values for its own arguments.
+
+All that holds as long as nothing reads the value a second time. Where something would (another shell, arithmetic, a
+here-document ...) the placeholder is refused, with the way to write it instead. To know where a placeholder
+stands, the text is read as bash reads it: quotes, substitutions, here-documents and the words of each command.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.plans.findings import shown
+from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
+from watchbill.plans.second_reading import EXPANSION, VALUE, Word, second_reading
+
+__all__ = ["Command", "Refusal", "argv_of", "argv_of_batch", "parse_command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A place that cannot take a placeholder: where in the text, why, and how to write it instead."""
+
+    offset: int
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A script, and the placeholders whose values are its parameters, in order."""
+
+    script: str
+    parameters: tuple[Placeholder, ...] = ()
+    offsets: tuple[int, ...] = ()  # where each parameter is first used in the author's text
+    refusals: tuple[Refusal, ...] = ()
+
+
+#: bash reads neither the user's profile nor its aliases: a command does the same on every machine.
+_BASH = ("bash", "--noprofile", "--norc", "-c")
+
+#: Runs the script once per item. Each item has a subshell of its own, so that `exit`, `cd` and `set` end with it.
+#: Not `( ... ) || exit`: there bash would ignore the author's `set -e`.
+_ONCE_PER_ITEM = """watchbill_done=$1 watchbill_count=$2 watchbill_width=$3
+shift 3
+while [ "$watchbill_count" -gt 0 ]; do
+(
+set -- "${@:1:$watchbill_width}"
+{SCRIPT}
+)
+watchbill_status=$?
+[ "$watchbill_status" -eq 0 ] || exit "$watchbill_status"
+echo >> "$watchbill_done" || exit
+shift "$watchbill_width"
+watchbill_count=$((watchbill_count - 1))
+done
+"""
+
+
+def argv_of(command: Command, value_of: Callable[[Placeholder], str]) -> list[str]:
+    """The program and its arguments that run a command with these values. Raises OursError for a value that cannot be
+    an argument."""
+    values = [_argument(place, value_of(place)) for place in command.parameters]
+    return _bounded([*_BASH, command.script, "watchbill", *values])
+
+
+def argv_of_batch(
+    command: Command, rows: Sequence[Callable[[Placeholder], str]], done_path: str
+) -> list[str]:
+    """The same for several items in one process: the script runs once per item, until one fails.
+
+    A line is added to the file `done_path` after each item, so that a retry can go on behind them.
+    """
+    values = [_argument(place, value_of(place)) for value_of in rows for place in command.parameters]
+    script = _ONCE_PER_ITEM.replace("{SCRIPT}", command.script)
+    figures = (done_path, str(len(rows)), str(len(command.parameters)))
+    return _bounded([*_BASH, script, "watchbill", *figures, *values])
+
+
+def _binding(count: int) -> str:
+    """The start of a script: its arguments become variables. On the first line, so that bash counts lines right."""
+    assignments = "".join(f"watchbill_{number}=${{{number}}} " for number in range(1, count + 1))
+    return f"{assignments}; set --; " if count else ""
+
+
+def _argument(place: Placeholder, value: str) -> str:
+    if "\0" in value:
+        raise OursError(
+            f"the value of {place} holds a NUL character, which no program can be given; remove it"
+        )
+    try:
+        # File names that are not UTF-8 come as lone surrogates and go back to their bytes.
+        size = len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise OursError(f"the value of {place} is not valid Unicode: {shown(ascii(value))}") from None
+    if size > limits.PLAN_VALUE_BYTES_MAX:
+        raise OursError(
+            f"the value of {place} has {size:,} bytes, and Linux takes {limits.PLAN_VALUE_BYTES_MAX:,} as an argument; "
+            "put it into a file and give its path"
+        )
+    return value
+
+
+def _bounded(argv: list[str]) -> list[str]:
+    size = sum(len(each.encode("utf-8", "surrogateescape")) + 1 for each in argv)
+    if size > limits.PLAN_ARGUMENTS_BYTES_MAX:
+        raise OursError(
+            f"the command with its values has {size:,} bytes, and {limits.PLAN_ARGUMENTS_BYTES_MAX:,} is the limit; "
+            "use a smaller batch_size, or put values into files"
+        )
+    return argv
+
+
+# ------------------------------------------------------------------ reading bash
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%^~*?!\[\]-]+")
+_REDIRECT = re.compile(r"<<<|>>|<>|>\||[<>]&|[<>]")
+_HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|(\\?[^\s;&|<>()'\"`]+))")
+_VARIABLE = re.compile(r"\w+|[@*#?$!-]")
+_IN_DOUBLE = re.compile(r"[^\"\\$`{]+")
+
+_BACKTICKS = (
+    "stands inside back-ticks, where bash reads quotes differently",
+    "write $( ... ) instead of the back-ticks",
+)
+_ANSI = ("stands inside $'...'", "close the quote first, as in $'a\\t'{PLACE}$'\\n'")
+_QUOTED_HERE = (
+    "stands in a here-document with a quoted end word, where bash fills in nothing",
+    "write printf '%s\\n' {PLACE}, or give it to the program as an argument",
+)
+_HERE_DOCUMENT = (
+    "stands in a here-document",
+    "write printf '%s\\n' {PLACE}, or give it to the program as an argument",
+)
+_ARITHMETIC = (
+    "stands in arithmetic, which would run commands that the value holds",
+    "write n={PLACE}; [[ $n =~ ^[0-9]+$ ]] || exit 1; and then calculate with n",
+)
+_PARAMETER = (
+    "stands inside ${...}",
+    'write value={PLACE}; and then use value there, as in "${value##*/}"',
+)
+_AS_VARIABLE = ("is written like a variable of the shell", "leave out the $: write {PLACE}")
+
+
+class _Kind(Enum):
+    """What bash makes of the characters in a frame; the value names what opened it."""
+
+    CODE = "this ("
+    DOUBLE = "this double quote"
+    HERE = "this here-document"
+    PARAMETER = "this ${"
+    ARITHMETIC = "this (("
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One level of nesting. Code frames also hold the words of the command that is being read."""
+
+    kind: _Kind
+    close: str = ""
+    opened_at: int = 0
+    end: int = 0  # of a here-document
+    parens: int = 0
+    cases: int = 0
+    words: list[Word] = field(default_factory=list[Word])
+    word: Word | None = None
+    redirect: str = ""  # the operator whose target is the next word
+    piped: list[tuple[int, Placeholder]] = field(default_factory=list[tuple[int, Placeholder]])
+
+
+def parse_command(text: str) -> Command:
+    """Reads a command. Never fails: what cannot be taken is in `refusals`."""
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """The text, the place in it, and the frames that are open."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._out: list[str] = []
+        self._copied = 0  # up to here the text is in `out`
+        self._frames = [_Frame(_Kind.CODE)]
+        self._here: list[tuple[str, bool, bool]] = []  # end word, is quoted, tabs are cut
+        self._parameters: dict[Placeholder, int] = {}  # in the order of their numbers
+        self._offsets: dict[Placeholder, int] = {}
+        self._refusals: dict[tuple[int, str], Refusal] = {}
+
+    def parse(self) -> Command:
+        """Goes through the text once."""
+        while self._at < len(self._text):
+            self._step()
+        self._finish()
+        refusals = sorted(self._refusals.values(), key=lambda each: each.offset)
+        offsets = tuple(self._offsets[place] for place in self._parameters)
+        script = _binding(len(self._parameters)) + "".join(self._out)
+        return Command(script, tuple(self._parameters), offsets, tuple(refusals))
+
+    def _step(self) -> None:
+        """Reads on by a few characters, as the innermost frame says."""
+        if len(self._frames) > limits.PLAN_NESTING_MAX:
+            self._refuse(self._at, "the command nests deeper than Watchbill reads", "put it into a script")
+            self._at = len(self._text)
+            return
+        frame = self._frames[-1]
+        match frame.kind:
+            case _Kind.CODE:
+                self._code(frame)
+            case _Kind.DOUBLE | _Kind.HERE:
+                self._double(frame)
+            case _Kind.PARAMETER:
+                self._parameter(frame)
+            case _Kind.ARITHMETIC:
+                self._arithmetic(frame)
+
+    def _finish(self) -> None:
+        """Ends what is open at the end of the text."""
+        for frame in reversed(self._frames):
+            if frame.kind is _Kind.CODE:
+                self._end_command(frame, "")
+            if frame.close:
+                self._refuse(frame.opened_at, f"{frame.kind.value} is not closed", f"add {frame.close}")
+        self._copy(len(self._text))
+
+    # ------------------------------------------------------------ code
+
+    def _code(self, frame: _Frame) -> None:
+        text, at = self._text, self._at
+        if plain := _PLAIN.match(text, at):
+            self._add(frame, plain[0])
+            self._at = plain.end()
+            return
+        character = text[at]
+        if character == "\\":
+            if text[at + 1 : at + 2] != "\n":
+                self._add(frame, text[at + 1 : at + 2])
+            self._at += 2
+        elif character == "'":
+            self._single(frame)
+        elif character == '"':
+            self._add(frame, "")
+            self._push(_Frame(_Kind.DOUBLE, '"', at), 1)
+        elif character == "$":
+            self._dollar(frame)
+        elif character == "`":
+            self._backticks(frame)
+        elif character == "{" and (match := PLACEHOLDER.match(text, at)):
+            self._put(match, '"${watchbill_%d}"')
+        elif character == "#" and frame.word is None:
+            end = text.find("\n", at)
+            self._at = len(text) if end < 0 else end
+        elif character in "<>":
+            self._angle(frame)
+        else:
+            self._operator(frame, character)
+
+    def _operator(self, frame: _Frame, character: str) -> None:
+        text, at = self._text, self._at
+        self._at += 1
+        if character in " \t":
+            self._end_word(frame)
+        elif character == "\n":
+            self._end_command(frame, "")
+            self._read_here_documents()
+        elif character == "&" and text[at + 1 : at + 2] == ">":
+            self._end_word(frame)
+        elif character in ";&|":
+            is_pipe = character == "|" and text[at + 1 : at + 2] != "|" and text[at - 1 : at] != "|"
+            self._end_command(frame, "|" if is_pipe else "")
+        elif character == "(":
+            self._end_word(frame)
+            is_calculation = text[at + 1 : at + 2] == "(" and all(word.text == "for" for word in frame.words)
+            if is_calculation:
+                self._push(_Frame(_Kind.ARITHMETIC, "))", at), 1)
+            else:
+                self._push(_Frame(_Kind.CODE, ")", at), 0)
+        elif character == ")":
+            self._end_command(frame, "")
+            if frame.close == ")" and not frame.cases:
+                self._frames.pop()
+        else:
+            self._add(frame, character)
+
+    def _angle(self, frame: _Frame) -> None:
+        text, at = self._text, self._at
+        self._end_word(frame)
+        if text[at + 1 : at + 2] == "(":  # <(command)
+            self._add(frame, EXPANSION)
+            self._push(_Frame(_Kind.CODE, ")", at), 2)
+        elif text.startswith("<<", at) and not text.startswith("<<<", at) and (here := _HERE.match(text, at)):
+            quoted = here[2] if here[2] is not None else here[3]
+            word = quoted if quoted is not None else here[4]
+            self._here.append(
+                (word.removeprefix("\\"), quoted is not None or word.startswith("\\"), bool(here[1]))
+            )
+            self._at = here.end()
+        else:
+            operator = _REDIRECT.match(text, at)
+            assert operator is not None
+            frame.redirect = operator[0]
+            self._at = operator.end()
+
+    def _single(self, frame: _Frame) -> None:
+        """In single quotes nothing but a placeholder means anything."""
+        start = self._at + 1
+        end = self._text.find("'", start)
+        if end < 0:
+            self._refuse(self._at, "this single quote is not closed", "add '")
+            end = len(self._text)
+        self._add(frame, "")
+        for match in PLACEHOLDER.finditer(self._text, start, end):
+            self._add(frame, self._text[start : match.start()])
+            self._put(match, "'\"${watchbill_%d}\"'")
+            start = match.end()
+        self._add(frame, self._text[start:end])
+        self._at = end + 1
+
+    def _dollar(self, frame: _Frame) -> None:
+        """`$` in code, in double quotes and wherever else bash expands."""
+        text, at = self._text, self._at
+        in_code = frame.kind is _Kind.CODE
+        match = PLACEHOLDER.match(text, at + 1)
+        if text.startswith("$((", at):
+            self._add(frame, EXPANSION)
+            self._push(_Frame(_Kind.ARITHMETIC, "))", at), 3)
+        elif text.startswith("$(", at):
+            self._add(frame, EXPANSION)
+            self._push(_Frame(_Kind.CODE, ")", at), 2)
+        elif text.startswith("$[", at):
+            self._add(frame, EXPANSION)
+            self._push(_Frame(_Kind.ARITHMETIC, "]", at), 2)
+        elif match is not None and (Placeholder.of(match).is_item or match[2]):
+            self._refuse_place(at, Placeholder.of(match), _AS_VARIABLE)
+            self._at = match.end()
+        elif text.startswith("${", at):
+            self._add(frame, EXPANSION)
+            self._push(_Frame(_Kind.PARAMETER, "}", at), 2)
+        elif in_code and text.startswith("$'", at):
+            self._ansi(frame)
+        else:
+            self._add(frame, EXPANSION)
+            name = _VARIABLE.match(text, at + 1)
+            self._at = at + 1 if name is None else name.end()
+
+    def _ansi(self, frame: _Frame) -> None:
+        end = self._at + 2
+        while end < len(self._text) and self._text[end] != "'":
+            end += 2 if self._text[end] == "\\" else 1
+        for match in PLACEHOLDER.finditer(self._text, self._at, end):
+            self._refuse_place(match.start(), Placeholder.of(match), _ANSI)
+        self._add(frame, self._text[self._at + 2 : end])
+        self._at = end + 1
+
+    def _backticks(self, frame: _Frame) -> None:
+        end = self._at + 1
+        while end < len(self._text) and self._text[end] != "`":
+            end += 2 if self._text[end] == "\\" else 1
+        if end >= len(self._text):
+            self._refuse(self._at, "this back-tick is not closed", "write $( ... ) instead of back-ticks")
+        for match in PLACEHOLDER.finditer(self._text, self._at, end):
+            self._refuse_place(match.start(), Placeholder.of(match), _BACKTICKS)
+        self._add(frame, EXPANSION)
+        self._at = end + 1
+
+    # ------------------------------------------------------------ double quotes and here-documents
+
+    def _double(self, frame: _Frame) -> None:
+        text, at = self._text, self._at
+        stop = frame.end if frame.kind is _Kind.HERE else len(text)
+        if plain := _IN_DOUBLE.match(text, at, stop):
+            self._add(frame, plain[0])
+            self._at = plain.end()
+            return
+        character = text[at]
+        match = PLACEHOLDER.match(text, at + (character == "\\"), stop)
+        if character == "\\" and match is not None:
+            # The backslash is literal before a brace; before the parameter it would escape its dollar sign.
+            self._copy(at)
+            self._out.append("\\")
+            self._add(frame, "\\")
+            self._at += 1
+        elif character == "\\":
+            self._add(frame, text[at + 1 : at + 2])
+            self._at += 2
+        elif character == "$":
+            self._dollar(frame)
+        elif character == "`":
+            self._backticks(frame)
+        elif match is not None:
+            if frame.kind is _Kind.HERE and Placeholder.of(match).is_item:
+                self._refuse_place(at, Placeholder.of(match), _HERE_DOCUMENT)
+            self._put(match, "${watchbill_%d}")
+        elif character == '"' and frame.kind is _Kind.DOUBLE:
+            self._frames.pop()
+            self._at += 1
+        else:
+            self._add(frame, character)
+            self._at += 1
+
+    def _read_here_documents(self) -> None:
+        """The line with `<<END` has ended: what follows, up to a line END, is not code."""
+        pending, self._here = self._here, []
+        for word, is_quoted, cuts_tabs in pending:
+            start = self._at
+            end, behind = self._here_end(start, word, cuts_tabs=cuts_tabs)
+            if is_quoted:
+                for match in PLACEHOLDER.finditer(self._text, start, end):
+                    self._refuse_place(match.start(), Placeholder.of(match), _QUOTED_HERE)
+            else:
+                self._read_here_document(start, end)
+            self._at = behind
+
+    def _read_here_document(self, start: int, end: int) -> None:
+        outside = len(self._frames)
+        self._frames.append(_Frame(_Kind.HERE, opened_at=start, end=end))
+        while self._at < end and len(self._frames) > outside:
+            self._step()
+        for frame in self._frames[outside + 1 :]:
+            self._refuse(
+                frame.opened_at, "this substitution in a here-document is not closed", f"add {frame.close}"
+            )
+        del self._frames[outside:]
+        self._enclosing_code().word = None  # what it says is no word of the command that follows
+
+    def _here_end(self, at: int, word: str, *, cuts_tabs: bool) -> tuple[int, int]:
+        """Where the here-document ends, and where the line behind its end word begins."""
+        text = self._text
+        while at < len(text):
+            line_end = text.find("\n", at)
+            line_end = len(text) if line_end < 0 else line_end
+            line = text[at:line_end]
+            if (line.lstrip("\t") if cuts_tabs else line) == word:
+                return at, min(line_end + 1, len(text))
+            at = line_end + 1
+        return len(text), len(text)
+
+    # ------------------------------------------------------------ ${...} and arithmetic
+
+    def _parameter(self, frame: _Frame) -> None:
+        text, at = self._text, self._at
+        character = text[at]
+        if character == "\\":
+            self._at += 2
+        elif character == "}":
+            self._frames.pop()
+            self._at += 1
+        elif character == "{" and (match := PLACEHOLDER.match(text, at)):
+            self._put_inside(match, _PARAMETER)
+        elif character == '"':
+            self._push(_Frame(_Kind.DOUBLE, '"', at), 1)
+        elif character == "'":  # a quote even inside double quotes: "${V:-'}'}"
+            end = text.find("'", at + 1)
+            for match in PLACEHOLDER.finditer(text, at, len(text) if end < 0 else end):
+                self._refuse_place(match.start(), Placeholder.of(match), _PARAMETER)
+            self._at = len(text) if end < 0 else end + 1
+        elif character == "$":
+            self._dollar(frame)
+        elif character == "`":
+            self._backticks(frame)
+        else:
+            self._at += 1
+
+    def _arithmetic(self, frame: _Frame) -> None:
+        text, at = self._text, self._at
+        character = text[at]
+        if not frame.parens and text.startswith(frame.close, at):
+            self._frames.pop()
+            self._at += len(frame.close)
+        elif character == "{" and (match := PLACEHOLDER.match(text, at)):
+            self._put_inside(match, _ARITHMETIC)
+        elif character == "$":
+            self._dollar(frame)
+        elif character == "`":
+            self._backticks(frame)
+        else:
+            frame.parens += (character == "(") - (character == ")" and frame.parens > 0)
+            self._at += 1
+
+    def _put_inside(self, match: re.Match[str], why: tuple[str, str]) -> None:
+        """Values that the operator gives may stand where bash calculates; those of items may not."""
+        if Placeholder.of(match).is_item:
+            self._refuse_place(match.start(), Placeholder.of(match), why)
+        self._put(match, "${watchbill_%d}")
+
+    # ------------------------------------------------------------ words and commands
+
+    def _add(self, frame: _Frame, text: str) -> None:
+        """Literal text of a word. In quotes and substitutions it belongs to the word around them."""
+        code = frame if frame.kind is _Kind.CODE else self._enclosing_code()
+        if code.word is None:
+            code.word = Word()
+        code.word.parts.append(text)
+
+    def _enclosing_code(self) -> _Frame:
+        return next(each for each in reversed(self._frames) if each.kind is _Kind.CODE)
+
+    def _put(self, match: re.Match[str], form: str) -> None:
+        """Replaces a placeholder by its parameter."""
+        place = Placeholder.of(match)
+        number = self._parameters.setdefault(place, len(self._parameters) + 1)
+        self._offsets.setdefault(place, match.start())
+        self._copy(match.start())
+        self._out.append(form % number)
+        self._copied = self._at = match.end()
+        self._add(self._frames[-1], VALUE)
+        for frame in self._frames:  # a value inside $( ... ) is part of the word around it, too
+            if frame.kind is _Kind.CODE:
+                if frame.word is None:
+                    frame.word = Word()
+                frame.word.places.append((match.start(), place))
+
+    def _end_word(self, frame: _Frame) -> None:
+        if frame.word is None:
+            return
+        word, frame.word = frame.word, None
+        word.redirect, frame.redirect = frame.redirect, ""
+        frame.words.append(word)
+        if len(frame.words) == 1:
+            frame.cases += (word.text == "case") - (word.text == "esac" and frame.cases > 0)
+
+    def _end_command(self, frame: _Frame, operator: str) -> None:
+        self._end_word(frame)
+        for offset, place, text, hint in second_reading(frame.words, frame.piped):
+            self._refuse_place(offset, place, (text, hint))
+        says = bool(frame.words) and frame.words[0].text in ("echo", "printf")
+        said = [each for word in frame.words if says and not word.redirect for each in word.places]
+        frame.piped = [*frame.piped, *said] if operator == "|" else []
+        frame.words = []
+
+    def _push(self, frame: _Frame, length: int) -> None:
+        self._frames.append(frame)
+        self._at += length
+
+    # ------------------------------------------------------------ output
+
+    def _copy(self, until: int) -> None:
+        self._out.append(self._text[self._copied : until])
+        self._copied = until
+
+    def _refuse(self, offset: int, text: str, hint: str) -> None:
+        self._refusals.setdefault((offset, text), Refusal(offset, text, hint))
+
+    def _refuse_place(self, offset: int, place: Placeholder, why: tuple[str, str]) -> None:
+        text, hint = why
+        self._refuse(offset, f"{place} {text}", hint.replace("{PLACE}", str(place)))

@@ -1,0 +1,611 @@
+"""Fields: from the keys of a task as they stand to a `Task` with every default filled in (PLAN-02).
+
+Each value is read on its own; what is wrong between tasks is for `check`. An unknown key or word is an error that names
+the nearest known one. A class that is not written is inferred from the command, and the inference is a note.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, cast
+
+from watchbill import limits
+from watchbill.errors import NameRefused, UnitError
+from watchbill.names import check_plain_name
+from watchbill.plans.document import Entry, TaskText
+from watchbill.plans.findings import Findings, shown
+from watchbill.plans.keys import KEYS, Key, Kind, find_key
+from watchbill.suggest import did_you_mean
+from watchbill.units import Millis, parse_millis
+
+__all__ = [
+    "Dependency", "Executor", "Needs", "Place", "Sandbox", "Task", "TaskClass", "TaskType", "VramPolicy", "read_task",
+]  # fmt: skip
+
+
+class Executor(Enum):
+    """Who runs a task."""
+
+    WORKER = "worker"
+    BRAIN = "brain"
+
+
+class TaskClass(Enum):
+    """What a task needs of an agent."""
+
+    CPU = "cpu"
+    SCRIPT = "script"
+    LLM = "llm"
+    META = "meta"
+
+
+class TaskType(Enum):
+    """What a task is."""
+
+    SHELL = "shell"
+    GENERATE = "generate"
+    PARSE = "parse"
+    DECIDE = "decide"
+
+
+class Needs(Enum):
+    """How the dependencies must have ended."""
+
+    COMPLETE = "complete"
+    DONE = "done"
+
+
+class VramPolicy(Enum):
+    """Where the figure for GPU memory comes from."""
+
+    DEFAULT = "default"
+    INFER = "infer"
+    FIXED = "fixed"
+
+
+class Sandbox(Enum):
+    """The least sandbox that a task demands."""
+
+    NONE = "none"
+    LIGHT = "light"
+    STRICT = "strict"
+
+
+class Dependency(NamedTuple):
+    """Another task that must end first; item by item where `per_item`."""
+
+    name: str
+    line: int
+    per_item: bool = False
+
+
+class Place(NamedTuple):
+    """Where the items of a foreach stand: the file, and the path of keys to the array in it."""
+
+    file: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{'.'.join(self.path)}" if self.path else self.file
+
+
+class Text(NamedTuple):
+    """A text of the author's and the line on which it begins."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a plan. Texts still hold their placeholders."""
+
+    name: str
+    line: int
+    type: TaskType = TaskType.SHELL
+    executor: Executor = Executor.WORKER
+    task_class: TaskClass = TaskClass.CPU
+    command: Text | None = None
+    prompt: Text | None = None
+    system: Text | None = None
+    schema: Text | None = None
+    model: Text | None = None
+    output: Text | None = None
+    depends_on: tuple[Dependency, ...] = ()
+    needs: Needs = Needs.COMPLETE
+    foreach: Place | None = None
+    batch_size: int = 1
+    vram_mb: int | None = None
+    vram_policy: VramPolicy = VramPolicy.DEFAULT
+    requires: tuple[Text, ...] = ()
+    produces: tuple[Text, ...] = ()
+    timeout_ms: Millis | None = None
+    retries: int = 2
+    priority: int | None = None
+    soft_stop: bool = False
+    sandbox: Sandbox = Sandbox.NONE
+    env: tuple[tuple[str, Text], ...] = ()
+    needs_pair: bool = False
+    lines: dict[str, int] = field(default_factory=dict[str, int])  # key -> line
+
+    def line_of(self, key: str) -> int:
+        """The line of a key, or of the heading where the key is not written."""
+        return self.lines.get(key, self.line)
+
+    @property
+    def texts(self) -> list[Text]:
+        """Everything in which placeholders are filled, but the command and the foreach."""
+        single = (self.prompt, self.system, self.schema, self.model, self.output)
+        return [*filter(None, single), *self.requires, *self.produces, *(text for _, text in self.env)]
+
+
+META_COMMANDS = ("load_llm", "unload_llm")
+PRIORITIES = {"urgent": 1, "high": 2, "normal": 3, "low": 4}
+
+_NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
+_YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
+_REMARK = re.compile(r"\s*\([^()]*\)$")
+_WHOLE = re.compile(r"\d{1,12}")
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|mib|gb|gib|)", re.IGNORECASE)
+_SPELLED_TIME = re.compile(
+    r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|sec(?:ond)?s?|s|min(?:ute)?s?|m|hours?|hrs?|h|days?|d)(?![a-z])",
+    re.IGNORECASE,
+)
+_PER_ITEM = re.compile(r"(.+?)_\{ITEM(?:\.([A-Za-z0-9_.-]+))?\}")
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99})\s*[=:]\s*(.*)", re.DOTALL)
+_SHELLS = frozenset({"", "bash", "sh", "shell", "console", "zsh"})
+#: Words of a command that point at a GPU or at a model; anything else needs neither.
+_GPU_WORDS = re.compile(
+    r"cuda|whisper|torchrun|nvidia|--gpu\b|hwaccel|\bvllm\b|accelerate launch", re.IGNORECASE
+)
+_MODEL_WORDS = re.compile(r"WATCHBILL_MODEL|OPENAI_BASE_URL|\bollama (?:run|generate)\b")
+
+
+def read_task(text: TaskText, findings: Findings) -> Task:
+    """Reads one task. Where something is wrong with a value, its default stands in, and the findings say so."""
+    return _Fields(text, findings).task()
+
+
+class _Fields:
+    """The keys of one task while they are read."""
+
+    def __init__(self, text: TaskText, findings: Findings) -> None:
+        self._text = text
+        self._findings = findings
+        self._entries: dict[str, Entry] = {}
+        for entry in text.entries:
+            self._sort_in(entry)
+        self._take_loose_block()
+
+    def task(self) -> Task:
+        """The task with all its values."""
+        type_, command, prompt = self._kind()
+        executor, task_class = self._class(type_, command)
+        return Task(
+            name=self._name(),
+            line=self._text.line,
+            type=type_,
+            executor=executor,
+            task_class=task_class,
+            command=command,
+            prompt=prompt,
+            system=self._code("system", limits.PLAN_PROMPT_BYTES_MAX),
+            schema=self._schema(),
+            model=self._single("model"),
+            output=self._single("output"),
+            depends_on=self._dependencies(),
+            needs=self._needs(),
+            foreach=self._foreach(),
+            batch_size=self._number("batch_size", 1, 1, limits.PLAN_BATCH_SIZE_MAX),
+            vram_mb=self._vram(),
+            vram_policy=VramPolicy(self._word("vram_policy", "default")),
+            requires=self._paths("requires"),
+            produces=self._paths("produces"),
+            timeout_ms=self._timeout(),
+            retries=self._number("retries", 2, 0, limits.PLAN_RETRIES_MAX),
+            priority=self._priority(),
+            soft_stop=self._switch("soft_stop"),
+            sandbox=Sandbox(self._word("sandbox", "none")),
+            env=self._variables(),
+            needs_pair=self._word("llm_placement", "single_gpu") == "split_gpu",
+            lines={key: entry.line for key, entry in self._entries.items()},
+        )
+
+    # ------------------------------------------------------------ keys
+
+    def _sort_in(self, entry: Entry) -> None:
+        key = find_key(entry.key)
+        if key is None:
+            self._wrong(
+                entry.line,
+                f"{shown(entry.key.strip())} is not a key of a task",
+                lambda: did_you_mean(entry.key.strip(), [each.name for each in KEYS]),
+            )
+        elif key.name in self._entries:
+            before = self._entries[key.name].line
+            self._wrong(entry.line, f"{key.name} is written twice", f"it is also on line {before}: keep one")
+        else:
+            self._entries[key.name] = entry
+            if key.kind is Kind.PROSE and key.name != "description":
+                self._findings.note(entry.line, f"{key.name} is noted, not acted on")
+
+    def _take_loose_block(self) -> None:
+        """A fenced block below the keys is the command of a task that has none."""
+        if "command" in self._entries or "prompt" in self._entries:
+            return
+        shells = [block for block in self._text.blocks if block.language in _SHELLS]
+        if len(shells) > 1:
+            self._wrong(
+                shells[1].line - 1,
+                f"the task {shown(self._text.name)} has two fenced blocks and no command",
+                "write - **command**: above the one that is run",
+            )
+        elif shells:
+            self._entries["command"] = Entry("command", shells[0].line - 1, "", block=shells[0])
+
+    def _name(self) -> str:
+        name = self._text.name
+        try:
+            return check_plain_name(name, "the name of a task")
+        except NameRefused as error:
+            what, _, why = str(error).partition("; ")
+            self._wrong(self._text.line, what, self._better_name(name) or why)
+            return name
+
+    def _better_name(self, name: str) -> str:
+        bare = re.sub(r"[_-]?\{ITEM[^}]*\}", "", name)
+        if bare != name:
+            return f"write ### {shown(bare)}: the items of a foreach get their ids by themselves"
+        plain = re.sub(r"[^a-z0-9._-]+", "_", name.lower()).strip("._-")[: limits.PLAIN_NAME_CHARS_MAX]
+        return f"write ### {plain}" if plain and ".." not in plain else ""
+
+    # ------------------------------------------------------------ what the task is
+
+    def _kind(self) -> tuple[TaskType, Text | None, Text | None]:
+        command = self._code("command", limits.PLAN_COMMAND_BYTES_MAX)
+        prompt = self._code("prompt", limits.PLAN_PROMPT_BYTES_MAX)
+        default = "generate" if prompt is not None and command is None else "shell"
+        type_ = TaskType(self._word("type", default))
+        name = shown(self._text.name)
+        if command is not None and prompt is not None:
+            self._wrong(
+                prompt.line,
+                f"the task {name} has a command and a prompt",
+                "keep one, or make two tasks of it",
+            )
+        elif type_ is TaskType.SHELL and command is None:
+            hint = "add - **command**: with what is run"
+            if self._text.entries and prompt is not None:
+                hint = "a task with a prompt is of type generate, parse or decide"
+            self._wrong(self._text.line, f"the task {name} has no command", hint)
+        elif type_ is not TaskType.SHELL and prompt is None:
+            self._wrong(
+                self._line("type"),
+                f"the task {name} of type {type_.value} has no prompt",
+                "add - **prompt**: with what the model is asked, or file:PATH",
+            )
+        return type_, command, prompt
+
+    def _class(self, type_: TaskType, command: Text | None) -> tuple[Executor, TaskClass]:
+        executor = Executor(self._word("executor", "worker"))
+        word = self._word("task_class", "")
+        if word == "brain" or type_ is TaskType.DECIDE:
+            executor = Executor.BRAIN
+        if word in ("", "brain"):
+            return executor, self._inferred(executor, type_, command, is_written=word == "brain")
+        task_class = TaskClass(word)
+        if (
+            task_class is TaskClass.META
+            and command is not None
+            and command.text.split()[0] not in META_COMMANDS
+        ):
+            self._wrong(
+                command.line,
+                f"{shown(command.text)} is not a command of class meta",
+                f"write {' or '.join(META_COMMANDS)}, or another task_class",
+            )
+        return executor, task_class
+
+    def _inferred(
+        self, executor: Executor, type_: TaskType, command: Text | None, *, is_written: bool
+    ) -> TaskClass:
+        task_class, why = TaskClass.CPU, "its command names neither a GPU nor a model"
+        text = command.text if command is not None else ""
+        if type_ is not TaskType.SHELL:
+            return TaskClass.LLM  # by its type: nothing to say about it
+        if text.partition(" ")[0] in META_COMMANDS:
+            task_class, why = TaskClass.META, f"{shown(text)} is done by the agent itself"
+        elif executor is Executor.BRAIN:
+            return TaskClass.CPU
+        elif match := _MODEL_WORDS.search(text):
+            task_class, why = TaskClass.LLM, f"its command names {match[0]}"
+        elif "vram_estimate_mb" in self._entries:
+            task_class, why = TaskClass.SCRIPT, "it says how much GPU memory it needs"
+        elif match := _GPU_WORDS.search(text):
+            task_class, why = TaskClass.SCRIPT, f"its command names {match[0]}"
+        if not is_written:
+            self._findings.note(
+                self._text.line,
+                f"the task {shown(self._text.name)} has no task_class and is taken as {task_class.value}: {why}",
+            )
+        return task_class
+
+    # ------------------------------------------------------------ values of one kind each
+
+    def _line(self, key: str) -> int:
+        entry = self._entries.get(key)
+        return entry.line if entry is not None else self._text.line
+
+    def _wrong(self, line: int, text: str, hint: str | Callable[[], str] = "") -> None:
+        self._findings.wrong(line, text, hint)
+
+    def _plain(self, key: str) -> str | None:
+        """A value of one word or line, without back-ticks and a remark in parentheses; None when it is not written."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        text = entry.block.text if entry.block is not None else entry.text
+        text = _clean(text)
+        return None if text.lower() in _NOTHING else text
+
+    def _word(self, key: str, default: str) -> str:
+        text = self._plain(key)
+        if text is None:
+            return default
+        words = _table(key).words
+        word = text.lower().replace("-", "_")
+        if word in words:
+            return word
+        self._wrong(
+            self._line(key), f"{shown(text)} is not a {key}", lambda: did_you_mean(text.lower(), list(words))
+        )
+        return default
+
+    def _number(self, key: str, default: int, least: int, most: int) -> int:
+        text = self._plain(key)
+        if text is None:
+            return default
+        if _WHOLE.fullmatch(text) and least <= int(text) <= most:
+            return int(text)
+        self._wrong(
+            self._line(key), f"{key} cannot be {shown(text)}", f"write a whole number from {least} to {most}"
+        )
+        return default
+
+    def _switch(self, key: str) -> bool:
+        text = self._plain(key)
+        if text is None or text.lower() in _NO:
+            return False
+        if text.lower() not in _YES:
+            self._wrong(self._line(key), f"{key} cannot be {shown(text)}", "write yes or no")
+        return text.lower() in _YES
+
+    def _priority(self) -> int | None:
+        word = self._word("priority", "")
+        return PRIORITIES.get(word) or (int(word) if word else None)
+
+    def _needs(self) -> Needs:
+        if self._switch("continue_on_failures"):
+            return Needs.DONE
+        return Needs(self._word("needs", "complete"))
+
+    def _vram(self) -> int | None:
+        text = self._plain("vram_estimate_mb")
+        if text is None:
+            return None
+        match = _SIZE.fullmatch(text)
+        size = float(match[1]) * (1024 if match[2].lower().startswith("g") else 1) if match is not None else 0
+        if not 1 <= size <= limits.PLAN_VRAM_MB_MAX:
+            self._wrong(
+                self._line("vram_estimate_mb"),
+                f"vram_estimate_mb cannot be {shown(text)}",
+                f"write MB as a whole number from 1 to {limits.PLAN_VRAM_MB_MAX}, or for example 2GB",
+            )
+            return None
+        return round(size)
+
+    def _timeout(self) -> Millis | None:
+        text = self._plain("timeout")
+        if text is None:
+            return None
+        try:
+            if _WHOLE.fullmatch(text):
+                return parse_millis(int(text))
+            return parse_millis(_SPELLED_TIME.sub(_short_time, text).replace(" ", ""))
+        except UnitError as error:
+            what, _, hint = str(error).partition("; ")
+            self._wrong(self._line("timeout"), f"timeout: {what}", hint)
+            return None
+
+    # ------------------------------------------------------------ texts
+
+    def _code(self, key: str, bytes_max: int) -> Text | None:
+        """A text that is taken exactly as it stands: a fenced block, a value in back-ticks, or the rest of the line."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.block is not None:
+            found = Text(entry.block.line, entry.block.text)
+        elif entry.text or not entry.items:
+            found = Text(entry.line, self._unticked(entry, key))
+        else:
+            self._wrong(entry.line, f"{key} cannot be a list", "write it as a fenced block")
+            return None
+        if not found.text.strip():
+            self._wrong(
+                entry.line, f"{key} is empty", "write it behind the colon, or as a fenced block below"
+            )
+            return None
+        if "\0" in found.text:
+            self._wrong(found.line, f"{key} holds a NUL character", "remove it")
+            return None
+        if len(found.text.encode("utf-8", "surrogatepass")) > bytes_max:
+            self._wrong(
+                found.line,
+                f"{key} is longer than {bytes_max:,} bytes",
+                "put it into a file of the plan folder",
+            )
+            return None
+        return found
+
+    def _unticked(self, entry: Entry, key: str) -> str:
+        text, rest = _code_span(entry.text)
+        if rest and not _REMARK.fullmatch(" " + rest):
+            self._wrong(
+                entry.line,
+                f"{key} goes on behind its back-ticks",
+                "put the whole of it into one pair of back-ticks, or write it as a fenced block",
+            )
+        return text
+
+    def _schema(self) -> Text | None:
+        schema = self._code("schema", limits.PLAN_PROMPT_BYTES_MAX)
+        if schema is None or not schema.text.lstrip().startswith("{"):
+            return schema
+        try:
+            json.loads(schema.text)
+        except (ValueError, RecursionError) as error:
+            line = schema.line + (error.lineno - 1 if isinstance(error, json.JSONDecodeError) else 0)
+            self._wrong(line, "schema is not valid JSON", shown(str(error)))
+        return schema
+
+    def _single(self, key: str) -> Text | None:
+        """One name or path."""
+        text = self._plain(key)
+        return None if text is None else Text(self._line(key), text)
+
+    def _foreach(self) -> Place | None:
+        text = self._plain("foreach")
+        if text is None:
+            return None
+        file, colon, path = text.rpartition(":")
+        parts = tuple(path.strip().split(".")) if path.strip() else ()
+        if not colon:
+            return Place(text, ())
+        if not file.strip() or not all(parts):
+            self._wrong(
+                self._line("foreach"), f"foreach cannot be {shown(text)}", "write FILE.json:path.to.array"
+            )
+            return None
+        return Place(file.strip(), parts)
+
+    # ------------------------------------------------------------ lists
+
+    def _list(self, key: str) -> list[Text]:
+        """A comma list, a JSON list, nested bullets, or `none`."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return []
+        listed = [Text(line, text) for line, text in entry.items]
+        written = entry.block.text if entry.block is not None else entry.text
+        first = entry.block.line if entry.block is not None else entry.line
+        for number, line in enumerate(written.split("\n")):
+            listed += [Text(first + number, part) for part in _parts(line)]
+        cleaned = [Text(line, _clean(text)) for line, text in listed]
+        if len(cleaned) > limits.PLAN_LIST_LEN_MAX:
+            self._wrong(
+                entry.line,
+                f"{key} lists more than {limits.PLAN_LIST_LEN_MAX:,}",
+                "list fewer, or use foreach",
+            )
+            return []
+        return [each for each in cleaned if each.text.lower() not in _NOTHING]
+
+    def _paths(self, key: str) -> tuple[Text, ...]:
+        return tuple(self._list(key))
+
+    def _dependencies(self) -> tuple[Dependency, ...]:
+        found: dict[tuple[str, bool], Dependency] = {}
+        for line, text in self._list("depends_on"):
+            if "{ITEM" not in text:
+                found.setdefault((text, False), Dependency(text, line))
+                continue
+            match = _PER_ITEM.fullmatch(text)
+            if match is None or match[2] not in (None, "id"):
+                self._wrong(
+                    line,
+                    f"{shown(text)} names no task",
+                    "write NAME_{ITEM.id} for the same item of the foreach task NAME",
+                )
+                continue
+            found.setdefault((match[1], True), Dependency(match[1], line, per_item=True))
+        return tuple(found.values())
+
+    def _variables(self) -> tuple[tuple[str, Text], ...]:
+        entry = self._entries.get("env")
+        if entry is None:
+            return ()
+        found = dict(self._json_variables(entry))
+        if not found:
+            for line, text in self._list("env"):
+                match = _VARIABLE.fullmatch(text)
+                if match is None:
+                    self._wrong(line, f"{shown(text)} is not a variable", "write NAME=value")
+                else:
+                    found[match[1]] = Text(line, match[2].strip("`\"'"))
+        return tuple(found.items())
+
+    def _json_variables(self, entry: Entry) -> list[tuple[str, Text]]:
+        text = entry.block.text if entry.block is not None else entry.text.strip("`")
+        try:
+            value = json.loads(text) if text.lstrip().startswith("{") else None
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(value, dict):
+            return []
+        pairs = cast("dict[str, object]", value)
+        return [
+            (name, Text(entry.line, each if isinstance(each, str) else json.dumps(each)))
+            for name, each in pairs.items()
+        ]
+
+
+def _table(key: str) -> Key:
+    found = find_key(key)
+    assert found is not None
+    return found
+
+
+def _short_time(match: re.Match[str]) -> str:
+    unit = match[2].lower()
+    return match[1] + (unit if unit in ("ms", "s", "m", "h", "d") else unit[0])
+
+
+def _code_span(text: str) -> tuple[str, str]:
+    """What stands between the back-ticks that the text begins with, and what follows them."""
+    mark = text[: len(text) - len(text.lstrip("`"))]
+    if not mark:
+        return text, ""
+    end = re.search(rf"(?<!`){mark}(?!`)", text[len(mark) :])
+    if end is None:
+        return text, ""
+    inside, rest = text[len(mark) : len(mark) + end.start()], text[len(mark) + end.end() :]
+    if len(mark) > 1 and inside[:1] == inside[-1:] == " ":
+        inside = inside[1:-1]  # `` a`b `` as Markdown has it
+    return inside, rest.strip()
+
+
+def _parts(text: str) -> list[str]:
+    """The parts of a list in one line: a JSON list, else what stands between commas."""
+    bare = text.strip().strip("`") if "`," not in text else text.strip()
+    if bare.startswith("["):
+        try:
+            value = json.loads(bare)
+        except (ValueError, RecursionError):
+            bare = bare.strip("[]")
+        else:
+            parts = cast("list[object]", value) if isinstance(value, list) else []
+            return [part if isinstance(part, str) else json.dumps(part) for part in parts]
+    return bare.split(",")
+
+
+def _clean(text: str) -> str:
+    """One value without back-ticks, quotes, bold marks and a remark in parentheses. A glob keeps its stars."""
+    text = text.strip()
+    if len(text) <= limits.PLAN_TITLE_CHARS_MAX:
+        text = _REMARK.sub("", text)
+    if len(text) > 4 and text.startswith("**") and text.endswith("**"):
+        text = text[2:-2]
+    return text.strip("`\"' \t")

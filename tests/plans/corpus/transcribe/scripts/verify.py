@@ -1,0 +1,1 @@
+"""Stands in for a script of the plan."""
