@@ -23,6 +23,7 @@ SUB_COMMANDS = {
         "show", "stats",
     ),
     "spool hook": ("install", "remove", "status"),
+    "plan": ("check", "graph"),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip
 PAGES = [

@@ -31,7 +31,13 @@ NOT_RUN = {
 }
 
 #: Files that the reader makes.
-MADE_BY_READERS = {"watchbill.toml", "queue_log.md", "./watchbill.toml", "src/watchbill/engines/NAME.py"}
+MADE_BY_READERS = {
+    "plan.md",
+    "watchbill.toml",
+    "queue_log.md",
+    "./watchbill.toml",
+    "src/watchbill/engines/NAME.py",
+}
 
 DAEMON = """
 [models.smollm2]

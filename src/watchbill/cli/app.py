@@ -43,6 +43,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
     },
     "Planning": {
+        "plan": ("watchbill.cli.plan:app", "Check plans and draw them."),
         "simulate": (
             "watchbill.cli.simulate:simulate",
             "Play traffic against the scheduler in virtual time, and judge every step.",
