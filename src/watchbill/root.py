@@ -22,6 +22,7 @@ from typing import NamedTuple, cast
 
 from watchbill import __version__
 from watchbill.errors import ConfigError
+from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 
@@ -135,7 +136,7 @@ class Root:
             )
         for number in range(found, LAYOUT_VERSION):
             MIGRATIONS[number](self)
-            _replace(self.version_file, f"{number + 1}\n")
+            replace_file(self.version_file, f"{number + 1}\n".encode())
         return found
 
     def read_version(self) -> int:
@@ -152,7 +153,7 @@ class Root:
         """Writes down this process as the daemon that answers at `url`."""
         pid = os.getpid()
         record = DaemonRecord(pid, start_time(pid) or 0, boot_id(), url, __version__, _identity(self.path))
-        _replace(self.daemon_file, json.dumps(record._asdict()) + "\n")
+        replace_file(self.daemon_file, json.dumps(record._asdict()).encode() + b"\n")
         return record
 
     def read_daemon(self) -> DaemonRecord | None:
@@ -236,18 +237,3 @@ def _identity(folder: Path) -> str:
     """Which folder it is, by whatever path: a copy is another one, a moved or mounted one is the same."""
     found = folder.stat()
     return f"{found.st_dev}:{found.st_ino}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(descriptor)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from watchbill.files.atomic import replace_file
 from watchbill.limits import SIZES_FILE_BYTES_MAX, SIZES_LOADS_USED, SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
 from watchbill.units import Bytes, Millis
 
@@ -192,7 +193,7 @@ class Sizes:
                 return
             self._changed = False
             try:
-                _replace(self._path, msgspec.json.encode(_File(VERSION, dict(self._entries))))
+                replace_file(self._path, msgspec.json.encode(_File(VERSION, dict(self._entries))))
                 self._refused = False
             except OSError as refusal:  # every errno means the same: not now
                 self._changed = True
@@ -233,25 +234,6 @@ class Sizes:
         kept = self._path.with_name(f"{FILE_NAME}.broken")
         self._path.replace(kept)
         self._warn(f"{self._path}: {why}; kept as {kept.name}, sizes and times are learned anew")
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """The file holds the old text or the new one, whatever happens in between."""
-    aside = path.with_name(f".{path.name}.new")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        written = 0
-        while written < len(data):
-            written += os.write(fd, data[written:])
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _keep(samples: list[int], *values: int) -> None:

@@ -6,7 +6,6 @@ what `up` would meet: the file itself, the model files it names, and the memory 
 
 import json as jsonlib
 import os
-import stat
 import sys
 import tomllib
 from collections.abc import Sized
@@ -24,6 +23,7 @@ from watchbill.config.show import entries, show
 from watchbill.config.starter import SMOLLM2, starter
 from watchbill.config.toml import spell_key
 from watchbill.errors import ConfigError, Problem
+from watchbill.files.atomic import create_file, replace_file
 from watchbill.root import find_root
 
 __all__ = ["app"]
@@ -165,17 +165,11 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
     Whole or not at all: a disk that is full takes nobody's config, and leaves no half one behind.
     """
-    place = Path(os.path.realpath(file)) if force else file
-    draft = place.with_name(f".{place.name}.{os.getpid()}") if force else place
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-                opened.write(text)
-            draft.replace(place)
-        except OSError:
-            draft.unlink()
-            raise
+        if force:
+            replace_file(Path(os.path.realpath(file)), text.encode())
+        else:
+            create_file(file, text.encode())
     except FileExistsError as error:
         raise ConfigError(
             problems=[Problem(str(file), None, "", "exists", "--force overwrites it")]

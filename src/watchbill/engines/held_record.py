@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from watchbill import limits
+from watchbill.files.atomic import replace_file
 
 __all__ = ["HeldRecord"]
 
@@ -40,6 +41,6 @@ class HeldRecord:
             self._path.unlink(missing_ok=True)
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._path.with_name(f".{self._path.name}")
-        draft.write_bytes(msgspec.json.encode(held))
-        draft.replace(self._path)
+        replace_file(
+            self._path, msgspec.json.encode(held), sync=False
+        )  # a power cut ends the other program, too

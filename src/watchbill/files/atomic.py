@@ -6,19 +6,21 @@ closed and never synced again, because the kernel has dropped the dirty pages an
 answer "fine". Nothing here follows a symbolic link or opens anything but a regular file.
 """
 
+import contextlib
 import errno
 import fcntl
 import functools
 import os
 import stat
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "fsync_folder", "make_folder", "make_subfolder", "open_regular",
-    "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace", "replace_file", "sync_data",
-    "sync_filesystem", "write_all", "write_file", "write_file_durable",
+    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "make_folder", "make_subfolder",
+    "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace",
+    "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -72,11 +74,16 @@ def write_file(
 def write_file_durable(path: Path, data: bytes) -> None:
     """Replace a small file: temporary, fsync, rename, fsync of the folder. Several may do so at the same time."""
     temporary = f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_folder(path.parent) as folder:
         put_file(path.name, temporary, data, dir_fd=folder, sync=True)
-    finally:
-        os.close(folder)
+
+
+def create_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
+    """Make a small file that is not there yet, whole or not at all. Raises FileExistsError where anything is."""
+    with open_folder(path.parent) as folder:
+        write_file(path.name, data, dir_fd=folder, sync=sync, mode=mode, new=True)
+        if sync:
+            os.fsync(folder)
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
@@ -85,11 +92,8 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIV
     Without `sync` that is true of a kill, not of a power cut. The draft has one name for ever, so that a writer that is
     killed again and again leaves one behind, and none after the next write.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_folder(path.parent) as folder:
         put_file(path.name, f".{path.name}.new", data, dir_fd=folder, sync=sync, mode=mode)
-    finally:
-        os.close(folder)
 
 
 def put_file(
@@ -146,12 +150,19 @@ def open_shared(path: Path, flags: int) -> int:
     return fd
 
 
-def fsync_folder(path: Path) -> None:
+@contextlib.contextmanager
+def open_folder(path: Path) -> Generator[int]:
+    """Hold a folder open, for what is done to the files in it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def fsync_folder(path: Path) -> None:
+    with open_folder(path) as fd:
+        os.fsync(fd)
 
 
 def sync_data(fd: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
 from watchbill.limits import ENGINE_RECORD_BYTES_MAX
 from watchbill.probes.files import read_small
@@ -51,9 +52,7 @@ class Registry:
     def write(self, record: Record) -> None:
         """Writes a record whole or not at all. No fsync: after a power cut none of these processes lives."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self.folder / f".{record.token}"
-        draft.write_bytes(msgspec.json.encode(record) + b"\n")
-        draft.replace(self.folder / f"{record.token}.json")
+        replace_file(self.folder / f"{record.token}.json", msgspec.json.encode(record) + b"\n", sync=False)
 
     def forget(self, token: str) -> None:
         """Removes a record; does nothing when there is none."""

@@ -22,12 +22,15 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused, PullFailed
+from watchbill.files.atomic import fsync_folder, replace_file
 from watchbill.files.disk import DISK_FULL
 from watchbill.names import header_text, inside
 
 __all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted"]
 
 R = TypeVar("R", bound=msgspec.Struct)
+#: As the model files beside them: what the umask allows.
+_RECORD_MODE = 0o666
 #: Bytes done, bytes in all; None while that is unknown.
 Progress = Callable[[int, int | None], None]
 
@@ -126,7 +129,7 @@ class Landing:
         """Makes a synced part the file."""
         self._remember(part, sha256)
         os.rename(part, self.path)
-        _sync_folder(self.path.parent)
+        fsync_folder(self.path.parent)
 
     def _remember(self, file: Path, sha256: str) -> None:
         status = file.stat()
@@ -216,18 +219,4 @@ def _read(path: Path, kind: type[R]) -> R | None:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    fresh = path.with_name(path.name + ".new")
-    with open(fresh, "wb") as file:
-        file.write(msgspec.json.encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(fresh, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, msgspec.json.encode(record), mode=_RECORD_MODE)

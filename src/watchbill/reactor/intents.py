@@ -8,9 +8,7 @@ before it acts, or the daemon when it changes its mind, so it never happens that
 """
 
 import itertools
-import os
 import secrets
-import stat
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,11 +18,12 @@ import msgspec
 
 from watchbill import limits
 from watchbill.catalog import Model
+from watchbill.files.atomic import NotAFile
+from watchbill.files.mailbox import Box
 from watchbill.names import file_stem
 
 __all__ = [
-    "DONE_FOLDER", "INTENTS_FOLDER", "REACTOR_FOLDER", "Answer", "Intent", "Mailbox", "NotReadable", "Verb",
-    "read_small_regular", "unit_of",
+    "DONE_FOLDER", "INTENTS_FOLDER", "REACTOR_FOLDER", "Answer", "Intent", "Mailbox", "Verb", "unit_of",
 ]  # fmt: skip
 
 REACTOR_FOLDER, INTENTS_FOLDER, DONE_FOLDER = "reactor", "intents", "done"
@@ -55,33 +54,9 @@ class Answer(msgspec.Struct, frozen=True):
     finished_at: datetime | None = None
 
 
-class NotReadable(Exception):
-    """This entry is not a small regular file; the text says what it is."""
-
-
 def unit_of(model: Model) -> str:
     """The unit that hosts a model."""
     return model.unit or f"watchbill-{file_stem(model.name)}.service"
-
-
-def read_small_regular(name: str | Path, *, dir_fd: int | None = None) -> bytes:
-    """The content of an intent or answer. Follows no link, waits for no writer. Raises NotReadable."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(name, flags, dir_fd=dir_fd)
-    except FileNotFoundError:
-        raise
-    except OSError as error:  # ELOOP for a symlink, ENXIO for a socket: whatever it is, it is not ours
-        raise NotReadable(f"is no plain file: {error.strerror}") from error
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotReadable("is no plain file")
-        if found.st_size > limits.INTENT_BYTES_MAX:
-            raise NotReadable(f"has {found.st_size} bytes, more than {limits.INTENT_BYTES_MAX}")
-        return os.read(descriptor, limits.INTENT_BYTES_MAX)
-    finally:
-        os.close(descriptor)
 
 
 class Mailbox:
@@ -101,18 +76,17 @@ class Mailbox:
         intent = Intent(number, verb, unit_of(model), model.name, reason, now, now + life)
         for folder in (self._intents, self._done):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._intents / f".{intent.id}"
-        draft.write_bytes(msgspec.json.encode(intent) + b"\n")
-        draft.replace(self._intents / f"{intent.id}.json")
+        with Box(self._intents) as box:
+            box.put(f"{intent.id}.json", msgspec.json.encode(intent) + b"\n")
         return intent
 
     def withdraw(self, intent: Intent) -> bool:
         """Takes an intent back. False when the reactor has it already, and will act or has acted on it."""
         try:
-            (self._intents / f"{intent.id}.json").unlink()
-        except FileNotFoundError:
+            with Box(self._intents) as box:
+                return box.remove(f"{intent.id}.json")
+        except FileNotFoundError:  # the folder itself is gone
             return False
-        return True
 
     def is_waiting(self, intent: Intent) -> bool:
         """Whether no reactor has taken it yet."""
@@ -121,9 +95,10 @@ class Mailbox:
     def answer(self, intent: Intent) -> Answer | None:
         """The reactor's answer, once it is there. One that cannot be read is an answer, too: a bad one."""
         try:
-            text = read_small_regular(self._done / f"{intent.id}.json")
+            with Box(self._done) as box:
+                text = box.read(f"{intent.id}.json", limits.INTENT_BYTES_MAX)
             return msgspec.json.decode(text, type=Answer)
         except FileNotFoundError:
             return None
-        except (NotReadable, msgspec.DecodeError) as error:
+        except (NotAFile, msgspec.DecodeError) as error:
             return Answer(intent.id, ok=False, text=f"the reactor's answer cannot be read: {error}")

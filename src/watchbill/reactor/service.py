@@ -25,11 +25,12 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused
+from watchbill.files.atomic import NotAFile
 from watchbill.files.disk import DISK_FAULTS
 from watchbill.files.watch import Watch
 from watchbill.names import check_request_id, check_unit_name, header_text
 from watchbill.reactor.folders import Folders
-from watchbill.reactor.intents import INTENTS_FOLDER, Answer, Intent, NotReadable
+from watchbill.reactor.intents import INTENTS_FOLDER, Answer, Intent
 from watchbill.reactor.systemctl import Systemctl
 
 __all__ = ["OWN_UNITS", "Reactor", "Refused"]
@@ -103,7 +104,7 @@ class Reactor:
             except Refused as refusal:
                 self._refuse(name, str(refusal))
                 continue
-            if self._folders.remove(name):
+            if self._folders.intents.remove(name):
                 self._enqueue(intent)
 
     def _accept(self, name: str) -> Intent:
@@ -112,11 +113,11 @@ class Reactor:
             id_ = check_request_id(name.removesuffix(".json"))
             intent = msgspec.json.decode(self._folders.read(name), type=Intent)
             check_unit_name(intent.unit)
-        except (NameRefused, NotReadable, msgspec.DecodeError) as error:
+        except (NameRefused, NotAFile, msgspec.DecodeError) as error:
             raise Refused(str(error)) from error
         if name != f"{intent.id}.json" or id_ != intent.id:
             raise Refused("its name is not its id")
-        if self._folders.is_answered(name):
+        if self._folders.done.holds(name):
             raise Refused("it was answered before")
         _check_times(intent, datetime.now(UTC))
         if intent.unit in OWN_UNITS or not any(fnmatchcase(intent.unit, each) for each in self._allow):
@@ -128,10 +129,10 @@ class Reactor:
     def _refuse(self, name: str, why: str) -> None:
         id_ = name.removesuffix(".json")
         self._note("refused", id_, why)
-        is_ours = self._folders.remove(name)
+        is_ours = self._folders.intents.remove(name)
         if not is_ours:
             self._ignored.add(name)
-        elif _is_id(id_) and not self._folders.is_answered(name):
+        elif _is_id(id_) and not self._folders.done.holds(name):
             self._answer(Answer(id_, ok=False, refused=True, text=why))
 
     # ------------------------------------------------------------------ acting

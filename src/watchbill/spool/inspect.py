@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from watchbill.files.atomic import NotAFile, read_regular
+from watchbill.files.atomic import NotAFile, open_folder, read_regular
 from watchbill.files.owner import LOCK_NAME, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
@@ -155,11 +155,8 @@ def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:
     """Return an event's entry and its bytes. Raises SpoolLayout where it is no readable file."""
     entry = what if isinstance(what, Entry) else find(spool, what)
     try:
-        folder = os.open(entry.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with open_folder(entry.path.parent) as folder:
             return entry, read_regular(entry.name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
-        finally:
-            os.close(folder)
     except (NotAFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SpoolLayout(f"{entry.path} cannot be shown: {reason}") from error

@@ -9,13 +9,12 @@ import base64
 import binascii
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchbill.errors import ConfigError
-from watchbill.files.atomic import NotAFile, read_regular, write_file_durable
+from watchbill.files.atomic import NotAFile, create_file, read_regular, write_file_durable
 from watchbill.packages import how_to_install
 from watchbill.spool.names import stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
@@ -94,11 +93,7 @@ def make_key(private: Path, public: Path) -> str:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    fd = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
+    create_file(private, secret)
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     write_file_durable(public, key.public_key().public_bytes(serialization.Encoding.PEM, form))
     return _fingerprint(key.public_key())
