@@ -298,6 +298,28 @@ def test_a_stopped_drain_gives_its_batch_back(path: Path, tmp_path: Path) -> Non
         assert (stats(spool).queue, stats(spool).in_flight, spool.in_flight_here) == (1, 0, 0)
 
 
+def drain_until_refused(spool: Spool, corpus: Corpus) -> None:
+    """Drain until the corpus has refused once."""
+    drain = Drain(spool, corpus, progress=lambda _: drain.stop())
+    drain.run()
+
+
+def test_drains_that_are_stopped_on_a_full_disk_use_up_no_try(path: Path, tmp_path: Path) -> None:
+    """SPOOL-06: however often a drain is started and stopped while its corpus cannot be written."""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    with Spool(path) as spool:
+        spool.enqueue_many([event(1), event(2)])
+    for _ in range(4):
+        with Spool(path) as spool:
+            drain_until_refused(spool, Corpus(blocked / "corpus.jsonl"))
+            assert (stats(spool).queue, {entry.attempt for entry in entries(spool)}) == (2, {0})
+    blocked.unlink()
+    with Spool(path) as spool:
+        Drain(spool, Corpus(blocked / "corpus.jsonl")).run_once()
+    assert ids(blocked / "corpus.jsonl") == ["1", "2"]
+
+
 def test_a_handler_fails_with_back_off_and_poisons_after_three(
     path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,24 @@ def test_husky_goes_on_beside_the_hook_and_its_next_install_is_noticed(
     assert (hook.read_text(), warnings(spool)) == ('#!/usr/bin/env sh\n. "$(dirname "$0")/h"', [])
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_remove_leaves_the_hooks_as_the_last_other_program_wrote_them(
+    repository: Path, tmp_path: Path, times: int
+) -> None:
+    """SPOOL-11: each hook that another program wrote over ours replaces the one before it, as it would have without
+    ours; none is left behind under a name of ours."""
+    folder = repository / ".git" / "hooks"
+    folder.mkdir(exist_ok=True)
+    beside = sorted(os.listdir(folder))
+    for number in range(times + 1):
+        (folder / "post-commit").unlink(missing_ok=True)
+        (folder / "post-commit").write_text(f"#!/bin/sh\n: {number}\n")
+        install(repository, tmp_path / "spool")
+    assert remove(repository)
+    assert (folder / "post-commit").read_text() == f"#!/bin/sh\n: {times}\n"
+    assert sorted(os.listdir(folder)) == sorted([*beside, "post-commit"])
+
+
 @pytest.mark.parametrize("language", ["#!/bin/sh", "#!/usr/bin/env bash", "#!/bin/sh -u", "python"])
 def test_a_chained_hook_sees_its_own_name_its_arguments_and_its_input(
     repository: Path, tmp_path: Path, language: str

@@ -1,5 +1,6 @@
 """The queue as a user sees it: four folders, exactly one owner, at least once, reasons beside poison."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from watchbill.cli import run
-from watchbill.spool import EventRefused, LeaseLost, PoisonEvent, Spool, SpoolLayout
+from watchbill.spool import EventRefused, Item, LeaseLost, PoisonEvent, Spool, SpoolLayout
 from watchbill.spool import names as names_module
 from watchbill.spool import publish as publish_module
 from watchbill.spool.inspect import (
@@ -116,6 +117,68 @@ def test_a_consumer_may_settle_by_hand_inside_the_block(path: Path) -> None:
         assert stats(spool).queue == 1
         with pytest.raises(LeaseLost):
             spool.done(item)
+
+
+def leased(spool: Spool) -> Item:
+    item = spool.lease()
+    assert item is not None
+    return item
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("way", ["release", "give_back", "interrupted", "batch"])
+def test_an_event_that_its_holder_puts_back_keeps_its_tries(path: Path, way: str, foreign: bool) -> None:
+    """SPOOL-06: only a failure uses up a try; whoever cannot work on an event now says nothing about the event."""
+    with Spool(path, attempts=2) as spool:
+        if foreign:
+            (path / "queue" / "theirs.jsonl").write_text('{"id": "1"}\n')
+        else:
+            spool.enqueue({"id": "1"})
+        for _ in range(5):
+            match way:
+                case "release":
+                    spool.release(leased(spool))
+                case "give_back":
+                    with Spool(path, attempts=2) as other:  # where it rests then; others take it at once
+                        other.give_back(leased(other))
+                case "interrupted":
+                    with pytest.raises(KeyboardInterrupt), spool.dequeue():
+                        raise KeyboardInterrupt
+                case _:
+                    for item in spool.lease_many(9):
+                        spool.release(item)
+            assert (stats(spool).queue, stats(spool).in_flight) == (1, 0)
+        assert not spool.fail(leased(spool), RuntimeError("first"))
+        last = leased(spool)
+        assert (last.attempt, last.event) == (2, {"id": "1"})
+        spool.release(last)
+        assert spool.fail(leased(spool), RuntimeError("second"))
+        (given_up,) = entries(spool, State.POISON)
+        assert (given_up.attempt, given_up.reason["reason"]) == (2, "retries exhausted: RuntimeError: second")
+
+
+@pytest.mark.parametrize("settle", ["done", "release", "poison", "fail", "give_back"])
+def test_a_lease_that_was_settled_does_not_settle_the_one_that_came_after_it(path: Path, settle: str) -> None:
+    """SPOOL-03: an event that was put back without a failure is leased under the same name again."""
+    with Spool(path) as spool:
+        spool.enqueue({"id": "1"})
+        before = leased(spool)
+        spool.release(before)
+        now = leased(spool)
+        assert now.path == before.path
+        with contextlib.nullcontext() if settle == "give_back" else pytest.raises(LeaseLost):
+            match settle:
+                case "fail":
+                    spool.fail(before, RuntimeError("late"))
+                case "poison":
+                    spool.poison(before, "late")
+                case "done" | "release" | "give_back":
+                    getattr(spool, settle)(before)
+                case _:
+                    raise AssertionError(settle)
+        assert (stats(spool).in_flight, spool.in_flight_here) == (1, 1)
+        spool.done(now)
+        assert stats(spool).done == 1
 
 
 def test_events_come_in_order_of_arrival_even_when_the_clock_steps_back(

@@ -1,12 +1,14 @@
 """The consuming half of a spool: leases, and what becomes of them.
 
 A lease is a rename from queue/ into this worker's own folder; exactly one worker wins it. The attempt in the
-name rises with every lease. Leases are not synced: one lost in a power cut is only delivered again.
+name rises with every lease, so that the tries of a worker that dies are counted; a release that is no failure takes it
+back. Leases are not synced: one lost in a power cut is only delivered again.
 
     lease    queue/X~0        ─▶ queue-in-flight/WORKER/X~1
     done     WORKER/X~1       ─▶ queue-done/DATE/X~1
              WORKER/BATCH/    ─▶ queue-done/DATE/BATCH/    a whole batch with one rename
-    release  WORKER/X~1       ─▶ queue/X~1
+    release  WORKER/X~1       ─▶ queue/X~0
+    failed   WORKER/X~1       ─▶ queue/X~1
     poison   WORKER/X~1       ─▶ queue-poison/X~1, its reason written beside it before the move
 
 A foreign file may come under any name, so its moves never replace a file; our own names are unique.
@@ -115,6 +117,7 @@ class Consumer:
 
     def done(self, lease: Lease) -> None:
         """Finish an event. Raises LeaseLost if it is no longer ours."""
+        self._refuse_settled(lease)
         day = int(time.time()) // 86_400
         if day != self._done_day:
             self._open_done(day)
@@ -154,12 +157,15 @@ class Consumer:
             self._batch, self._batch_fd = "", -1
             return True
 
-    def release(self, lease: Lease, rest_s: float = 0.0) -> None:
-        """Put an event back. This process leaves it alone for `rest_s`; others may take it at once."""
+    def release(self, lease: Lease, rest_s: float = 0.0, *, failed: bool = False) -> None:
+        """Put an event back. This process leaves it alone for `rest_s`; others may take it at once. Only one that
+        `failed` has used up a try."""
+        self._refuse_settled(lease)
         if rest_s > 0:
             self._rest(stem_of(lease.name), rest_s)
             self._rest_ends_s = max(self._rest_ends_s, time.monotonic() + rest_s)
-        self._move(lease, State.QUEUE.value, lease.name)
+        name = lease.name if failed else with_attempt(lease.name, lease.attempt - 1)
+        self._move(lease, State.QUEUE.value, name)
         self._settle(lease)
 
     def set_aside(self, lease: Lease, error: OSError) -> None:
@@ -180,6 +186,7 @@ class Consumer:
 
     def poison(self, lease: Lease, reason: Mapping[str, object]) -> None:
         """Give an event up, with its reason beside it."""
+        self._refuse_settled(lease)
         folder, root = State.POISON.value, self._layout.root_fd
         name = lease.name if lease.own else _free_name(lease.name, self._layout.folder(State.POISON))
         temporary = f".{os.urandom(4).hex()}.reason"
@@ -270,6 +277,12 @@ class Consumer:
                 os.rmdir(self._batch[:-1], dir_fd=self._owner.fd)
             os.close(self._batch_fd)
             self._batch, self._batch_fd = "", -1
+
+    def _refuse_settled(self, lease: Lease) -> None:
+        """An event that was put back without a failure may be leased here again, under the same name: whoever had it
+        before must not settle it."""
+        if lease.settled:
+            raise LeaseLost(f"{lease.name} was settled before")
 
     def _move(self, lease: Lease, folder: str, name: str) -> None:
         """Move a leased file; a foreign one finds another name rather than replace a file."""

@@ -270,10 +270,18 @@ def _remove_one(folder: Path, name: str) -> bool:
         before.rename(hook)
     else:
         hook.unlink()
+    for superseded in _superseded(before):
+        superseded.unlink()
     link.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         link.parent.rmdir()
     return True
+
+
+def _superseded(before: Path) -> list[Path]:
+    """Return the hooks that others have replaced since: each by one that was written in the place of ours."""
+    numbered = re.compile(re.escape(before.name) + r"\.\d+", re.ASCII)
+    return [before.with_name(name) for name in os.listdir(before.parent) if numbered.fullmatch(name)]
 
 
 def status(repository: Path, *, hooks: Path | None = None) -> Status:

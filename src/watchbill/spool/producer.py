@@ -334,12 +334,14 @@ class Producer:
         if self._recent is None or self._sign is not None:
             return False
         queue = self._layout.queue_fd
+        synced: dict[str, os.stat_result] = {}
         for path in self._recent:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=queue)
             except FileNotFoundError:
                 return False  # leased meanwhile: it may be in any folder now
             try:
+                synced[path] = os.fstat(fd)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -349,15 +351,15 @@ class Producer:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        # Still there after the folder's fsync, so it was there during it: attempts make names unique.
-        return all(self._is_visible(path) for path in self._recent)
+        # There and not renamed since, so it was there during the folder's fsync. A release brings a name back.
+        return all(self._stands(path, status) for path, status in synced.items())
 
-    def _is_visible(self, path: str) -> bool:
+    def _stands(self, path: str, before: os.stat_result) -> bool:
         try:
-            os.stat(path, dir_fd=self._layout.queue_fd, follow_symlinks=False)
+            now = os.stat(path, dir_fd=self._layout.queue_fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return True
+        return os.path.samestat(before, now) and before.st_ctime_ns == now.st_ctime_ns
 
     def _show_unseen(self) -> TheirsError | None:
         """Try again to show what a full disk kept back; return why it is still impossible."""

@@ -240,7 +240,7 @@ class Spool:
             self._consumer_of(items[0]).done_batch([item.lease for item in items])
 
     def release(self, item: Item, *, rest_s: float = 0.0) -> None:
-        """Put an event back for another try; this process leaves it alone for `rest_s` seconds."""
+        """Put an event back; this process leaves it alone for `rest_s` seconds. That uses up no try: `fail` does."""
         self._consumer_of(item).release(item.lease, rest_s)
 
     def give_back(self, item: Item) -> None:
@@ -378,7 +378,7 @@ class Spool:
         if lease.attempt >= self.attempts:
             consumer.poison(lease, {"reason": f"retries exhausted: {text}", "error": "retries exhausted"})
             return True
-        consumer.release(lease, rest_s)
+        consumer.release(lease, rest_s, failed=True)
         return False
 
     def _read(self, consumer: Consumer, lease: Lease) -> Item | None:
