@@ -275,6 +275,12 @@ def test_the_scripts_of_the_config_are_those_of_the_scripted_engine() -> None:
     assert (read["fail"], read["tokens"]) == (["http-500"], 3)
 
 
+@pytest.mark.parametrize("key", ["load", "wake", "service", "linger"])
+def test_every_duration_of_a_script_reaches_the_scripted_engine_as_it_was_written(key: str) -> None:
+    found = parsed(MODEL.format("a") + f'script = {{ {key} = "2s" }}')
+    assert scripted.check_script(found.models["a"].script)[f"{key}_ms"] == 2000
+
+
 def test_the_drivers_of_the_config_are_those_there_are() -> None:
     assert {name for name, driver in DRIVERS.items() if driver.is_available} == set(registry.DRIVERS)
 

@@ -82,29 +82,26 @@ def _look_at_model(model: Model, engine: EngineRules) -> ModelFacts:
 def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
     if not Path(model.source or "").exists():
         known = " smollm2" if Path(model.source or "").name == Path(SMOLLM2).name else ""
-        return ModelFacts(
-            complaint=f"{model.source} does not exist; fetch it with watchbill pull{known}, or correct the path"
-        )
+        hint = f"fetch it with watchbill pull{known}, or correct the path"
+        return ModelFacts(f"{model.source} does not exist", hint)
     try:
         header = read_header(Path(model.source or ""))
     except GgufError as error:
-        return ModelFacts(complaint=str(error))
-    complaint = _missing_server(engine)
-    predicted = predict_model(model, header).total
-    return ModelFacts(complaint, "engine", predicted, usable_context(model, header))
+        return ModelFacts(error.what, error.hint)
+    complaint, hint = _missing_server(engine)
+    predicted, context = predict_model(model, header).total, usable_context(model, header)
+    return ModelFacts(complaint, hint, "engine", predicted, context)
 
 
-def _missing_server(engine: EngineRules) -> str | None:
+def _missing_server(engine: EngineRules) -> tuple[str | None, str]:
+    """What is missing to run a llama.cpp server, if anything is, and what to do about it."""
     if engine.binary is not None:
-        found = shutil.which(engine.binary)
-        return (
-            None
-            if found
-            else f"there is no program {engine.binary}; correct `binary` of the engine {engine.name}"
-        )
+        if shutil.which(engine.binary):
+            return None, ""
+        return f"there is no program {engine.binary}", f"correct `binary` of the engine {engine.name}"
     if shutil.which("llama-server") or find_spec("xllamacpp"):
-        return None
-    return f"there is no llama.cpp here; {how_to_install('local')}, or put llama-server on the PATH"
+        return None, ""
+    return "there is no llama.cpp here", f"{how_to_install('local')}, or put llama-server on the PATH"
 
 
 def _look_at_command(model: Model) -> ModelFacts:
@@ -112,13 +109,13 @@ def _look_at_command(model: Model) -> ModelFacts:
         check_command(model)
         program = split_command(model.command or "")[0]
     except ConfigError as error:
-        return ModelFacts(complaint=str(error), key="command")
+        return ModelFacts(error.what, error.hint, key="command")
     if "$" not in program and shutil.which(program) is None:
         return ModelFacts(
-            complaint=f"there is no program {program}; install it or correct the command", key="command"
+            f"there is no program {program}", "install it or correct the command", key="command"
         )
     if model.source is not None and not Path(model.source).exists():
-        return ModelFacts(complaint=f"{model.source} does not exist; fetch it or correct the path")
+        return ModelFacts(f"{model.source} does not exist", "fetch it or correct the path")
     return ModelFacts()
 
 

@@ -30,6 +30,7 @@ class ModelFacts:
     """What was seen of one model without loading it."""
 
     complaint: str | None = None  # why it cannot be loaded
+    hint: str = ""  # what to do about it
     key: str = "source"  # what the complaint is about
     predicted: Bytes | None = None  # from its file
     context: int | None = None  # that a request can have, where the file says it
@@ -71,8 +72,7 @@ def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
     for name, model in catalog.models.items():
         seen = facts.models.get(name, ModelFacts())
         if seen.complaint is not None:
-            what, _, hint = seen.complaint.partition("; ")
-            yield loaded.problem(("models", name, seen.key), what, hint)
+            yield loaded.problem(("models", name, seen.key), seen.complaint, seen.hint)
         for device in model.devices:
             if facts.capacity and device not in facts.capacity:
                 text = f"nothing on this machine reads {device}, so nothing is ever loaded there"

@@ -23,8 +23,12 @@ class Key(NamedTuple):
 
     def spell(self, value: object) -> str:
         """A value of this key as TOML: sizes and durations with their units."""
-        written = next((mark for mark in self._marks() if isinstance(mark, Written)), None)
-        return spell(value, written.spell if written else None)
+        return spell(value, self.writer)
+
+    @property
+    def writer(self) -> Callable[[int], str] | None:
+        """What writes a whole number of this key with its unit; None when it has none."""
+        return next((mark.spell for mark in self._marks() if isinstance(mark, Written)), None)
 
     def mask(self, value: object) -> object:
         """What may be shown of a value of this key: all of it, unless it holds a secret."""

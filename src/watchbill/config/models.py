@@ -26,6 +26,7 @@ from watchbill.config.engines import (
     check_address,
     no_driver,
 )
+from watchbill.config.keys import keys_of
 from watchbill.config.rotation import BackgroundTable, build_background, check_task
 from watchbill.config.toml import KeyPath
 from watchbill.config.values import (
@@ -48,7 +49,7 @@ from watchbill.config.values import (
     refused,
 )
 from watchbill.errors import NameRefused
-from watchbill.units import Bytes, Millis, spell_bytes, spell_millis
+from watchbill.units import Bytes, Millis
 
 __all__ = [
     "FAILURES", "ModelTable", "ScriptTable", "build_model", "check_models", "idle_of", "memory_of", "settle_model",
@@ -512,15 +513,12 @@ def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base:
 
 
 def _script(table: ScriptTable | None) -> dict[str, object]:
-    """The script, spelled as the scripted engine reads it."""
-    if table is None:
-        return {}
-    said: dict[str, object] = table.model_dump(exclude_none=True)
-    spelled: dict[str, object] = {
-        "load": spell_millis(table.load),
-        "wake": spell_millis(table.wake),
-        "service": spell_millis(table.service),
-        "memory": spell_bytes(table.memory),
-        "fail": list(table.fail),
-    }
-    return {key: spelled.get(key, value) for key, value in said.items()}
+    """The script as its engine reads it: sizes and durations with their units, as the operator writes them."""
+    said: dict[str, object] = table.model_dump(exclude_none=True) if table is not None else {}
+    for key in keys_of(ScriptTable).values():
+        value = said.get(key.name)
+        if key.writer is not None and isinstance(value, int):
+            said[key.name] = key.writer(value)
+        elif isinstance(value, tuple):
+            said[key.name] = list(cast("tuple[object, ...]", value))
+    return said

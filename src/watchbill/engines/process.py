@@ -92,7 +92,7 @@ def fill(word: str, values: Mapping[str, str], *later: str) -> str:
             return found[0]
         if name not in values:
             known = ", ".join(f"${{{known}}}" for known in (*KNOWN, *later))
-            raise ConfigError(f"unknown placeholder ${{{name}}} in {word!r}; known are {known}")
+            raise ConfigError(f"unknown placeholder ${{{name}}} in {word!r}", hint=f"known are {known}")
         return values[name]
 
     return _PLACEHOLDER.sub(value_of, word)
