@@ -15,6 +15,7 @@ import logging
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -457,6 +458,8 @@ class _Reloading:
         changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
         self._parts.serving.gateway.reconfigure(catalog.server)
+        if changes:
+            self._parts.serving.gateway.config_since = time.time()
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")
         return changes
 

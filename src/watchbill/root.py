@@ -209,12 +209,15 @@ def command_for(
 
 
 def _naming(root: Path, environment: Mapping[str, str]) -> list[str]:
-    """The option that names this root, where nothing else would lead to it."""
+    """The option that names this root, unless every terminal finds it without.
+
+    $WATCHBILL_HOME is of no help: it may be set in this terminal and not in the one that the command is pasted into.
+    """
     try:
-        is_usual = find_root(None, environment).path == root
-    except ConfigError:  # nobody knows a home here
-        is_usual = False
-    return [] if is_usual else ["--root", str(root)]
+        usual = {find_root(None, environment).path, find_root(None, {}).path}
+    except ConfigError:  # without a home folder there is no usual root
+        usual = set[Path]()
+    return [] if usual == {root} else ["--root", str(root)]
 
 
 def _parse_record(text: bytes) -> DaemonRecord | None:

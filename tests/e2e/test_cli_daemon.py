@@ -39,7 +39,7 @@ def test_a_daemon_is_started_asked_and_stopped(place: Place) -> None:
     assert daemon.wait() == 0
     gone = place.run("status")
     assert gone.returncode == 3
-    assert "watchbill up" in gone.stderr
+    assert f"watchbill --root {place.root} up" in gone.stderr
 
 
 def test_an_unknown_model_is_one_clear_line(place: Place) -> None:

@@ -46,7 +46,7 @@ def test_make_up_and_the_first_question(newcomer: Place) -> None:
     asked = newcomer.run("chat", question, "--max-tokens", "12")
     assert asked.returncode == 0, asked.stderr
     assert len(asked.stdout.split()) > 3, asked
-    for step in ("curl ", "watchbill chat", "watchbill status"):
+    for step in ("curl ", f"--root {newcomer.root} chat", f"--root {newcomer.root} status"):
         assert step in daemon.stderr
     newcomer.run("down")
     assert daemon.wait() == 0

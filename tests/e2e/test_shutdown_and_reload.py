@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,23 @@ def test_a_changed_config_touches_only_what_changed(place: Place) -> None:
         assert (daemon.model("talker")["pid"], daemon.model("other")["pid"]) == (talker, other)
     assert stream.rest()[-1] == "[DONE]"
     assert daemon.model("talker")["loads"] == 1
+    assert daemon.stop() == 0
+
+
+def test_a_reload_of_what_was_taken_over_already_says_since_when_it_is_in_force(place: Place) -> None:
+    """design 9: the daemon takes a changed file over by itself, and the operator who asks is not left in doubt."""
+    place.config.write_text(OTHER)
+    daemon = place.up()
+    began = json.loads(daemon.ask("/wb/v1/config/reload", {})[2])
+    assert began["changes"] == [] and began["since"]
+    place.config.write_text(OTHER + scripted("new"))
+    eventually(lambda: "new" in daemon.status()["models"])
+    done = place.run("config", "reload")
+    assert done.returncode == 0
+    assert re.fullmatch(r"nothing changed; this config is in force since [0-9-]+ [0-9:]+\n", done.stdout), (
+        done
+    )
+    assert json.loads(daemon.ask("/wb/v1/config/reload", {})[2])["since"] >= began["since"]
     assert daemon.stop() == 0
 
 

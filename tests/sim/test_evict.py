@@ -81,7 +81,6 @@ def test_who_waits_for_an_answer_keeps_the_place_and_evict_says_that_the_model_c
     assert [caller.outcome for caller in callers] == ["answered", "answered"]
     (text,) = said(world)
     assert "2 requests wait for it and bring it back" in text
-    assert "watchbill cancel" in text
 
 
 def test_what_was_cut_before_its_first_byte_is_counted_among_those_who_wait(

@@ -12,7 +12,7 @@ from watchbill.cli.quick import Asked, lead_with_command, understand
 from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.cli.welcome import next_steps
-from watchbill.root import command_for
+from watchbill.root import command_for, find_root
 
 AMOUNTS = st.lists(st.integers(0, 2**50), min_size=1, max_size=5)
 
@@ -98,20 +98,32 @@ def test_a_warning_to_a_terminal_that_is_gone_is_no_error(monkeypatch):
 @pytest.mark.parametrize(
     ("started_as", "home", "told"),
     [
-        (".venv/bin/watchbill", "/r", ".venv/bin/watchbill"),
-        (".venv/bin/watchbill", "/other", ".venv/bin/watchbill --root /r"),
-        ("/site/watchbill/__main__.py", "/r", f"{sys.executable} -m watchbill"),
+        (".venv/bin/watchbill", "", ".venv/bin/watchbill"),
+        (".venv/bin/watchbill", "/other", ".venv/bin/watchbill --root {usual}"),
+        ("/site/watchbill/__main__.py", "", f"{sys.executable} -m watchbill"),
     ],
 )
 def test_what_to_try_next_works_as_it_stands(tmp_path, started_as, home, told):
     """design 9: after `make up` no `watchbill` is on the PATH, and a root that was named once is named again."""
+    usual = find_root(None, {}).path
     environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": home}
-    assert command_for(Path("/r"), started_as=[started_as], environment=environment) == told
+    told = told.format(usual=usual)
+    assert command_for(usual, started_as=[started_as], environment=environment) == told
     assert next_steps("http://h:1", "m", told)[2] == f"{told} status"
+
+
+@pytest.mark.parametrize("home", ["", "/r", "/other"])
+def test_a_root_that_another_terminal_would_not_find_is_named(tmp_path, home):
+    """design 9: $WATCHBILL_HOME may be set in this terminal only, and a hint is pasted into any."""
+    environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": home}
+    told = command_for(Path("/r"), "status", started_as=["bin/watchbill"], environment=environment)
+    assert told == "bin/watchbill --root /r status"
 
 
 def test_a_program_on_the_path_is_called_by_its_name(tmp_path):
     """design 9: where it was installed, nobody needs to know where."""
     (tmp_path / "watchbill").touch(mode=0o755)
-    environment = {"PATH": str(tmp_path), "WATCHBILL_HOME": "/r"}
-    assert command_for(Path("/r"), started_as=[".venv/bin/watchbill"], environment=environment) == "watchbill"
+    usual = find_root(None, {}).path
+    assert (
+        command_for(usual, started_as=["bin/watchbill"], environment={"PATH": str(tmp_path)}) == "watchbill"
+    )

@@ -1,6 +1,7 @@
 """The drains of a daemon: every spool in threads of its own, and no spool's trouble is anybody else's."""
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,6 +121,11 @@ def test_poisoned_events_are_told(drains: Drains, tmp_path: Path, alerts: list[A
     wait_for(lambda: len(alerts) == 1)
     assert alerts[0].kind == "spool-poison"
     assert "2 events were poisoned" in alerts[0].text
+    command = alerts[0].text.rpartition("; see: ")[2]
+    listed = subprocess.run(
+        command, shell=True, cwd="/", capture_output=True, text=True, timeout=30, check=True
+    )
+    assert listed.stdout.count("poison") >= 2, listed.stdout
     assert ids(tmp_path / "corpus/a.jsonl") == ["1"]
 
 

@@ -61,6 +61,20 @@ async def test_a_request_waits_for_its_companions_and_the_answer_names_them() ->
         assert "x-watchbill-with" not in alone.headers
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/rerank"])
+@pytest.mark.parametrize("beside", [None, B])
+async def test_a_refusal_that_never_ends_invites_no_retry(path: str, beside: str | None) -> None:
+    """RES-13: a model or a set that can never fit is refused without a time to come back at."""
+    vast = Model("vast", "peer", memory={"ram": Bytes(2**40)})
+    known = replace(CATALOG, models={**CATALOG.models, "vast": vast})
+    said = {**CHAT, "model": "vast", "max_tokens": 1, "stream": False}
+    headers = {} if beside is None else {"X-Watchbill-With": beside}
+    async with open_gateway(catalog=known) as opened:
+        answer = await opened.ask(path, said, headers=headers)
+        assert (answer.status, answer.headers.get("x-should-retry")) == (503, "false")
+        assert "retry-after" not in answer.headers
+
+
 async def test_a_set_that_can_never_fit_is_told_so_at_once() -> None:
     """RES-13: 503 never_fits with the sizes, and no advice to try again."""
     async with open_gateway(catalog=catalog()) as opened:

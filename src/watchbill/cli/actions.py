@@ -62,6 +62,11 @@ def evict(
         ),
     )
     _tell(session, content, f"{model} is evicted", json=json)
+    if not json and fields(parse(content or b"{}")).get("waiting"):
+        root = session.root
+        session.terminal.note(
+            f"{root.command('requests')} lists who waits; {root.command('cancel')} ID ends one"
+        )
 
 
 def cancel(

@@ -11,11 +11,10 @@ from typing import Annotated, cast
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from watchbill.cli.client import Client
 from watchbill.cli.conversation import Conversation
 from watchbill.cli.options import Common
 from watchbill.cli.session import Session
-from watchbill.cli.status import Fields, fields, rows_of
+from watchbill.cli.status import Fields, fields, how_to_begin, rows_of
 from watchbill.cli.terminal import plain
 from watchbill.errors import ModelNotFound, NotReachable, RequestError, TheirsError
 
@@ -54,18 +53,18 @@ def chat(
             raise RequestError(
                 f"nothing to ask; write: {session.root.command('chat', 'Why is the sky blue?')}"
             )
-    conversation = Conversation(session, model or _choose(session.client), system, max_tokens)
+    conversation = Conversation(session, model or _choose(session), system, max_tokens)
     if asked:
         conversation.ask(asked)
     else:
         _talk(conversation, session)
 
 
-def _choose(client: Client) -> str:
+def _choose(session: Session) -> str:
     """A model that can answer: one that need not be loaded first, else one that did not fail, else any."""
-    listed = rows_of(client.get_json("/v1/models"), "data")
+    listed = rows_of(session.client.get_json("/v1/models"), "data")
     if not listed:
-        raise ModelNotFound("the daemon has no models; name one in watchbill.toml, or: watchbill config init")
+        raise ModelNotFound(f"the daemon has {how_to_begin(session.root)}")
     talking = [model for model in listed if not _only_embeds(model)] or listed
     standing = {"loaded": 0, "failed": 2}
     best = min(talking, key=lambda model: standing.get(str(fields(model.get("status")).get("value")), 1))

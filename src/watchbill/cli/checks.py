@@ -145,7 +145,7 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
         Finding("config", Health.OK, told),
         *(
             Finding("config", Health.FAIL if found.is_grave else Health.WARN, str(found.problem))
-            for found in examine(loaded, look_at(loaded))
+            for found in examine(loaded, look_at(loaded, root))
         ),
     ]
 

@@ -71,10 +71,11 @@ def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAUL
     """
     terminal = Terminal(quiet=where.quiet)
     try:
-        loaded = read(config, root=find_root(where.root).path)
+        root = find_root(where.root)
+        loaded = read(config, root=root.path)
     except ConfigError as error:
         return _refuse(error, terminal, json=json)
-    findings = examine(loaded, look_at(loaded))
+    findings = examine(loaded, look_at(loaded, root))
     is_right = not any(finding.is_grave for finding in findings)
     if json:
         terminal.show(

@@ -12,7 +12,7 @@ from watchbill.cli.client import DaemonRefused, parse
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, rows_of
 from watchbill.cli.terminal import plain
-from watchbill.errors import EngineFailed
+from watchbill.errors import EngineFailed, WaitExceeded
 
 __all__ = ["Conversation"]
 
@@ -40,6 +40,8 @@ class Conversation:
                 said.append(piece)
                 self._session.terminal.write(piece)
             self._session.terminal.show("")
+        except DaemonRefused as refused:
+            raise self._with_hint(refused) from refused
         finally:
             if said:
                 self._messages.append({"role": "assistant", "content": "".join(said)})
@@ -47,6 +49,13 @@ class Conversation:
                 self._messages.pop()
             del self._messages[:-CLI_CHAT_MESSAGES_MAX]
         return "".join(said)
+
+    def _with_hint(self, refused: DaemonRefused) -> DaemonRefused:
+        """The same refusal, with the command that says more where there is one."""
+        if refused.reason != WaitExceeded.code:
+            return refused
+        text = f"{refused}; see: {self._session.root.command('explain', self.model)}"
+        return DaemonRefused(text, answered=refused.answered, reason=refused.reason)
 
     def _pieces(self) -> Iterator[str]:
         body: dict[str, object] = {

@@ -59,6 +59,11 @@ class How:
     def terminal(self) -> Terminal:
         return Terminal(quiet=self.quiet)
 
+    def command_to_repair(self, path: Path) -> str:
+        """For a person to paste."""
+        key = [] if self.id_key is None else ["--id-key", self.id_key]
+        return find_root(self.root).command("corpus", "repair", str(path.absolute()), *key)
+
     def find(self, text: str) -> "_Found":
         """The file that is meant. Raises TheirsError when there is none."""
         path = Path(text).expanduser()
@@ -121,7 +126,7 @@ def check(file: _File, /, *, json: AsJson = False, how: How = _DEFAULTS) -> int:
         if report.bad > _NAMED:
             how.terminal.show(f"and {report.bad - _NAMED} more")
         how.terminal.show(
-            f"{_told(report)}{'' if report.is_clean else '; watchbill corpus repair takes them out'}"
+            _told(report) + ("" if report.is_clean else f"; {how.command_to_repair(path)} takes them out")
         )
     return 0 if report.is_clean else FAILED
 

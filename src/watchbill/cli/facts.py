@@ -18,14 +18,17 @@ from watchbill.packages import how_to_install
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
+from watchbill.root import Root
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
 
 __all__ = ["look_at"]
 
 
-def look_at(loaded: Loaded) -> MachineFacts:
-    """Reads the machine's memory and every model file's header, and calls on engines. Blocks; changes nothing."""
+def look_at(loaded: Loaded, root: Root) -> MachineFacts:
+    """Reads the machine's memory and every model file's header, and calls on engines. Blocks; changes nothing.
+
+    The root is the one that hints are to name."""
     engines = loaded.catalog.engines
     are_named = any(name.startswith("gpu:") for name in loaded.catalog.devices)
     cards, no_cards = find_cards() if are_named else (None, "")
@@ -33,7 +36,7 @@ def look_at(loaded: Loaded) -> MachineFacts:
         capacity=_capacities(cards),
         no_cards=no_cards,
         models={
-            name: _look_at_model(model, engines[model.engine])
+            name: _look_at_model(model, engines[model.engine], root)
             for name, model in loaded.catalog.models.items()
             # The file of the embedded default is fetched by `up`.
             if loaded.file is not None or Path(model.source or "").exists()
@@ -71,23 +74,24 @@ def _capacities(cards: Probe | None) -> dict[str, Bytes]:
     return found
 
 
-def _look_at_model(model: Model, engine: EngineRules) -> ModelFacts:
+def _look_at_model(model: Model, engine: EngineRules, root: Root) -> ModelFacts:
     if engine.driver == "llamacpp":
-        return _look_at_gguf(model, engine)
+        return _look_at_gguf(model, engine, root)
     if engine.driver == "process":
         return _look_at_command(model)
     return ModelFacts()
 
 
-def _look_at_gguf(model: Model, engine: EngineRules) -> ModelFacts:
+def _look_at_gguf(model: Model, engine: EngineRules, root: Root) -> ModelFacts:
     if not Path(model.source or "").exists():
-        known = " smollm2" if Path(model.source or "").name == Path(SMOLLM2).name else ""
-        hint = f"fetch it with watchbill pull{known}, or correct the path"
+        is_known = Path(model.source or "").name == Path(SMOLLM2).name
+        fetch = root.command("pull", "smollm2") if is_known else "watchbill pull"
+        hint = f"fetch it with {fetch}, or correct the path"
         return ModelFacts(f"{model.source} does not exist", hint)
     try:
         header = read_header(Path(model.source or ""))
     except GgufError as error:
-        return ModelFacts(error.what, error.hint)
+        return ModelFacts(error.complaint, error.hint)
     complaint, hint = _missing_server(engine)
     predicted, context = predict_model(model, header).total, usable_context(model, header)
     return ModelFacts(complaint, hint, "engine", predicted, context)

@@ -50,7 +50,7 @@ def show_status(session: Session, *, json: bool) -> None:
     if json:
         session.terminal.show_json(content)
         return
-    lines = draw_status(fields(parse(content)), session.client.url, session.terminal)
+    lines = draw_status(fields(parse(content)), session.client.url, session.root, session.terminal)
     session.terminal.show(*lines)
 
 
@@ -61,7 +61,8 @@ def show_models(session: Session, *, json: bool) -> None:
         session.terminal.show_json(content)
         return
     models = fields(fields(session.client.get_json("/wb/v1/status")).get("models"))
-    session.terminal.show(*draw_catalog(rows_of(parse(content), "data"), models, session.terminal))
+    listed = rows_of(parse(content), "data")
+    session.terminal.show(*draw_catalog(listed, models, session.root, session.terminal))
 
 
 def show_requests(session: Session, *, json: bool) -> None:

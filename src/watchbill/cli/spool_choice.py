@@ -18,7 +18,7 @@ from watchbill.cli.app import WrongUse
 from watchbill.cli.options import QUIET, ROOT
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
-from watchbill.root import find_root
+from watchbill.root import command_for, find_root
 from watchbill.runtime.spools import folder_of, open_spool
 from watchbill.spool import Spool
 
@@ -50,6 +50,10 @@ class Chosen(NamedTuple):
     def folder(self) -> Path:
         return folder_of(self.rules, self.root)
 
+    def command(self, *words: str) -> str:
+        """A command for this spool, for a person to paste: by its folder, which every other place understands, too."""
+        return command_for(self.root, "spool", *words, "--spool", str(self.folder))
+
     def make(self, *, signed: bool = False) -> Spool:
         """The spool; its folders are made where they are missing."""
         return open_spool(self.rules, self.root, signed=signed)
@@ -58,7 +62,7 @@ class Chosen(NamedTuple):
         """The spool, for commands that only look or move: a mistyped folder is not made into a spool."""
         if not (self.folder / "queue").is_dir():
             raise ConfigError(
-                f"there is no spool in {self.folder}; the first `watchbill spool enqueue` makes one"
+                f"there is no spool in {self.folder}; the first event makes one: {self.command('enqueue')}"
             )
         return self.make()
 

@@ -14,6 +14,7 @@ from watchbill.cli.spool_choice import AsJson, Which
 from watchbill.cli.spool_views import WORDS
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import TheirsError
+from watchbill.root import find_root
 from watchbill.spool import Entry, LeaseLost, Spool, SpoolBroken, SpoolFull, SpoolLayout, State, entries
 from watchbill.spool.inspect import find_leased
 from watchbill.spool.names import stem_of
@@ -138,7 +139,7 @@ def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
                 and not any(stem_of(each.name) == asked for each in found[name])
             ):
                 found[name].append(entry)
-    return [leased.get(name) or _single(name, found[name], states) for name in names]
+    return [leased.get(name) or _single(spool, name, found[name], states) for name in names]
 
 
 def _is_leased(spool: Spool, name: str) -> bool:
@@ -150,13 +151,14 @@ def _held(names: list[str]) -> set[Path]:
     return {Path(name).absolute() for name in names if "/" in name}
 
 
-def _single(name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
+def _single(spool: Spool, name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
     if len(found) == 1:
         return found[0]
     if found:
         raise TheirsError(f"{len(found)} events begin with {name}; name one in full")
     where = " or ".join(WORDS[state] for state in states) or "this spool"
-    raise TheirsError(f"no event {name} in {where}; watchbill spool list shows what there is")
+    look = find_root().command("spool", "list", "--spool", str(spool.layout.root))
+    raise TheirsError(f"no event {name} in {where}; {look} shows what there is")
 
 
 def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *, json: bool) -> int:

@@ -10,6 +10,7 @@ from typing import cast
 
 from watchbill.cli.bounds import CLI_ALERTS_SHOWN
 from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.root import Root
 from watchbill.units import format_bytes, format_millis
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "draw_status",
     "fields",
     "figure",
+    "how_to_begin",
     "rows_of",
 ]
 
@@ -27,7 +29,6 @@ __all__ = [
 Fields = Mapping[str, object]
 
 _BAR_CELLS = 44
-_NO_MODELS = "no models; name one in watchbill.toml, or start from: watchbill config init"
 
 #: How a state is marked: sign, styles.
 _STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -61,7 +62,7 @@ def figure(value: object) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
+def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) -> list[str]:
     """Everything at one glance: devices, models, lanes."""
     devices, models, lanes = (fields(status.get(part)) for part in ("devices", "models", "lanes"))
     lines = [_headline(status, models, lanes, address, terminal)]
@@ -72,7 +73,7 @@ def draw_status(status: Fields, address: str, terminal: Terminal) -> list[str]:
     for name, device in devices.items():
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]
         lines += _draw_troubles(fields(device), fields(lent.get(name)), terminal)
-    lines += ["", *draw_models(models, terminal), "", *_draw_lanes(lanes, terminal)]
+    lines += ["", *draw_models(models, root, terminal), "", *_draw_lanes(lanes, terminal)]
     if spools := fields(status.get("spools")):
         lines += ["", *_draw_spools(spools, terminal)]
     if turns := _draw_turns(status):
@@ -112,10 +113,15 @@ def _draw_alerts(alerts: list[Fields], terminal: Terminal) -> list[str]:
     return lines
 
 
-def draw_models(models: Fields, terminal: Terminal) -> list[str]:
+def how_to_begin(root: Root) -> str:
+    """What to do without any model."""
+    return f"no models; name one in watchbill.toml, or start from: {root.command('config', 'init')}"
+
+
+def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:
     """One line per model, and one below it where there is a reason to tell."""
     if not models:
-        return [_NO_MODELS]
+        return [how_to_begin(root)]
     columns = [
         Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("MEASURED", right=True),
         Column("RUNNING", right=True), Column("QUEUED", right=True), Column("LOADS", right=True),
@@ -131,10 +137,10 @@ def draw_models(models: Fields, terminal: Terminal) -> list[str]:
     return lines
 
 
-def draw_catalog(listed: list[Fields], models: Fields, terminal: Terminal) -> list[str]:
+def draw_catalog(listed: list[Fields], models: Fields, root: Root, terminal: Terminal) -> list[str]:
     """One line per model that can be asked for, with the names it answers to."""
     if not listed:
-        return [_NO_MODELS]
+        return [how_to_begin(root)]
     columns = [
         Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("CONTEXT", right=True),
         Column("ALSO CALLED"),

@@ -214,7 +214,7 @@ class Admission:
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
-            f"the forecast is {forecast / 1000:.1f} s; see: watchbill explain {model.serving.name}"
+            f"the forecast is {forecast / 1000:.1f} s"
         )
         self._state.refuse(request.id, Refusal.WAIT_EXCEEDED, text, retry)
 

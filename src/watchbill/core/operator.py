@@ -71,8 +71,7 @@ class Operator:
             if waiting == 1
             else f"{waiting} requests wait for it and bring"
         )
-        hint = "watchbill requests lists who waits, watchbill cancel ID ends it"
-        return f"{model.name} {what}; {who} it back ({hint})"
+        return f"{model.name} {what}; {who} it back"
 
     def retry_asked(self, event: RetryAsked, now: int) -> None:
         """Lifts a quarantine by hand: the cause is gone, as far as the operator knows."""

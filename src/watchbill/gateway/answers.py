@@ -118,13 +118,13 @@ def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -
 def _retry_headers(error: TheirsError) -> dict[str, str]:
     """When, and whether, to try again."""
     status = status_of(error)
+    if isinstance(error, (NeverFits, Cancelled)) or status == 501:  # the same request would end the same way
+        return {"x-should-retry": "false"}  # SDKs retry every 5xx otherwise
     headers: dict[str, str] = {}
-    if status in _RETRYABLE and not isinstance(error, Cancelled):
+    if status in _RETRYABLE:
         known = error.retry_after_ms
         seconds = _RETRY_AFTER_DEFAULT_S if known is None else -(-known // 1000)
         headers["Retry-After"] = str(max(1, min(RETRY_AFTER_S_MAX, seconds)))
-    if isinstance(error, (NeverFits, Cancelled)) or status == 501:
-        headers["x-should-retry"] = "false"  # SDKs retry every 5xx otherwise
     if isinstance(error, LaneFull):
         headers["x-should-retry"] = "true"
     return headers

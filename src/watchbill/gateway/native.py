@@ -5,7 +5,8 @@ Answers from the driver's state; never touches an engine, so that a probe resets
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -104,7 +105,17 @@ class NativeDoor:
             raise RequestError("force must be true or false")
         name = self._check_model(context.request.match["name"])
         said = await self._gateway.driver.evict(name, force=force)
-        return json_response({"message": said, "model": name}, context.lines())
+        return json_response(
+            {"message": said, "model": name, "waiting": self._waiting(name)}, context.lines()
+        )
+
+    def _waiting(self, model: str) -> int:
+        """How many requests wait for a model, by itself or as a companion: they bring it back."""
+        return sum(
+            request["state"] == "waiting"
+            and model in (request["model"], *cast("list[str]", request["companions"]))
+            for request in self._gateway.driver.requests()
+        )
 
     async def reload(self, context: RequestContext) -> Response:
         """POST /wb/v1/config/reload: applied whole, or refused with every error."""
@@ -115,8 +126,12 @@ class NativeDoor:
             changes = await self._gateway.reload()
         except ConfigError as error:
             raise RequestError(f"the config was refused, the old one stays: {error}") from error
-        said = "; ".join(changes) or "nothing changed"
-        return json_response({"message": said, "changes": changes}, context.lines())
+        since = datetime.fromtimestamp(self._gateway.config_since).astimezone()
+        said = (
+            "; ".join(changes) or f"nothing changed; this config is in force since {since:%Y-%m-%d %H:%M:%S}"
+        )
+        told = {"message": said, "changes": changes, "since": since.isoformat(timespec="seconds")}
+        return json_response(told, context.lines())
 
     async def events(self, context: RequestContext) -> Answer:
         """GET /wb/v1/events: the journal as it is written."""

@@ -79,6 +79,8 @@ class Services:
         self.access = AccessLog(access_log)
         #: Reads the config again and says what changed; the daemon sets it.
         self.reload: Callable[[], Awaitable[list[str]]] | None = None
+        #: When the config that is in force was taken over, by the wall clock; the daemon moves it on.
+        self.config_since = time.time()
         self.caller_options = CallerOptions()
         self.meters = Meters(time.monotonic)
         self.files = ModelFiles(datetime.now(UTC))

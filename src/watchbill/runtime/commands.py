@@ -29,7 +29,7 @@ class Commands:
             async with asyncio.timeout(OPERATOR_MS_MAX / 1000):
                 reply = await answer
         except TimeoutError:
-            raise TheirsError("it is still not done; see: watchbill status") from None
+            raise TheirsError("it is still not done, and goes on; the status shows when it is") from None
         finally:
             self._waiting.pop(command, None)
         if not reply.ok:

@@ -28,6 +28,7 @@ from watchbill.limits import (
     DRAIN_STOP_MS,
     DRAIN_SWITCH_MS,
 )
+from watchbill.root import command_for
 from watchbill.runtime.spools import folder_of, make_drains, open_spool
 from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State, gc
 from watchbill.spool.githook import warnings
@@ -228,7 +229,10 @@ class _Keeper:
         self._poisoned_told += new
         self._poisoned_told_at_s = now_s
         events = "an event was" if new == 1 else f"{new} events were"
-        advice = f"see: watchbill spool list --spool {self.rules.name} --state poison"
+        folder = folder_of(self.rules, self._root)
+        advice = (
+            f"see: {command_for(self._root, 'spool', 'list', '--spool', str(folder), '--state', 'poison')}"
+        )
         self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
 
     def _tell_of_hooks(self) -> None:

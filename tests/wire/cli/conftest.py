@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import subprocess
 import sys
 import termios
@@ -182,6 +183,10 @@ class Command:
         if self.url:
             given["WATCHBILL_URL"] = self.url
         return inherited | given | self.settings
+
+    def hint(self, *words: str) -> str:
+        """How a hint names a command that is to work in another terminal, too."""
+        return shlex.join(["watchbill", "--root", self.environment["WATCHBILL_HOME"], *words])
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -38,7 +38,7 @@ def test_an_empty_answer_is_a_success_too(watchbill, daemon):
 def test_cancelling_a_stranger_says_where_to_look(watchbill):
     done = watchbill("cancel", "r-404")
     assert done.returncode == 1
-    assert done.stderr == "watchbill: no open request r-404; watchbill requests lists them\n"
+    assert done.stderr == f"watchbill: no open request r-404; {watchbill.hint('requests')} lists them\n"
 
 
 def test_a_failed_load_shows_the_engines_last_words(watchbill, daemon):

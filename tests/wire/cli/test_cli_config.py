@@ -11,10 +11,11 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def test_who_begins_with_a_config_is_told_how_to_get_its_model(alone):
     """design 9: the model of the first config is not there yet, and the advice is a whole command."""
-    assert "watchbill pull smollm2" in alone("config", "init").stderr
+    fetch = alone.hint("pull", "smollm2")
+    assert fetch in alone("config", "init").stderr
     missing = alone("config", "check")
     assert missing.returncode == 2
-    assert "fetch it with watchbill pull smollm2" in missing.stderr
+    assert f"fetch it with {fetch}, or correct the path" in missing.stderr
 
 
 def test_a_bare_machine_has_nothing_to_mend(alone):

@@ -13,7 +13,7 @@ def findings(done) -> dict[str, tuple[str, str]]:
 def test_a_fresh_machine_is_healthy_and_told_how_to_begin(alone):
     done = alone("doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    for told in ("Python 3.", "root", "disk", "memory", "config", "watchbill up starts one"):
+    for told in ("Python 3.", "root", "disk", "memory", "config", f"{alone.hint('up')} starts one"):
         assert told in done.stdout, told
     assert not (alone.home / "root").exists()  # looking changes nothing
 

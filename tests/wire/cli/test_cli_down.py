@@ -55,9 +55,8 @@ def test_nothing_to_stop_is_said_clearly(alone):
     """pitfalls: exit code 3 means no daemon."""
     done = alone("down")
     assert (done.returncode, done.stdout) == (3, "")
-    assert (
-        done.stderr == f"watchbill: no daemon runs on {alone.home / 'root'}; start one with: watchbill up\n"
-    )
+    told = f"watchbill: no daemon runs on {alone.home / 'root'}; start one with: {alone.hint('up')}\n"
+    assert done.stderr == told
 
 
 def test_down_asks_once_and_waits_until_the_daemon_is_gone(alone, start):

@@ -35,7 +35,7 @@ def test_without_a_daemon_every_command_says_how_to_start_one(alone, command):
     done = alone(*command)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"watchbill: no daemon answers at {alone.url}")
-    assert done.stderr.endswith("start one with: watchbill up\n")
+    assert done.stderr.endswith(f"start one with: {alone.hint('up')}\n")
     assert done.stderr.count("\n") == 1
 
 
@@ -261,10 +261,9 @@ def test_a_command_for_a_root_never_reaches_another_daemon(alone, daemon, tmp_pa
         if how == "variable":
             alone.settings["WATCHBILL_HOME"] = str(empty)
             done = alone(*command)
-            told = "start one with: watchbill up\n"
         else:
             done = alone(*command, "--root", str(empty))
-            told = f"start one with: watchbill --root '{empty}' up\n"
+        told = f"start one with: watchbill --root '{empty}' up\n"
         assert (done.returncode, daemon.heard) == (3, [])
         assert done.stderr.endswith(told), done.stderr
 

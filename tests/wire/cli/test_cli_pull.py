@@ -51,7 +51,8 @@ def test_a_file_that_nobody_serves_comes_with_the_lines_that_serve_it(alone, ggu
     lines = done.stderr.partition("\n\n")[2].partition("\n\n")[0]
     (alone.home / "watchbill.toml").write_text(lines)
     assert alone("config", "check").returncode == 0, lines
-    assert done.stderr.endswith("save them as watchbill.toml, then: watchbill up --config watchbill.toml\n")
+    start = alone.hint("up", "--config", "watchbill.toml")
+    assert done.stderr.endswith(f"save them as watchbill.toml, then: {start}\n")
     assert (
         "it is served as: my-model.v2"
         in alone("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf").stderr
