@@ -1,3 +1,3 @@
-"""Watchbill: who stands at which model, and when, for local language models."""
+"""Watchbill: who stands at which station, and when, for local language models."""
 
 __version__ = "0.1.0"

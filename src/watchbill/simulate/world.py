@@ -6,20 +6,16 @@ the core's actions as the real driver does, and feeds it the same events; what i
 
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
 from heapq import heappop, heappush
 
-from watchbill.catalog import Catalog, WorkClass
+from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
-from watchbill.simulate import sleep
 from watchbill.simulate.callers import Caller, Faults, Tally
-from watchbill.simulate.checks import check
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
-from watchbill.simulate.task import run_task
 
 __all__ = ["World"]
 
@@ -32,6 +28,8 @@ LINGER_MS = (10.0, 9_000.0)
 LET_GO_MS = 10_000.0
 #: How late an answer that comes twice may be.
 LATE_ANSWER_MS = 8_000.0
+#: What the engine layer waits for an answer to an easy question; the core waits a little longer.
+PATIENCE_MS = 60_000
 #: The first token comes after this part of an answer's work, at the latest after this time.
 FIRST_BYTE_SHARE = 0.1
 FIRST_BYTE_MAX_MS = 200.0
@@ -87,8 +85,8 @@ class World:
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
-            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: partial(run_task, self),
-            m.Sleep: partial(sleep.sleep, self), m.Rouse: partial(sleep.wake, self), m.Check: partial(check, self),
+            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Sleep: self._sleep, m.Rouse: self._wake_up, m.Check: self._check,
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -414,7 +412,7 @@ class World:
 
     def look(self) -> None:
         """The driver looks at its machine."""
-        sleep.nod_off(self)
+        self._nod_off()
         if self.happens(self.faults.probe_stuck):
             return
         power = (self.power_w, self.power_limit_w)
@@ -422,7 +420,7 @@ class World:
             d: m.DeviceReading(c, self.available(d), 0, None, *power) for d, c in self.capacity.items()
         }
         models = {
-            name: sleep.reading(self.declared[name], engine)
+            name: self._reading(self.declared[name], engine)
             for name, engine in self.engines.items()
             if engine.power is not Power.OFF and not self.declared[name].shared
         }
@@ -468,3 +466,81 @@ class World:
     def explicit(self) -> list[Caller]:
         """Everybody but our own rotation."""
         return [c for c in self.callers.values() if c.request.work_class is not WorkClass.ROTATION]
+
+    # ------------------------------------------------------------------ sleep, checks and background tasks
+
+    def _wake_up(self, action: m.Rouse) -> None:
+        """Wakes an engine: a load with a shorter time."""
+        engine = self.engines[action.model]
+        engine.power, engine.attempt = Power.LOADING, action.attempt
+        engine.held = dict(engine.model.memory)
+        began, fails = self.now, self.happens(self.faults.load_fails)
+        self.tally.wakings += 1
+        taken = engine.model.wake_ms * self.random.uniform(*self.faults.jitter)
+        self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
+
+    def _sleep(self, action: m.Sleep) -> None:
+        """Tells an engine to sleep; one that fails is stopped instead."""
+        engine = self.engines[action.model]
+        engine.power, engine.attempt = Power.STOPPING, action.attempt
+        fails = self.happens(self.faults.load_fails)
+
+        def ended() -> None:
+            if fails:
+                self.stopped(engine, action.attempt, lost=False)
+            elif engine.power is Power.STOPPING and engine.attempt == action.attempt:
+                engine.sleep()
+                self.look()
+                self.feed(m.Slept(engine.model.name, action.attempt, dict(engine.held)))
+
+        self.at(self.now + self.random.uniform(*engine.model.stop_ms), ended)
+
+    @staticmethod
+    def _reading(model: Model, engine: SimEngine) -> m.ModelReading:
+        """What a look shows of an engine."""
+        asleep = engine.power is Power.ASLEEP if model.sleep_ms is not None else None
+        return m.ModelReading(engine.attempt, engine.power is not Power.DEAD, dict(engine.held), asleep)
+
+    def _nod_off(self) -> None:
+        """Engines that nobody tells fall asleep when they had nothing to do for their time."""
+        for name, engine in self.engines.items():
+            model = self.declared[name]
+            is_at_work = engine.jobs or engine.lingering or engine.frozen_at is not None
+            idle = engine.power is Power.WARM and not is_at_work and model.sleep_ms is not None
+            if idle and not model.sleeps_when_told and self.now >= engine.used_at + (model.sleep_ms or 0):
+                engine.sleep()
+
+    def _check(self, action: m.Check) -> None:
+        """Asks the engine; one that is gone, and some others, say nothing."""
+        if self.engines[action.model].frozen_at is not None:
+            self.at(
+                self.now + PATIENCE_MS,
+                lambda: self.feed(m.Checked(action.model, action.attempt, "no answer")),
+            )
+            return
+        lost = self.happens(self.faults.answer_lost)
+        failure = "simulated failure" if self.happens(self.faults.answer_fails) else None
+
+        def answer() -> None:
+            engine = self.engines[action.model]
+            if engine.power is Power.WARM and engine.attempt == action.attempt and not lost:
+                self.feed(m.Checked(action.model, action.attempt, failure))
+
+        self.at(self.now + self.random.uniform(20, 1_000), answer)
+
+    def _run_task(self, action: m.RunTask) -> None:
+        """Asks the model, and tells the core what came of it."""
+        began = self.now
+
+        def ended(caller: Caller) -> None:
+            useful = round(self.now - caller.granted_at) if caller.started_at is not None else 0
+            waited = round((caller.started_at or self.now) - began)
+            done = caller.outcome == "answered"
+            self.feed(m.TaskEnded(action.model, waited, useful, done, caller.outcome))
+
+        work = self.random.uniform(1_000, 5_000)
+
+        def ask() -> None:
+            self.arrive(action.model, work, lane=ROTATION_LANE.name, then=ended)
+
+        self.at(self.now, ask)
