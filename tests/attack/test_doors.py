@@ -8,8 +8,8 @@ import pytest
 
 from support.open_gateway import HELLO, OpenGateway, open_gateway
 from watchbill.catalog import ApiKey, Server
-from watchbill.gateway import auth
-from watchbill.gateway.auth import Access
+from watchbill.gateway import access
+from watchbill.gateway.access import Access
 
 KEY, ADMIN = "user-key-0123456789", "admin-key-0123456789"
 SERVER = Server(
@@ -154,8 +154,8 @@ def test_keys_are_compared_over_digests_all_of_them_in_constant_time(monkeypatch
         compared.append((left, right))
         return constant_time(left, right)
 
-    guard = auth.Guard(SERVER)
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+    guard = access.Guard(SERVER)
+    monkeypatch.setattr(access.hmac, "compare_digest", compare)
     for offered in (KEY, ADMIN, "wrong", ""):
         compared.clear()
         guard._find_key(offered)  # pyright: ignore[reportPrivateUsage]

@@ -16,8 +16,8 @@ from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.errors import EngineFailed
 from watchbill.gateway import relay
-from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening, message
-from watchbill.gateway.events import event
+from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, message
+from watchbill.gateway.wire import event
 from watchbill.units import Millis
 
 HERE = replace(

@@ -16,7 +16,7 @@ from support.running import running
 from watchbill.catalog import Catalog, Lane, Model, ProcessType, WorkClass
 from watchbill.config import parse
 from watchbill.errors import ConfigError, RequestError
-from watchbill.gateway.summary import summarize
+from watchbill.gateway.fallback import summarize
 from watchbill.templates import Template
 from watchbill.units import Bytes, Millis
 

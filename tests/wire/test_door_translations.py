@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from support.peer import chat_events, sse
 from watchbill.errors import EngineFailed, RequestError
-from watchbill.gateway import anthropic_ask, ollama_ask, ollama_tell
-from watchbill.gateway.anthropic_tell import Events, message
-from watchbill.gateway.ollama_tell import Passed, Telling, Translated
-from watchbill.gateway.summary import summarize
+from watchbill.gateway.dialects.anthropic import request as anthropic_request
+from watchbill.gateway.dialects.anthropic.response import Events, message
+from watchbill.gateway.dialects.ollama import request as ollama_request
+from watchbill.gateway.dialects.ollama import response as ollama_response
+from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated
+from watchbill.gateway.fallback import summarize
 from watchbill.limits import SUMMARY_CHARS_MAX
 
 LEAVES = (
@@ -56,11 +58,11 @@ ASKED = st.fixed_dictionaries(
 def test_whatever_an_ollama_client_asks_is_translated_or_refused(body: dict[str, object]) -> None:
     """R42, R47"""
     try:
-        ollama_ask.check(body)
+        ollama_request.check(body)
         asked = [
-            ollama_ask.as_chat(body),
-            ollama_ask.as_completion(body),
-            ollama_ask.for_ollama(body, stream=True),
+            ollama_request.as_chat(body),
+            ollama_request.as_completion(body),
+            ollama_request.for_ollama(body, stream=True),
         ]
     except RequestError:
         return
@@ -73,8 +75,8 @@ def test_whatever_an_ollama_client_asks_is_translated_or_refused(body: dict[str,
 def test_whatever_an_anthropic_client_asks_is_translated_or_refused(body: dict[str, object]) -> None:
     """R42, R47"""
     try:
-        anthropic_ask.check(body)
-        asked = anthropic_ask.as_chat(body)
+        anthropic_request.check(body)
+        asked = anthropic_request.as_chat(body)
     except RequestError:
         return
     assert asked["stream"] is True and isinstance(asked["messages"], list)
@@ -95,7 +97,7 @@ def test_whatever_an_engine_answers_is_told_or_is_its_failure(
     for tell in (
         lambda: Translated(telling).feed(text),
         lambda: Events("1", "m").feed(text),
-        lambda: ollama_tell.whole(json.loads(json.dumps(fields)), telling),
+        lambda: ollama_response.whole(json.loads(json.dumps(fields)), telling),
         lambda: message(json.loads(json.dumps(fields)), "1", "m"),
     ):
         try:

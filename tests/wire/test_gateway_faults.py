@@ -14,8 +14,7 @@ from watchbill.catalog import Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
 from watchbill.gateway import relay
-from watchbill.gateway.http.inbox import Inbox
-from watchbill.gateway.http.request import Line
+from watchbill.gateway.http.request import Inbox, Line
 from watchbill.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
 from watchbill.runtime.ticket import Submission
@@ -266,7 +265,7 @@ async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
         asking = asyncio.ensure_future(
             opened.ask("/v1/chat/completions", STREAM, headers={"X-Watchbill-Lane": "batch"})
         )
-        await eventually(lambda: any(relay.status for relay in opened.gateway._relays))
+        await eventually(lambda: any(relay.status for relay in opened.gateway.relays))
         person = opened.driver.submit(Submission("a"))
         goes_on.set()
         answer = await asking

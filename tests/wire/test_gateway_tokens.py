@@ -8,7 +8,7 @@ import pytest
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, sse, stream_of
 from watchbill.catalog import ApiKey, Server
-from watchbill.gateway.tokens import TokenCount
+from watchbill.gateway.meters import TokenCount
 
 KEY = ApiKey("bot", "k", tokens_per_minute=1_000_000)
 HEADERS = {"Authorization": "Bearer k"}

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from support.open_gateway import eventually, open_gateway, raw
 from support.peer import chat_events, sse, stream_of
 from watchbill.catalog import Server
+from watchbill.gateway.access import Access
 from watchbill.gateway.answers import as_response
-from watchbill.gateway.auth import Access
-from watchbill.gateway.http import inbox as inbox_module
+from watchbill.gateway.http import request as request_module
 from watchbill.gateway.http.connection import Handle
-from watchbill.gateway.http.inbox import Inbox
 from watchbill.gateway.http.listener import Listener
-from watchbill.gateway.http.request import Line, Request
+from watchbill.gateway.http.request import Inbox, Line, Request
 from watchbill.gateway.http.response import Answer, Response, Stream
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import (
@@ -452,7 +451,7 @@ def test_a_header_that_is_too_long_is_refused_behind_another_request_too(piece: 
 def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
     """R42: what a stranger sends does not stay in memory."""
     Inbox(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")
-    assert max(map(len, inbox_module._names), default=0) < 100
+    assert max(map(len, request_module._names), default=0) < 100
 
 
 async def test_a_go_ahead_never_follows_an_answer() -> None:

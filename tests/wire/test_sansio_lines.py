@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from support.peer import chat_events, sse
 from watchbill.engines.sse import EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
-from watchbill.gateway import ndjson
-from watchbill.gateway.events import ChunkReader, event
-from watchbill.gateway.ndjson import LineReader, line
+from watchbill.gateway import wire
+from watchbill.gateway.wire import ChunkReader, LineReader, event, line
 
 VALUES = st.recursive(
     st.none()
@@ -55,7 +54,7 @@ def test_lines_at_every_byte() -> None:
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """R40: an engine that never ends a line cannot fill the memory."""
-    monkeypatch.setattr(ndjson, "NDJSON_LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(wire, "NDJSON_LINE_BYTES_MAX", 100)
     reader = LineReader()
     reader.feed(b"x" * 100)
     with pytest.raises(EventTooLarge):

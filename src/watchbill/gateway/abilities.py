@@ -13,8 +13,8 @@ import msgspec
 from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.modelfiles import ModelFiles
-from watchbill.gateway.surface import DriverSurface
 from watchbill.gguf import Header
+from watchbill.runtime.driver import Driver
 from watchbill.runtime.ticket import Submission
 
 __all__ = ["Abilities", "Able", "has_image"]
@@ -50,7 +50,7 @@ class Able:
 class Abilities:
     """What each model of the catalog can do. Worked out once for each definition of a model."""
 
-    def __init__(self, driver: DriverSurface, files: ModelFiles) -> None:
+    def __init__(self, driver: Driver, files: ModelFiles) -> None:
         self._driver = driver
         self._files = files
         self._known: dict[str, tuple[Model, Able]] = {}

@@ -1,31 +1,42 @@
-"""The gateway: every door in one place, with its addresses and what each asks of its caller."""
+"""The gateway: every address, which handler it means, and what happens around every handler.
 
+A request's way in: its address is looked up, access is checked (Host, Origin, key), then its handler runs. Whatever
+goes wrong becomes an answer here: an error of ours with its status and code, a bug with 500 and a line in the log.
+"""
+
+import asyncio
+import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import cast
+from urllib.parse import unquote
 
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
-from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
-from watchbill.gateway.anthropic import AnthropicDoor
-from watchbill.gateway.auth import Access
+from watchbill.errors import MethodNotAllowed, NotFound, TheirsError, WaitExceeded
+from watchbill.gateway.access import Access
+from watchbill.gateway.answers import let_go
+from watchbill.gateway.dialects.anthropic.messages import AnthropicApi
+from watchbill.gateway.dialects.errors import refusal
+from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
+from watchbill.gateway.dialects.ollama.api import OllamaApi
+from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.request import Request
-from watchbill.gateway.http.response import Answer
-from watchbill.gateway.http.routes import Routes
-from watchbill.gateway.maintenance import MaintenanceDoor
-from watchbill.gateway.native import NativeDoor
-from watchbill.gateway.ollama import OllamaDoor
-from watchbill.gateway.ollama_admin import Forwarding
-from watchbill.gateway.openai import OpenAiDoor
-from watchbill.gateway.passthrough import PassingDoor
-from watchbill.gateway.process import ProcessDoor
+from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.native import MaintenanceApi, NativeApi
+from watchbill.gateway.passthrough import PassthroughApi
+from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.services import Door, Services
-from watchbill.gateway.surface import DriverSurface
+from watchbill.gateway.services import Handler, Services
+from watchbill.runtime.driver import Driver
 
 __all__ = ["Gateway", "Route"]
 
-Route = tuple[str, str, Access, Door]
+_log = logging.getLogger("watchbill.gateway")
+_VARIABLE = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
+Route = tuple[str, str, Access, Handler]
 
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
@@ -39,11 +50,11 @@ EVENTS = "/wb/v1/events"
 
 
 class Gateway(Services):
-    """The house with all its doors. Needs a running event loop; `serve` puts it on a socket."""
+    """All handlers with the services they share. Needs a running event loop; `serve` puts it on a socket."""
 
     def __init__(
         self,
-        driver: DriverSurface,
+        driver: Driver,
         server: Server,
         *,
         upstream: Upstream | None = None,
@@ -52,14 +63,14 @@ class Gateway(Services):
     ) -> None:
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None
-        self._own = NativeDoor(self)
-        self._lending = MaintenanceDoor(self)
-        self._openai = OpenAiDoor(self, created_s=int(time.time()))
-        self._process = ProcessDoor(self)
-        self._anthropic = AnthropicDoor(self)
-        self._ollama = OllamaDoor(self)
-        self._forwarding = Forwarding(self)
-        self._passing = PassingDoor(self)
+        self._native = NativeApi(self)
+        self._maintenance = MaintenanceApi(self)
+        self._openai = OpenAiApi(self, created_s=int(time.time()))
+        self._process = ProcessApi(self)
+        self._anthropic = AnthropicApi(self)
+        self._ollama = OllamaApi(self)
+        self._ollama_admin = OllamaAdmin(self)
+        self._passthrough = PassthroughApi(self)
         self._served = self._serve_all()
         #: Answers a request, whatever its address.
         self.handle: Handle = self._served.enter
@@ -67,10 +78,10 @@ class Gateway(Services):
     @property
     def listeners(self) -> int:
         """How many streams of events are open."""
-        return self._own.listeners
+        return self._native.listeners
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
-        """As the house does; unloads that clients asked for are ended first."""
+        """As the services do; unloads that clients asked for are ended first."""
         self.closing.set()
         await self.unloading.close()
         await super().drain(grace_ms, last_ms)
@@ -85,14 +96,14 @@ class Gateway(Services):
         asked = self._addresses()
         # HEAD is GET without a body: health checks and proxies ask so.
         heads = [
-            ("HEAD", path, access, door)
-            for method, path, access, door in asked
+            ("HEAD", path, access, handler)
+            for method, path, access, handler in asked
             if method == "GET" and path != EVENTS
         ]
         return asked + heads
 
     def _addresses(self) -> list[Route]:
-        own, v1, api, lending = self._own, self._openai, self._ollama, self._lending
+        own, v1, api, lending = self._native, self._openai, self._ollama, self._maintenance
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -112,8 +123,8 @@ class Gateway(Services):
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
-            *(("POST", path, Access.KEY, self._passing.at(path)) for path in PASSED),
-            *(("POST", path, Access.KEY, self._passing.form_at(path)) for path in PASSED_FORMS),
+            *(("POST", path, Access.KEY, self._passthrough.at(path)) for path in PASSED),
+            *(("POST", path, Access.KEY, self._passthrough.form_at(path)) for path in PASSED_FORMS),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
             ("POST", "/process", Access.KEY, self._process.process),
@@ -128,28 +139,93 @@ class Gateway(Services):
             ("POST", "/api/chat", Access.KEY, api.chat),
             ("POST", "/api/embed", Access.KEY, api.embed),
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
-            *(("POST", path, Access.ADMIN, self._forwarding.at(path)) for path in FORWARDED),
-            ("DELETE", "/api/delete", Access.ADMIN, self._forwarding.at("/api/delete")),
+            *(("POST", path, Access.ADMIN, self._ollama_admin.at(path)) for path in FORWARDED),
+            ("DELETE", "/api/delete", Access.ADMIN, self._ollama_admin.at("/api/delete")),
         ]
 
-    async def lost(self, context: RequestContext) -> Answer:
-        """An address that nobody serves."""
-        raise NotFound(f"nothing is served at {context.request.path[:100]!r}")
+    # ------------------------------------------------------------------ every request
 
-    async def wrong_method(self, context: RequestContext) -> Answer:
-        """A known address, asked in a way it does not know."""
-        raise MethodNotAllowed
-
-    def _serve_all(self) -> Routes:
+    def _serve_all(self) -> "Routes":
         served = Routes(self._answer_other())
-        for method, path, access, door in self.routes():
-            handle = self.enter(access, door)
+        for method, path, access, handler in self.routes():
+            handle = self.enter(access, handler)
             for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
                 served.add(method, address, handle)
         return served
 
+    def enter(self, access: Access, handler: Handler) -> Handle:
+        """Wraps a handler: checks access before it, turns what it raises into answers, writes the access log."""
+        loop = asyncio.get_running_loop()
+
+        async def handle(request: Request) -> Answer:
+            context = RequestContext(request, loop.time())
+            self.open_requests += 1
+            status = 499
+            try:
+                context.key, context.cors = self.guard.admit(request, access)
+                if "x-request-id" in request.headers:
+                    self.name(context, request.headers["x-request-id"])
+                response = await handler(context)
+                status = response.status
+            except TheirsError as error:
+                response = self._refuse(context, error)
+                status = response.status
+                let_go(error)
+            except ConnectionResetError:  # the client left in the middle of its answer
+                raise
+            except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
+                response = self._broken(context, error)
+                status = 500
+                let_go(error)
+            finally:
+                self._leave(context, status)
+            if self.closing.is_set() and not response.is_begun:
+                response.closes = True
+            return response
+
+        return handle
+
+    def _leave(self, context: RequestContext, status: int) -> None:
+        """The request is over: nothing more is counted for it."""
+        if context.held:
+            self.bodies.release(context)
+        if context.stay is not None:
+            context.stay.leave()
+        if context.given:
+            self.forget_name(context)
+        self.open_requests -= 1
+        if not self.open_requests:
+            self.emptied.set()
+        if self.access.is_on:
+            self.access.note(context, status)
+
+    def _refuse(self, context: RequestContext, error: TheirsError) -> Response:
+        beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None
+        return refusal(context.request.path, error, context.lines(), beside)
+
+    def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
+        models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
+        state = models.get(context.model, {}).get("state")
+        eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
+        return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
+
+    def _broken(self, context: RequestContext, error: Exception) -> Response:
+        _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
+        bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
+        return refusal(context.request.path, bug, context.lines())
+
+    # ------------------------------------------------------------------ what no handler serves
+
+    async def lost(self, context: RequestContext) -> Answer:
+        """An unknown address."""
+        raise NotFound(f"nothing is served at {context.request.path[:100]!r}")
+
+    async def wrong_method(self, context: RequestContext) -> Answer:
+        """A known address with a method that it does not have."""
+        raise MethodNotAllowed
+
     def _answer_other(self) -> Handle:
-        """The door of last resort: preflights, wrong methods, unknown addresses."""
+        """Answers preflights, wrong methods and unknown addresses."""
         lost = self.enter(Access.KEY, self.lost)
         wrong = self.enter(Access.KEY, self.wrong_method)
 
@@ -157,7 +233,7 @@ class Gateway(Services):
             try:
                 preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
-                return self.refuse(RequestContext(request, 0.0), error)
+                return self._refuse(RequestContext(request, 0.0), error)
             if preflight is not None:
                 return preflight
             known = self._served.methods(request)
@@ -167,3 +243,52 @@ class Gateway(Services):
             return response
 
         return handle
+
+
+class Routes:
+    """The handler of each address. Fixed addresses are found at once; those with variables are tried in order.
+
+    `/v1/models/{id:.+}`: a variable may hold slashes where its pattern says so; else it ends at the next one. What
+    matches none goes to `other`."""
+
+    def __init__(self, other: Handle) -> None:
+        self._fixed: dict[tuple[str, str], Handle] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Handle]] = []
+        self._other = other
+
+    def add(self, method: str, pattern: str, handle: Handle) -> None:
+        """Serves an address."""
+        if "{" in pattern:
+            self._patterns.append((method, _compile(pattern), handle))
+        else:
+            self._fixed[method, pattern] = handle
+
+    def enter(self, request: Request) -> Awaitable[Answer]:
+        """Answers a request by the handler of its address."""
+        found = self._fixed.get((request.method, request.target))
+        return (found or self._find(request))(request)
+
+    def _find(self, request: Request) -> Handle:
+        fixed = self._fixed.get((request.method, request.path))
+        if fixed is not None:
+            return fixed
+        path = request.target.partition("?")[0]
+        for method, pattern, handle in self._patterns:
+            if method == request.method and (found := pattern.fullmatch(path)):
+                request.match = {name: unquote(value) for name, value in found.groupdict().items()}
+                return handle
+        return self._other
+
+    def methods(self, request: Request) -> set[str]:
+        """How the address of a request may be asked; nothing when nobody serves it."""
+        path = request.target.partition("?")[0]
+        fixed = {method for method, known in self._fixed if known in (path, request.path)}
+        return fixed | {method for method, pattern, _ in self._patterns if pattern.fullmatch(path)}
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    parts = _VARIABLE.split(pattern)
+    text = re.escape(parts[0])
+    for name, inner, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        text += f"(?P<{name}>{inner or '[^/]+'}){re.escape(after)}"
+    return re.compile(text, re.DOTALL)

@@ -16,7 +16,7 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.gateway.engine_json import NO_STREAM, decode_fields, is_decodable
+from watchbill.gateway.wire import NO_STREAM, decode_fields, is_decodable
 from watchbill.limits import ASSEMBLY_HELD_BYTES, JSON_AT_ONCE_BYTES_MAX
 
 __all__ = ["Assembly"]

@@ -15,18 +15,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from watchbill.catalog import WorkClass
 from watchbill.engines.upstream import Outgoing
-from watchbill.errors import EngineFailed, Preempted, Stale, TheirsError
+from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
 from watchbill.gateway.answers import engine_error, let_go, verdict
 from watchbill.gateway.body import encode
-from watchbill.gateway.engine_json import decode_fields
-from watchbill.gateway.fallback import Fallback, fallback_for
+from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
 from watchbill.gateway.http.response import Answer
+from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
-from watchbill.gateway.summary import summarize_request
-from watchbill.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
+from watchbill.gateway.wire import decode_fields
+from watchbill.limits import (
+    ERROR_BYTES_MAX,
+    PROMPT_TOKENS_FORETOLD_MAX,
+    UNLOAD_RECENT_MS,
+    UPSTREAM_ANSWER_BYTES_MAX,
+)
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ Sender = Callable[[Start], Outgoing]
 Unknown = Callable[[], bool]
 
 _JSON = "application/json"
+_BACKGROUND = WorkClass.BACKGROUND  # a look into an enum takes five times longer, for every request
 
 
 class Whole(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +106,7 @@ class EngineCalls:
         gateway = self._gateway
         try:
             await gateway.step_aside()
-            with gateway.relay(context, submission, send, streamed=True, unknown=unknown) as relay:
+            with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
                 await gateway.step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
@@ -117,7 +125,7 @@ class EngineCalls:
         gateway = self._gateway
         try:
             await gateway.step_aside()
-            with gateway.relay(context, submission, send, streamed=False) as relay:
+            with self._submit(context, submission, send, streamed=False) as relay:
                 await gateway.step_aside()
                 answer = await relay.whole()
                 assert isinstance(answer, bytes)  # nothing was made to collect a stream
@@ -140,7 +148,7 @@ class EngineCalls:
         An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""
         told = False
         try:
-            with self._gateway.relay(context, submission, send, streamed=True, unknown=unknown) as relay:
+            with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
                 piece = await relay.first(out)
                 if not relay.is_stream and not out.takes(relay.status, relay.content_type):
                     whole = await _rest(relay, piece)  # raises for an error
@@ -159,9 +167,67 @@ class EngineCalls:
 
     async def load(self, context: RequestContext, submission: Submission) -> None:
         """Brings the model into memory, in its turn, and asks it nothing."""
-        with self._gateway.relay(context, submission, _nothing, streamed=False) as relay:
+        with self._submit(context, submission, _nothing, streamed=False) as relay:
             await relay.turn()
             relay.finish(ok=None)  # a load without an answer teaches nothing about answers
+
+    # ------------------------------------------------------------------ submitting
+
+    def _submit(
+        self,
+        context: RequestContext,
+        submission: Submission,
+        send: Callable[[Start], Outgoing],
+        *,
+        streamed: bool,
+        unknown: Callable[[], bool] | None = None,
+    ) -> Relay:
+        """Submits a request to the scheduler. Raises what it refuses at once."""
+        gateway, stay = self._gateway, context.stay
+        driver = gateway.driver
+        if gateway.closing.is_set():
+            raise ShuttingDown
+        if stay is not None:
+            stay.check_waiting()
+        if submission.keep_alive_ms is not None:
+            submission = self._without_harm(context, submission)
+        try:
+            ticket = driver.submit(submission)
+        except TheirsError:
+            asked = driver.catalog.find_model(submission.model)
+            context.model = asked.name if asked else ""  # the answer says what this model is doing
+            raise
+        context.took(ticket)
+        if context.key is not None:
+            gateway.unloading.note_use(ticket.model, context.key)
+        relay = Relay(gateway.upstream, ticket, context, send, gateway.relays.discard, streamed, unknown)
+        gateway.relays.add(relay)
+        if stay is not None:
+            stay.waits_for(ticket)
+            if stay.is_counted:
+                relay.tokens = TokenCount(stay.spend, self._foretold_tokens(context, ticket.model))
+        if ticket.request.work_class >= _BACKGROUND:
+            relay.resume = Resumption(ticket.model, gateway.not_continued)
+        if driver.catalog.spools:
+            relay.tap = gateway.capturing.begin(driver.catalog, context, submission)
+        return relay
+
+    def _without_harm(self, context: RequestContext, submission: Submission) -> Submission:
+        """The submission without a keep_alive that would take the model from others, or too often."""
+        asked = submission.keep_alive_ms
+        if asked is None or asked >= UNLOAD_RECENT_MS:
+            return submission
+        model = self._gateway.driver.catalog.find_model(submission.model)
+        if model is None or self._gateway.unloading.grants(model, context.key):
+            return submission
+        return msgspec.structs.replace(submission, keep_alive_ms=None)
+
+    def _foretold_tokens(self, context: RequestContext, name: str) -> int:
+        """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
+        model = self._gateway.driver.catalog.models.get(name)
+        most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
+        size = context.held if context.asked is not None else 0
+        return min(size // BYTES_PER_TOKEN, most)
 
     # ------------------------------------------------------------------ failures
 

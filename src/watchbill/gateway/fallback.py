@@ -2,23 +2,28 @@
 
 Owns the rule which failures become a fallback and what they are called there: `stale` for a request that a newer
 one superseded, `timeout` for one that could not start or end in time, any other failure by its own code. What the
-caller itself did wrong stays an error. The shapes belong to the doors; OpenAI's are here.
+caller itself did wrong stays an error. Also owns the summary that may stand in such a text: the payload's own, else one
+line built from its entities and events. The shapes of answers belong to the dialects. Does no I/O.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import msgspec
+from typing import cast
 
 from watchbill.catalog import Lane
 from watchbill.errors import RunTimeout, Stale, TheirsError, WaitExceeded
 from watchbill.gateway.answers import status_of
+from watchbill.gateway.body import encode
+from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
 from watchbill.templates import Template
 
-__all__ = ["Fallback", "completion", "completion_events", "error_name", "fallback_for"]
-
-_encode = msgspec.json.Encoder().encode
+__all__ = [
+    "Fallback",
+    "error_name",
+    "fallback_for",
+    "summarize",
+    "summarize_request",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +65,68 @@ def _filled(text: str, summary: Callable[[], str]) -> str:
     return template.fill({"summary": summary() if template.places else ""}, {})
 
 
-# ------------------------------------------------------------------ in OpenAI's shapes
+Fields = dict[str, object]
+
+#: Where a thing's or an event's name stands, the best first.
+_ENTITY_NAMES = ("name", "type", "kind", "label", "id")
+_EVENT_NAMES = ("summary", "description", "text", "message", "type", "kind", "name", "id")
+NOTHING = "nothing of note"
 
 
-def completion(fallback: Fallback, id: str, *, chat: bool) -> dict[str, object]:
-    """A whole chat or completion."""
-    said: dict[str, object] = (
-        {"message": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
-    )
-    return {
-        **_base(fallback, id, "chat.completion" if chat else "text_completion"),
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-    }
+def summarize(payload: Fields) -> str:
+    """One line about what a payload says."""
+    own = payload.get("summary")
+    if isinstance(own, str) and own.strip():
+        return _line(own, SUMMARY_CHARS_MAX)
+    parts = [*_listed(payload.get("entities"), _ENTITY_NAMES), *_listed(payload.get("events"), _EVENT_NAMES)]
+    return _line(", ".join(parts), SUMMARY_CHARS_MAX) or NOTHING
 
 
-def completion_events(fallback: Fallback, id: str, *, chat: bool) -> bytes:
-    """The same as a stream."""
-    base = _base(fallback, id, "chat.completion.chunk" if chat else "text_completion")
-    said: dict[str, object] = (
-        {"delta": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
-    )
-    last: dict[str, object] = {"delta": {}} if chat else {"text": ""}
-    events = (
-        {**base, "choices": [{"index": 0, **said, "finish_reason": None}]},
-        {**base, "choices": [{"index": 0, **last, "finish_reason": "stop"}]},
-    )
-    return b"".join(b"data: " + _encode(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+def summarize_request(asked: Fields) -> str:
+    """One line about what a request asks: the text of its last message, its prompt or its input."""
+    said: object = asked.get("prompt") or asked.get("input")
+    messages = asked.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        said = cast("Fields", messages[-1]).get("content")
+    return _line(" ".join(_texts(said)), SUMMARY_CHARS_MAX) or NOTHING
 
 
-def _base(fallback: Fallback, id: str, kind: str) -> dict[str, object]:
-    return {
-        "id": id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": fallback.model,
-        "watchbill": fallback.note,
-    }
+def _texts(said: object) -> list[str]:
+    """The texts of a message's content, of a prompt, or of an input."""
+    if isinstance(said, str):
+        return [said.partition("\x01")[0]]  # of a long text its beginning: the rest was lifted out
+    parts = cast("list[object]", said) if isinstance(said, list) else []
+    found = [cast("Fields", part).get("text") if isinstance(part, dict) else part for part in parts]
+    return [text.partition("\x01")[0] for text in found if isinstance(text, str)]
+
+
+def _listed(values: object, names: tuple[str, ...]) -> list[str]:
+    """Each thing once, with how often it is there; what is too much is counted."""
+    if not isinstance(values, list):
+        return []
+    counts: dict[str, int] = {}
+    for value in cast("list[object]", values):
+        text = _line(_named(value, names), SUMMARY_ITEM_CHARS_MAX)
+        if text:
+            counts[text] = counts.get(text, 0) + 1
+    told = [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
+    rest = len(told) - SUMMARY_ITEMS_MAX
+    return told if rest <= 0 else [*told[:SUMMARY_ITEMS_MAX], f"and {rest} more"]
+
+
+def _named(value: object, names: tuple[str, ...]) -> str:
+    if isinstance(value, dict):
+        fields = cast("Fields", value)
+        found = next((fields[name] for name in names if _is_text(fields.get(name))), None)
+        return str(found) if found is not None else encode(fields).decode()
+    return "" if value is None else str(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
+
+
+def _line(text: str, chars_max: int) -> str:
+    """Without newlines and other control characters, and not longer than this."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * chars_max]).split())
+    return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

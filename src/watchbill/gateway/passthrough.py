@@ -19,21 +19,21 @@ from watchbill.gateway.stream import StreamOut
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
-    from watchbill.gateway.services import Door, Services
+    from watchbill.gateway.services import Handler, Services
 
-__all__ = ["PassingDoor"]
+__all__ = ["PassthroughApi"]
 
 _EVENTS = "text/event-stream"
 
 
-class PassingDoor:
+class PassthroughApi:
     """Serves what only some engines have."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = _Plain(gateway)
+        self._calls = _Plain(gateway)
 
-    def at(self, path: str) -> "Door":
+    def at(self, path: str) -> "Handler":
         """The door of one address whose body is JSON."""
 
         async def pass_on(context: RequestContext) -> Answer:
@@ -51,7 +51,7 @@ class PassingDoor:
 
         return pass_on
 
-    def form_at(self, path: str) -> "Door":
+    def form_at(self, path: str) -> "Handler":
         """The door of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:
@@ -81,7 +81,7 @@ class PassingDoor:
         events: bool,
     ) -> Answer:
         out = PassedOut(context, events=events)
-        return await self._exchange.stream(context, submission, send, out, unknown=lacks)
+        return await self._calls.stream(context, submission, send, out, unknown=lacks)
 
 
 class _Plain(EngineCalls):

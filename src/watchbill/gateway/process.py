@@ -14,31 +14,30 @@ from watchbill.catalog import ProcessType
 from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.dialects.ollama.response import now_text
 from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
-from watchbill.gateway.events import read_chunk
-from watchbill.gateway.fallback import Fallback, error_name
+from watchbill.gateway.fallback import Fallback, error_name, summarize
 from watchbill.gateway.http.response import Response
-from watchbill.gateway.ollama_tell import now_text
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.summary import summarize
+from watchbill.gateway.wire import read_chunk
 from watchbill.templates import Template
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["ProcessDoor"]
+__all__ = ["ProcessApi"]
 
 _JSON = "application/json"
 #: What is said when neither the type nor its lane has a text for it.
 _FALLBACK = "I notice {summary}."
 
 
-class ProcessDoor:
+class ProcessApi:
     """Serves POST /process."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = EngineCalls(gateway)
+        self._calls = EngineCalls(gateway)
 
     async def process(self, context: RequestContext) -> Response:
         """POST /process with {"type", "id"?, "payload"}."""
@@ -60,7 +59,7 @@ class ProcessDoor:
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens
         send = sender(body, "/v1/chat/completions")
-        answer = await self._exchange.collect(context, submission, send, lambda: Assembly(chat=True))
+        answer = await self._calls.collect(context, submission, send, lambda: Assembly(chat=True))
         if isinstance(answer, Fallback):
             return work.answer(context, work.instead(self._lane_text(kind)), answer.error)
         return work.answer(context, read_chunk(answer.fields()).text.strip(), None)

@@ -18,11 +18,11 @@ from typing import Protocol
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
-from watchbill.gateway.capturing import Tap
+from watchbill.gateway.capture import Tap
+from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
-from watchbill.gateway.tokens import TokenCount
 from watchbill.limits import (
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,

@@ -16,7 +16,7 @@ from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, whole_events
 from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
-from watchbill.gateway.engine_json import NO_STREAM, decode_fields
+from watchbill.gateway.wire import NO_STREAM, decode_fields
 from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX, SSE_EVENT_BYTES_MAX
 
 __all__ = ["Resumption"]

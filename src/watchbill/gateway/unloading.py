@@ -16,8 +16,8 @@ from typing import cast
 from watchbill.catalog import ApiKey, Model
 from watchbill.core.messages import Cause
 from watchbill.errors import TheirsError
-from watchbill.gateway.surface import DriverSurface
 from watchbill.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
+from watchbill.runtime.driver import Driver
 
 __all__ = ["Stay", "Unloading"]
 
@@ -37,7 +37,7 @@ class Stay(StrEnum):
 class Unloading:
     """Who used which model last, who asked for unloads, and those under way: one per model."""
 
-    def __init__(self, driver: DriverSurface, clock: Callable[[], float]) -> None:
+    def __init__(self, driver: Driver, clock: Callable[[], float]) -> None:
         self._driver = driver
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from watchbill.errors import ReceiptTimeout, ShuttingDown, TheirsError
-from watchbill.gateway.http.inbox import Inbox
-from watchbill.gateway.http.request import Request
+from watchbill.gateway.http.request import Inbox, Request
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.limits import LINGER_MS, REQUEST_BUFFER_BYTES_MAX
 

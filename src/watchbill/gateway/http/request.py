@@ -1,14 +1,29 @@
-"""A request as a client sent it: its head, and its body as far as it has come."""
+"""Requests as clients send them: bytes in, requests out. Does no I/O.
+
+`Inbox` owns httptools' parser and every bound on a head. A request is given out as soon as its head is whole; its body
+follows. Promises the same requests however the bytes were split. What is no HTTP, or could mean two things, ends it:
+nothing that follows is looked at. Never decompresses, never changes protocols.
+"""
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import parse_qsl, unquote
 
-from watchbill.errors import TheirsError
+import httptools
 
-__all__ = ["Line", "Request"]
+from watchbill.errors import RequestError, TheirsError
+from watchbill.limits import (
+    PIPELINED_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+    REQUEST_HEADER_BYTES_MAX,
+    REQUEST_HEADERS_MAX,
+    REQUEST_LINE_BYTES_MAX,
+)
+
+__all__ = ["Inbox", "Line", "Request"]
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -108,3 +123,152 @@ class Request:
                 raise self.failure
             await self.connection.body_news(self)
         return self.take()
+
+
+#: Headers' names as they came, and as they are looked up: clients send the same few dozen.
+_names: dict[bytes, str] = {}
+_NAMES_MAX = 512
+_VERSIONS = frozenset({"1.1", "1.0"})
+_NAME_BYTES_MAX = 64
+
+
+class Inbox:
+    """One connection's requests, in the order in which they came."""
+
+    __slots__ = (
+        "_head_bytes", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
+        "requests",
+    )  # fmt: skip
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[str, str] = {}  # of the head that comes, or trailers
+        self._proposal: dict[str, str] = {}  # the headers of who would rather speak another protocol
+        self._head_bytes = 0  # that came since a head, or a piece of a body
+        self.requests: deque[Request] = deque()  # whose turn has not come
+        self.receiving: Request | None = None  # whose body has still to come
+        self.heads = 0  # how many were whole
+        self.held = 0  # bytes that came since nothing, or more of a body, was waited for
+        self.failure: TheirsError | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is half a head."""
+        return (self._head_bytes > 0 or self._target != b"") and self.receiving is None
+
+    def feed(self, data: bytes) -> None:
+        """Takes what came."""
+        if self.failure is not None:
+            return
+        self._head_bytes += len(data)
+        self.held += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[cast("int", upgrade.args[0]) :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self.fail(cause if isinstance(cause, TheirsError) else _no_request(str(error)))
+        if self._head_bytes > REQUEST_HEAD_BYTES_MAX:
+            self.fail(_no_request("its head, or what follows its body, does not end"))
+
+    def fail(self, error: TheirsError) -> None:
+        """Nothing of what follows has a meaning."""
+        if self.failure is None:
+            self.failure = error
+            if self.receiving is not None:
+                self.receiving.failure = error
+
+    def close(self) -> None:
+        """The connection has ended: lets go of everything. The parser and this inbox know each other."""
+        self.fail(_no_request("the connection has ended"))
+        self.requests.clear()
+        self.receiving = None
+        del self._parser
+
+    def _stay(self, rest: bytes) -> None:
+        """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        target, headers = self._target, self._proposal
+        self._parser, self._target, self._proposal = httptools.HttpRequestParser(self), b"", {}
+        if method == b"CONNECT":
+            # A tunnel is refused, and what comes through it is no request.
+            self.requests[-1].keeps_alive = False
+            return
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name != "upgrade"]
+        kept = "".join(lines).encode("utf-8", "surrogateescape")
+        self.feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, target, version, kept, rest))
+
+    # ------------------------------------------------------------------ httptools' callbacks
+
+    def on_url(self, url: bytes) -> None:
+        """The address, or a part of it."""
+        self._target += url
+        if len(self._target) > REQUEST_LINE_BYTES_MAX:
+            raise _no_request("its address is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer: nobody reads those. Of one that is sent twice, both values are in one text."""
+        headers, key = self._headers, _names.get(name) or _name(name)
+        text = value.decode("utf-8", "surrogateescape")
+        if key in headers:
+            text = f"{headers[key]}, {text}"
+        if len(value) > REQUEST_HEADER_BYTES_MAX or len(text) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+        headers[key] = text
+
+    def on_headers_complete(self) -> None:
+        """The head is there: the request can be answered while its body still comes."""
+        parser, headers, requests = self._parser, self._headers, self.requests
+        self._headers = {}
+        if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            self._proposal = headers
+            return  # it comes again, without its proposal
+        version = parser.get_http_version()
+        if len(requests) >= PIPELINED_MAX:
+            raise _no_request("too many came at once")
+        if version not in _VERSIONS:
+            raise _no_request("its version is unknown")
+        if len(headers) > REQUEST_HEADERS_MAX:
+            raise _no_request("it has too many headers")
+        self._head_bytes = 0
+        self.heads += 1
+        self.receiving = request = Request(
+            self._line,
+            parser.get_method().decode(),
+            self._target.decode("utf-8", "surrogateescape"),
+            version,
+            headers,
+            version == "1.1" and parser.should_keep_alive(),
+        )
+        self._target = b""
+        requests.append(request)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        assert self.receiving is not None
+        self.receiving.pieces.append(body)
+        self._head_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        request, self.receiving = self.receiving, None
+        if request is not None:  # else it was a proposal
+            request.is_whole = True
+            self._headers.clear()  # of trailers
+            self._head_bytes = 0
+            if len(self.requests) < 2:
+                self.held = 0  # reading goes on while it is answered, or nobody would see its client leave
+
+
+def _no_request(why: str) -> RequestError:
+    return RequestError(f"this is no HTTP request: {why}")
+
+
+def _name(raw: bytes) -> str:
+    name = raw.decode("latin-1").lower()
+    if len(_names) < _NAMES_MAX and len(raw) <= _NAME_BYTES_MAX:
+        _names[raw] = name
+    return name

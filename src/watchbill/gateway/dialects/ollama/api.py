@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING, cast
 from watchbill.catalog import Model
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import ModelNotFound, RequestError, TheirsError
-from watchbill.gateway import ollama_ask, ollama_tell
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode
+from watchbill.gateway.dialects.ollama import request, response
+from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown, status_of
+from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
 from watchbill.gateway.engine_calls import EngineCalls, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
-from watchbill.gateway.ollama_models import list_item, loaded_item, shown, status_of
-from watchbill.gateway.ollama_tell import Passed, Telling, Translated, Translation
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Stay
+from watchbill.gateway.wire import line
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["OllamaDoor"]
+__all__ = ["OllamaApi"]
 
 #: The version of Ollama whose API this is; apps compare it before they use a feature.
 API_VERSION = "0.12.6"
@@ -41,12 +42,12 @@ _FOR_BROWSERS = (
 )
 
 
-class OllamaDoor:
+class OllamaApi:
     """Serves / and /api."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = EngineCalls(gateway)
+        self._calls = EngineCalls(gateway)
 
     # ------------------------------------------------------------------ what there is
 
@@ -102,27 +103,27 @@ class OllamaDoor:
     async def _answer(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
         body = await self._body(context)
         model = self._find(body)
-        ollama_ask.check(body)
+        request.check(body)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
         submission = self._gateway.submission(context, body)
         leaves = submission.keep_alive_ms == 0
-        if ollama_ask.is_load_only(body, chat=chat):
+        if request.is_load_only(body, chat=chat):
             return await self._load_only(context, submission, telling, model, leaves=leaves)
         said = body.get("messages") if chat else [{"images": body.get("images")}]
         submission = await self._gateway.abilities.check(submission, "completion", said)
         asking = _Asking(self._gateway, path, body, telling)
         if body.get("stream") is False:
             return await self._collect(context, submission, asking)
-        return await self._exchange.stream(context, submission, asking.send, LinesOut(context, asking))
+        return await self._calls.stream(context, submission, asking.send, LinesOut(context, asking))
 
     async def _collect(self, context: RequestContext, submission: Submission, asking: "_Asking") -> Answer:
-        answer = await self._exchange.collect(context, submission, asking.send, asking.collector)
+        answer = await self._calls.collect(context, submission, asking.send, asking.collector)
         if isinstance(answer, Fallback):
-            told = ollama_tell.fallen_back(answer, asking.telling)
+            told = response.fallen_back(answer, asking.telling)
         elif asking.passes:
-            told = ollama_tell.renamed(answer.fields(), asking.telling)
+            told = response.renamed(answer.fields(), asking.telling)
         else:
-            told = ollama_tell.whole(answer.fields(), asking.telling)
+            told = response.whole(answer.fields(), asking.telling)
         return json_response(told, context.lines(), content_type=_JSON)
 
     async def _load_only(
@@ -133,7 +134,7 @@ class OllamaDoor:
         if leaves:
             stays = self._gateway.unloading.begin(model, context.key)
         else:
-            await self._exchange.load(context, submission)
+            await self._calls.load(context, submission)
         told = telling.object("", done=True) | {
             "done_reason": "unload" if leaves and stays is None else "load"
         }
@@ -174,7 +175,7 @@ class OllamaDoor:
         self, context: RequestContext, body: Fields, texts: list[object], telling: Telling
     ) -> tuple[list[object], Fields]:
         model = self._find(body)
-        ollama_ask.check(body)
+        request.check(body)
         submission = self._gateway.submission(context, body)
         vectors: list[object] = []
         usage: Fields = {}
@@ -183,15 +184,13 @@ class OllamaDoor:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
                 asked["dimensions"] = body["dimensions"]
-            whole = (
-                await self._exchange.fetch(context, submission, sender(asked, "/v1/embeddings"))
-            ).vectors()
+            whole = (await self._calls.fetch(context, submission, sender(asked, "/v1/embeddings"))).vectors()
             vectors = [each.embedding for each in whole.data]
             usage = whole.usage or {}
         elif submission.keep_alive_ms == 0:
             self._gateway.unloading.begin(model, context.key)
         else:
-            await self._exchange.load(context, submission)
+            await self._calls.load(context, submission)
         if context.start is not None:
             telling.load_ms = context.start.load_ms
         return vectors, usage
@@ -223,9 +222,9 @@ class _Asking:
         self.passes = False  # whether the engine speaks Ollama's own words
         self.chat = telling.chat or not (body.get("raw") or body.get("suffix"))
         if self.chat:
-            self._send = sender(ollama_ask.as_chat(body), "/v1/chat/completions")
+            self._send = sender(request.as_chat(body), "/v1/chat/completions")
         else:
-            self._send = sender(ollama_ask.as_completion(body), "/v1/completions")
+            self._send = sender(request.as_completion(body), "/v1/completions")
 
     @property
     def send(self) -> Sender:
@@ -249,7 +248,7 @@ class _Asking:
         self.passes = rules is not None and rules.driver == "ollama"
         if not self.passes:
             return self._send(start)
-        body = ollama_ask.for_ollama(self._body, stream=self._body.get("stream") is not False)
+        body = request.for_ollama(self._body, stream=self._body.get("stream") is not False)
         body["model"] = start.endpoint.upstream_model or body["model"]
         return Outgoing(start.endpoint, "POST", self._path, encode(body))
 
@@ -274,10 +273,10 @@ class LinesOut(Out):
             await self.send(self._translation.end())
 
     async def fail(self, error: TheirsError) -> None:
-        await self.send(ollama_tell.error_line(error))
+        await self.send(response.error_line(error))
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(ollama_tell.line(ollama_tell.fallen_back(fallback, self._asking.telling)))
+        await self.send(line(response.fallen_back(fallback, self._asking.telling)))
 
     def has_ended(self, tail: bytes) -> bool:
         return self._translation is not None and self._translation.is_done

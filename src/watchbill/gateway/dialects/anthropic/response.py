@@ -8,18 +8,31 @@
 An answer is a row of blocks (text, thinking, tool_use); one is open at a time, and opening the next closes it.
 """
 
+from collections.abc import Mapping
 from typing import cast
 
 from watchbill.engines.sse import EventReader
-from watchbill.errors import EngineFailed
-from watchbill.gateway.answers import engine_error
-from watchbill.gateway.engine_json import NO_STREAM, decode_fields
-from watchbill.gateway.events import Chunk, ChunkReader, event, read_chunk
+from watchbill.errors import EngineFailed, TheirsError
+from watchbill.gateway.answers import engine_error, refuse, status_of
+from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.http.response import Response
 from watchbill.gateway.toolcalls import ToolCalls
+from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, decode_fields, event, read_chunk
 from watchbill.limits import HALF_EVENT_BYTES_MAX
 
-__all__ = ["PING", "Events", "Gathering", "Opening", "fallen_back", "fallen_back_events", "message", "named"]
+__all__ = [
+    "PING",
+    "Events",
+    "Gathering",
+    "Opening",
+    "error_fields",
+    "error_response",
+    "fallen_back",
+    "fallen_back_events",
+    "message",
+    "named",
+]
 
 Fields = dict[str, object]
 
@@ -31,6 +44,21 @@ _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta":
 _INNER = frozenset({
     "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop",
 })  # fmt: skip
+
+#: Anthropic's `type` of an error, by status.
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 PING = event({"type": "ping"}, "ping")
 
@@ -293,3 +321,20 @@ def _count(value: object) -> int:
 
 def _object(value: object) -> Fields:
     return cast("Fields", value) if isinstance(value, dict) else {}
+
+
+# ------------------------------------------------------------------ errors
+
+
+def error_fields(error: TheirsError, beside: Mapping[str, object] | None = None) -> Fields:
+    """An error in Anthropic's shape; `code` is ours, for scripts."""
+    status = status_of(error)
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    said = {"type": kind, "message": str(error), "code": error.code}
+    return {"type": "error", "error": said, **(beside or {})}
+
+
+def error_response(error: TheirsError, lines: str, beside: Mapping[str, object] | None = None) -> Response:
+    """The answer to a request that failed."""
+    body = encode(error_fields(error, beside))
+    return refuse(error, body, "application/json; charset=utf-8", lines, status_of(error))

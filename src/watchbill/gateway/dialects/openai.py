@@ -5,6 +5,7 @@ put together. A client's stream passes unchanged. Our own fields are taken out o
 it, numbers are checked, everything else goes through.
 """
 
+import time
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.engine_calls import EngineCalls, Fields, Whole, sender
-from watchbill.gateway.fallback import Fallback, completion, completion_events
+from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
@@ -27,7 +28,7 @@ from watchbill.runtime.ticket import Submission
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["OpenAiDoor"]
+__all__ = ["OpenAiApi"]
 
 _encode = msgspec.json.Encoder().encode
 #: A model's stage in the words that clients know.
@@ -46,12 +47,12 @@ _COUNTED = {"include_usage": True}
 _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 
 
-class OpenAiDoor:
+class OpenAiApi:
     """Serves /v1."""
 
     def __init__(self, gateway: "Services", *, created_s: int) -> None:
         self._gateway = gateway
-        self._exchange = EngineCalls(gateway)
+        self._calls = EngineCalls(gateway)
         self._created_s = created_s
         self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
 
@@ -69,7 +70,7 @@ class OpenAiDoor:
         """POST /v1/embeddings: a short answer, passed on whole."""
         body, submission = self._take(context, await self._gateway.read_object(context))
         submission = await self._gateway.abilities.check(submission, "embedding")
-        whole = await self._exchange.fetch(context, submission, sender(body, "/v1/embeddings"))
+        whole = await self._calls.fetch(context, submission, sender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
@@ -78,15 +79,15 @@ class OpenAiDoor:
         if body.get("stream") is True:
             out = CompletionOut(context, chat=chat)
             as_is = partial(self._pass_on, context)
-            return await self._exchange.stream(context, submission, sender(body, path), out, instead=as_is)
+            return await self._calls.stream(context, submission, sender(body, path), out, instead=as_is)
         body["stream"] = True
         options = body.get("stream_options")
         body["stream_options"] = (
             {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
         )
-        answer = await self._exchange.collect(context, submission, sender(body, path), _ASSEMBLIES[chat])
+        answer = await self._calls.collect(context, submission, sender(body, path), _ASSEMBLIES[chat])
         if isinstance(answer, Fallback):
-            return json_response(completion(answer, context.id, chat=chat), context.lines())
+            return json_response(_completion(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)
 
     def _pass_on(self, context: RequestContext, whole: Whole) -> Answer:
@@ -143,4 +144,43 @@ class CompletionOut(StreamOut):
         self._chat = chat
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(completion_events(fallback, self.context.id, chat=self._chat))
+        await self.send(_completion_events(fallback, self.context.id, chat=self._chat))
+
+
+# ------------------------------------------------------------------ fallbacks
+
+
+def _completion(fallback: Fallback, id: str, *, chat: bool) -> dict[str, object]:
+    """A whole chat or completion."""
+    said: dict[str, object] = (
+        {"message": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
+    )
+    return {
+        **_base(fallback, id, "chat.completion" if chat else "text_completion"),
+        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+def _completion_events(fallback: Fallback, id: str, *, chat: bool) -> bytes:
+    """The same as a stream."""
+    base = _base(fallback, id, "chat.completion.chunk" if chat else "text_completion")
+    said: dict[str, object] = (
+        {"delta": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
+    )
+    last: dict[str, object] = {"delta": {}} if chat else {"text": ""}
+    events = (
+        {**base, "choices": [{"index": 0, **said, "finish_reason": None}]},
+        {**base, "choices": [{"index": 0, **last, "finish_reason": "stop"}]},
+    )
+    return b"".join(b"data: " + _encode(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+
+def _base(fallback: Fallback, id: str, kind: str) -> dict[str, object]:
+    return {
+        "id": id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": fallback.model,
+        "watchbill": fallback.note,
+    }

@@ -10,74 +10,71 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
-from watchbill.gateway import anthropic_ask, anthropic_tell
 from watchbill.gateway.answers import EngineRefused, json_response
-from watchbill.gateway.anthropic_tell import PING, Events, Gathering, Opening
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.dialects import anthropic_error
+from watchbill.gateway.dialects.anthropic import request, response
+from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, error_fields
 from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
-from watchbill.gateway.events import event
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.wire import event
 from watchbill.limits import TRANSLATED_MODELS_MAX
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["AnthropicDoor"]
+__all__ = ["AnthropicApi"]
 
 _JSON = "application/json"
 
 
-class AnthropicDoor:
+class AnthropicApi:
     """Serves /v1/messages."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._exchange = EngineCalls(gateway)
+        self._calls = EngineCalls(gateway)
         self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
 
     async def messages(self, context: RequestContext) -> Answer:
         """POST /v1/messages."""
         body, submission = await self._read(context)
-        anthropic_ask.check(body)
+        request.check(body)
         submission = await self._gateway.abilities.check(submission, "completion", body["messages"])
         asking = _Asking(self._translated, body)
         if body.get("stream") is True:
             out = MessagesOut(context, asking)
-            return await self._exchange.stream(context, submission, asking.send, out, unknown=asking.unknown)
-        answer = await self._exchange.collect(
+            return await self._calls.stream(context, submission, asking.send, out, unknown=asking.unknown)
+        answer = await self._calls.collect(
             context, submission, asking.send, asking.collector, unknown=asking.unknown
         )
         if isinstance(answer, Fallback):
-            told = anthropic_tell.fallen_back(answer, context.id)
+            told = response.fallen_back(answer, context.id)
         elif asking.is_native:
-            told = anthropic_tell.named(answer.fields(), context.id, context.model)
+            told = response.named(answer.fields(), context.id, context.model)
         else:
-            told = anthropic_tell.message(answer.fields(), context.id, context.model)
+            told = response.message(answer.fields(), context.id, context.model)
         return json_response(told, context.lines())
 
     async def count_tokens(self, context: RequestContext) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
         body, submission = await self._read(context)
-        anthropic_ask.check(body, counting=True)
+        request.check(body, counting=True)
         if context.stay is not None:
             context.stay.is_counted = False  # what is only counted was not spent
         try:
-            whole = await self._exchange.fetch(context, submission, sender(body, "/v1/messages/count_tokens"))
+            whole = await self._calls.fetch(context, submission, sender(body, "/v1/messages/count_tokens"))
             told = whole.fields()
         except EngineRefused as error:
             if error.answered not in (404, 405, 501):
                 raise
             told: Fields = {
-                "input_tokens": anthropic_ask.estimate_tokens(
-                    body, context.lifted.size if context.lifted else 0
-                ),
+                "input_tokens": request.estimate_tokens(body, context.lifted.size if context.lifted else 0),
                 "watchbill": {"estimated": True},
             }
         return json_response(told, context.lines())
@@ -93,7 +90,7 @@ class _Asking:
 
     def __init__(self, translated: dict[str, None], body: Fields) -> None:
         self._translated = translated
-        self._translate = sender(anthropic_ask.as_chat(body), "/v1/chat/completions")
+        self._translate = sender(request.as_chat(body), "/v1/chat/completions")
         self._pass = sender({**body, "stream": True}, "/v1/messages")
         self._model = ""
         self.is_native = False
@@ -150,10 +147,10 @@ class MessagesOut(StreamOut):
 
     async def fail(self, error: TheirsError) -> None:
         self.forget_half()
-        await self.send(event(anthropic_error(error), "error"))
+        await self.send(event(error_fields(error), "error"))
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(anthropic_tell.fallen_back_events(fallback, self.context.id))
+        await self.send(response.fallen_back_events(fallback, self.context.id))
 
     def has_ended(self, tail: bytes) -> bool:
         if self._events is not None:

@@ -12,22 +12,22 @@ from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered
 from watchbill.gateway.body import encode
 from watchbill.gateway.http.response import Answer, Stream
-from watchbill.gateway.ndjson import line
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.wire import line
 
 if TYPE_CHECKING:
-    from watchbill.gateway.services import Door, Services
+    from watchbill.gateway.services import Handler, Services
 
-__all__ = ["Forwarding"]
+__all__ = ["OllamaAdmin"]
 
 
-class Forwarding:
+class OllamaAdmin:
     """Passes requests on to an Ollama server."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
 
-    def at(self, path: str) -> "Door":
+    def at(self, path: str) -> "Handler":
         """The door of one address, which Ollama knows without its caller's lane."""
 
         async def forward(context: RequestContext) -> Answer:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
-from watchbill.errors import TheirsError
-from watchbill.gateway.answers import engine_error
-from watchbill.gateway.engine_json import NO_STREAM, decode_fields
-from watchbill.gateway.events import Chunk, ChunkReader, read_chunk
+from watchbill.errors import LaneFull, MethodNotAllowed, NotFound, TheirsError
+from watchbill.gateway.answers import engine_error, refuse, status_of
+from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.ndjson import LineReader, line
+from watchbill.gateway.http.response import Response
 from watchbill.gateway.toolcalls import ToolCalls
+from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, LineReader, decode_fields, line, read_chunk
 
 __all__ = [
     "Passed",
@@ -26,6 +26,7 @@ __all__ = [
     "Translated",
     "Translation",
     "error_line",
+    "error_response",
     "fallen_back",
     "now_text",
     "renamed",
@@ -35,6 +36,10 @@ __all__ = [
 Fields = dict[str, object]
 
 _NS_PER_MS = 1_000_000
+_PLAIN_ERRORS: dict[type[TheirsError], str] = {
+    NotFound: "404 page not found",
+    MethodNotAllowed: "405 method not allowed",
+}
 
 
 def now_text() -> str:
@@ -224,3 +229,12 @@ def _ns(told_ms: object, measured_ns: int) -> int:
     if isinstance(told_ms, int | float) and 0 <= told_ms < 1e12:
         return int(told_ms * _NS_PER_MS)
     return max(0, measured_ns)
+
+
+def error_response(error: TheirsError, lines: str) -> Response:
+    """The answer to a request that failed. Unknown addresses answer in plain text, as Ollama's own do."""
+    if text := _PLAIN_ERRORS.get(type(error)):
+        return Response(text.encode(), {"Content-Type": "text/plain"}, error.status, lines)
+    status = 503 if isinstance(error, LaneFull) else status_of(error)
+    body = encode({"error": str(error)})
+    return refuse(error, body, "application/json; charset=utf-8", lines, status)

@@ -1,0 +1,32 @@
+"""The answer to a request that failed, in the dialect of its address.
+
+    /v1/messages...   Anthropic   {"type": "error", "error": {"type", "message"}}
+    /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
+    anything else     OpenAI      {"error": {"message", "type", "param", "code"}}
+
+with or without a lane's name before it (/lane/NAME/api/...). A key that is refused before any handler runs is refused
+in a shape that the client understands, too.
+"""
+
+from collections.abc import Mapping
+
+from watchbill.errors import TheirsError
+from watchbill.gateway.answers import as_response
+from watchbill.gateway.dialects.anthropic.response import error_response as anthropic_error
+from watchbill.gateway.dialects.ollama.response import error_response as ollama_error
+from watchbill.gateway.http.response import Response
+
+__all__ = ["refusal"]
+
+
+def refusal(
+    path: str, error: TheirsError, lines: str, beside: Mapping[str, object] | None = None
+) -> Response:
+    """A whole answer that says what went wrong; `beside` goes next to the error where the dialect has room for it."""
+    if path.startswith("/lane/"):
+        path = "/" + path.removeprefix("/lane/").partition("/")[2]
+    if path == "/" or path.startswith("/api/"):
+        return ollama_error(error, lines)
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return anthropic_error(error, lines, beside)
+    return as_response(error, lines, beside)

@@ -1,0 +1,174 @@
+"""What engines and clients send beside plain JSON: server-sent events, lines of JSON, and bounds for both. Does no I/O.
+
+An engine's event or answer is bounded in bytes already. A large one is a long text, an image, or vectors, which are
+passed on undecoded. One with more values, or digits in a number, than a decoder reads quickly is refused, so that no
+answer holds up other requests. `ChunkReader` turns an OpenAI stream into chunks, which the other dialects translate;
+an error within the stream is raised as the engine's. `LineReader` promises the same lines however the bytes were split;
+a line larger than its bound is an error, so that an engine which never ends one cannot fill the memory. The plain
+reader of events is `engines.sse`.
+"""
+
+import re
+from typing import cast
+
+import msgspec
+
+from watchbill.engines.sse import DONE, EventReader, EventTooLarge
+from watchbill.errors import EngineFailed
+from watchbill.gateway.answers import engine_error
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_DIGITS_MAX, JSON_VALUES_MAX, NDJSON_LINE_BYTES_MAX
+
+__all__ = [
+    "NO_STREAM",
+    "Chunk",
+    "ChunkReader",
+    "Fields",
+    "LineReader",
+    "decode_fields",
+    "event",
+    "is_decodable",
+    "line",
+    "read_chunk",
+]
+
+Fields = dict[str, object]
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: object, name: str | None = None) -> bytes:
+    """An object as one event, with its name where the protocol has names. JSON has no newlines within."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + _encode(value) + b"\n\n"
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One chunk of a chat or completion, first choice only."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[Fields] = []
+    logprobs: list[Fields] = []
+    finish_reason: str | None = None
+    usage: Fields | None = None
+    timings: Fields | None = None
+
+
+class ChunkReader:
+    """Turns the bytes of an OpenAI stream into chunks."""
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self.is_done = False
+
+    def feed(self, piece: bytes) -> list[Chunk]:
+        """The chunks that `piece` completes. Raises EngineRefused on an error within, EngineFailed on garbage."""
+        return [self._read(payload) for payload in self._reader.feed(piece) if not self._is_end(payload)]
+
+    def _is_end(self, payload: bytes) -> bool:
+        if payload != DONE:
+            return False
+        self.is_done = True
+        return True
+
+    def _read(self, payload: bytes) -> Chunk:
+        fields = decode_fields(payload, NO_STREAM)
+        if "error" in fields:
+            raise engine_error(502, fields)
+        return read_chunk(fields)
+
+
+def read_chunk(fields: Fields) -> Chunk:
+    """What doors need of a chunk, or of a whole answer, which looks the same but for its message."""
+    choice: Fields = {}
+    for each in _objects(fields.get("choices")):
+        if each.get("index", 0) == 0:
+            choice = each
+    said = _object(choice.get("delta")) or _object(choice.get("message")) or choice
+    logprobs = _object(choice.get("logprobs"))
+    reason = choice.get("finish_reason")
+    return Chunk(
+        text=_text(said.get("content")) or _text(choice.get("text")),
+        reasoning=_text(said.get("reasoning_content")) or _text(said.get("reasoning")),
+        tool_calls=_objects(said.get("tool_calls")),
+        logprobs=_objects(logprobs.get("content")),
+        finish_reason=reason if isinstance(reason, str) else None,
+        usage=_object(fields.get("usage")) or None,
+        timings=_object(fields.get("timings")) or None,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _object(value: object) -> Fields:
+    return cast("Fields", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Fields]:
+    if not isinstance(value, list):
+        return []
+    return [cast("Fields", each) for each in cast("list[object]", value) if isinstance(each, dict)]
+
+
+def line(value: object) -> bytes:
+    """An object as one line."""
+    return _encode(value) + b"\n"
+
+
+class LineReader:
+    """Turns a stream of bytes into its lines, without their ends. Empty lines are left out."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of the line that has no end yet; joined once, not for every piece
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that `piece` completes, in order. Raises EventTooLarge."""
+        *whole, rest = piece.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*self._parts, whole[0]])
+            self._parts, self._size = [], 0
+        if rest:
+            self._parts.append(rest)
+            self._size += len(rest)
+        if self._size > NDJSON_LINE_BYTES_MAX or any(len(each) > NDJSON_LINE_BYTES_MAX for each in whole):
+            raise EventTooLarge
+        return [each for each in map(_without_return, whole) if each]
+
+    def end(self) -> list[bytes]:
+        """The last line, when the stream ended without a newline behind it."""
+        last, self._parts, self._size = _without_return(b"".join(self._parts)), [], 0
+        return [last] if last else []
+
+
+def _without_return(text: bytes) -> bytes:
+    return text.removesuffix(b"\r")
+
+
+NO_STREAM = "the engine's stream is no stream of JSON objects"
+
+_decode = msgspec.json.Decoder(Fields).decode
+_DIGITS = re.compile(rb"[0-9]{%d}" % (JSON_DIGITS_MAX + 1))
+
+
+def is_decodable(text: bytes) -> bool:
+    """Whether decoding takes a short time, whatever comes of it."""
+    if len(text) <= JSON_AT_ONCE_BYTES_MAX:
+        return True
+    # One look after the other: most of what is too much has too many commas.
+    is_long = any(text.count(mark) > JSON_VALUES_MAX for mark in (b",", b"[", b"{"))
+    return not is_long and _DIGITS.search(text) is None
+
+
+def decode_fields(text: bytes, complaint: str) -> Fields:
+    """The object that an engine sent. Raises EngineFailed with a complaint when it is none, or too much of one."""
+    if not is_decodable(text):
+        raise EngineFailed(f"{complaint}: it has too many values, or digits in a number")
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"{complaint}: {error}") from None
