@@ -1,4 +1,4 @@
-"""What a model can be asked, as far as that is known without an engine; what it cannot do is refused at the door.
+"""What a model can be asked, as far as that is known without an engine; what it cannot do is refused at once.
 
 A refusal costs nothing; the same answer from the engine would cost a load. Known are: models for embeddings (from
 the config or the file's header), and everything about models that our own llama.cpp serves. What is not known is
@@ -67,7 +67,7 @@ class Abilities:
         return able
 
     async def check(self, submission: Submission, ability: Ability, messages: object = None) -> Submission:
-        """The wish, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
+        """The submission, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
 
         An image is never handed down to a smaller model of the family, which may be blind."""
         model = self._driver.catalog.find_model(submission.model)

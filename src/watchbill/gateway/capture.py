@@ -43,20 +43,20 @@ def _spool_of(catalog: Catalog, context: RequestContext, submission: Submission)
     """The first that says `capture`: the key, the type of work, the model, the lane."""
     model = catalog.find_model(submission.model)
     lane = catalog.lane_for(submission.lane)
-    caller_options = (
+    named = (
         context.key and context.key.capture,
         context.capture,
         model and model.capture,
         lane.capture,
     )
-    return next((spool for spool in caller_options if spool), None)
+    return next((spool for spool in named if spool), None)
 
 
 class Tap:
     """One request that is captured."""
 
     def __init__(self, sink: "Capture", spool: str, context: RequestContext) -> None:
-        self._sink, self._spool, self._visit = sink, spool, context
+        self._sink, self._spool, self._context = sink, spool, context
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -75,7 +75,7 @@ class Tap:
         asyncio.get_running_loop().call_soon(self._hand_over, outcome)
 
     def _hand_over(self, outcome: str) -> None:
-        context = self._visit
+        context = self._context
         asked = context.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
         if context.lifted is not None:

@@ -1,9 +1,9 @@
-"""One exchange with an engine, the same for every door: collected, streamed, fetched whole, or a load alone.
+"""How handlers ask a model, the same for every dialect: collected, streamed, fetched whole, or loaded only.
 
     collect   the engine streams, the client gets a whole answer
-    stream    the engine streams, the client's stream is the door's own kind of `Out`
+    stream    the engine streams, the client's stream is the dialect's own kind of `Out`
     fetch     a short answer that is no stream: embeddings, token counts
-    load      the turn alone: the model is in memory, nobody is asked anything
+    load      the turn alone: the model is in memory, and the engine is asked nothing
 
 A failure in a lane with a fallback becomes a Fallback, as long as the client has seen nothing of an answer; after
 that it is told in the stream. Owns neither shapes nor prompts.
@@ -88,7 +88,7 @@ _decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
 class EngineCalls:
-    """What doors do with engines."""
+    """Submits requests to the scheduler, and carries them to engines in their turn."""
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
@@ -145,7 +145,7 @@ class EngineCalls:
     ) -> Answer:
         """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
 
-        An engine that answers without a stream is heard, too, where the door knows what to do `instead`."""
+        An engine that answers without a stream is accepted, too, where the handler says what to do `instead`."""
         told = False
         try:
             with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:

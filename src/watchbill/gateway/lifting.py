@@ -3,7 +3,7 @@
 A decoder works on a whole body at once, and nobody else is served meanwhile: an image of 50 MB takes it a tenth of a
 second, as many digits take seconds. So a large body is walked through in windows, with the event loop in between. Texts
 that are long are checked and replaced by a short mark; what is left, the frame, is small, bounded (values, fields,
-digits, bytes) and decoded like any other body. Doors see the marks as texts, which begin as the text they stand for
+digits, bytes) and decoded like any other body. Handlers see the marks as texts, which begin as the text they stand for
 does, and may put them anywhere, also into JSON within a text. `Lifted.fill` puts the texts in place of the marks that
 are left in an engine's request, as pieces of the very body that came: they are neither decoded nor copied.
 
@@ -45,7 +45,7 @@ _INSIDE = re.compile(
     rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
 )
 _DIGITS = re.compile(rb"[0-9]{%d}" % (JSON_DIGITS_MAX + 1))
-#: How a text begins, as far as nothing in it is written differently in JSON: doors look at the first bytes of images.
+#: How a text begins, as far as JSON writes it unchanged: dialects look at the first bytes of images.
 _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
 _CONTROLS = bytes(range(32))
 _MARK = "\x01"

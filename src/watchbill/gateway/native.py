@@ -1,4 +1,4 @@
-"""Watchbill's own door: health, metrics, and what an operator asks and tells (/wb/v1).
+"""Watchbill's own API: health, metrics, and the operator's queries, commands and maintenance (/wb/v1).
 
 Answers from the driver's state; never touches an engine, so that a probe resets no idle timer.
 """

@@ -1,8 +1,9 @@
-"""What a caller asks of Watchbill itself, in headers and body fields, and what it may ask of an engine.
+"""Options of callers: for Watchbill itself, in headers and body fields, and numbers for an engine.
 
 Owns the X-Watchbill-* request headers, our own fields in a body (honoured, then taken out: engines answer 400 to
-strangers) and the ranges of numbers that are passed on (an engine that trusts them can crash). A wish of unknown
-value degrades to the default and is counted; a number out of range is refused.
+unknown ones), the companions that a caller names (`X-Watchbill-With: vision, see`, RES-13), and the ranges of numbers
+that are passed on (an engine that trusts them can crash). An option with an unknown value degrades to the default and
+is counted; a number out of range is refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,7 @@ def split_alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
 
 
 class CallerOptions:
-    """Reads wishes, and counts those it could not understand."""
+    """Reads the options of requests, and counts those with unknown values."""
 
     def __init__(self) -> None:
         self.degraded = 0
@@ -102,7 +103,7 @@ class CallerOptions:
         key: ApiKey | None,
         lane_of_path: str | None = None,
     ) -> Submission:
-        """The wish of a request; takes our own fields out of its body. Raises RequestError without a model."""
+        """The submission of a request; takes our own fields out of its body. Raises RequestError without a model."""
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")

@@ -1,7 +1,7 @@
 """Addresses that are passed on as they are, for engines that have them: responses, reranking, speech, images.
 
-The same guard, turn and relay as at the other doors; the answer's bytes and kind are the engine's own, streamed or
-not. Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501.
+Access, turn and relay are those of every request; the answer's bytes and kind are the engine's own, streamed or not.
+Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class PassthroughApi:
         self._calls = _Plain(gateway)
 
     def at(self, path: str) -> "Handler":
-        """The door of one address whose body is JSON."""
+        """The handler of one address whose body is JSON."""
 
         async def pass_on(context: RequestContext) -> Answer:
             body = await self._gateway.read_object(context)
@@ -52,7 +52,7 @@ class PassthroughApi:
         return pass_on
 
     def form_at(self, path: str) -> "Handler":
-        """The door of one address whose body is a form with a file."""
+        """The handler of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:
             form = await self._form(context)

@@ -82,7 +82,7 @@ class Relay:
     _failed_attempt: int | None = None
     _outcome: str = "cancelled"
 
-    # ------------------------------------------------------------------ what a door does with it
+    # ------------------------------------------------------------------ for EngineCalls
 
     @property
     def content_type(self) -> str:
@@ -257,13 +257,13 @@ class Relay:
         self.on_close(self)
 
     def leave(self) -> None:
-        """The house closes: a request that still waits is sent away, a running one goes on."""
+        """The gateway shuts down: a request that waits is refused, a running one goes on."""
         if self.ticket.is_waiting:
             self.ticket.close()
             self.ticket.refuse(ShuttingDown())
 
     def cut_off(self) -> None:
-        """The house is closed: a running request ends now."""
+        """The gateway has shut down: a running request ends now."""
         self.ticket.cut_off("shutting_down")
 
     # ------------------------------------------------------------------ the steps

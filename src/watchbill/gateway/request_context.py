@@ -1,4 +1,4 @@
-"""A visit: one HTTP request while it is in the house, and what is said about it in headers and logs."""
+"""The context of one HTTP request, from its arrival to its end, and what its headers and logs say about it."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ class RequestContext:
         self.request = request
         self.began = began
         self._id = ""
-        self.given = ""  # its caller's own name for it
+        self.given = ""  # the id that its caller gave it
         self.key: ApiKey | None = None
         self.cors: Mapping[str, str] = _NOTHING  # headers that a web page needs
         self.lane = ""
@@ -65,7 +65,7 @@ class RequestContext:
         self.model = ticket.model
 
     def age_s(self) -> float:
-        """How long the request has been in the house."""
+        """How long ago the request arrived."""
         return asyncio.get_running_loop().time() - self.began
 
     def lines(self) -> str:

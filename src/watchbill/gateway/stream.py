@@ -1,7 +1,7 @@
 """Streams to clients: headers that are held back, signs of life, pieces, and an end that says how it went.
 
-`Out` is what a relay writes into, whatever the door; each door has its own kind. Promises that a stream ends in
-good order or with an error in the door's own shape, never in half an event. Owns no ticket and no engine.
+A relay writes into an `Out`; each dialect has its own kind. Promises that a stream ends in good order or with an error
+in the dialect's own shape, never in half an event. Owns no ticket and no engine.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ __all__ = ["Out", "StreamOut"]
 
 
 class Out(ABC):
-    """A stream to a client. A door's own kind says how signs of life, errors and fallbacks look in it."""
+    """A stream to a client. Each dialect says how signs of life, errors and fallbacks look in it."""
 
     content_type = "text/event-stream"
 
@@ -54,7 +54,7 @@ class Out(ABC):
         await response.end()
         return response
 
-    # ------------------------------------------------------------------ what a door says differently
+    # ------------------------------------------------------------------ what dialects do differently
 
     async def comment(self, text: str) -> None:
         """A sign of life. Where the protocol knows none, the headers are one."""
@@ -64,7 +64,7 @@ class Out(ABC):
         """Takes a piece of the engine's answer."""
         await self.send(piece)
 
-    async def flush(self) -> None:  # noqa: B027  most doors hold nothing back
+    async def flush(self) -> None:  # noqa: B027  most dialects hold nothing back
         """The engine ended its answer in good order."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class StreamOut(Out):
 
     async def fall_back(self, fallback: Fallback) -> None:
         """Not every stream of events is an answer that a text could stand in for; those that are say how."""
-        raise AssertionError("this door's exchange falls back on nothing")
+        raise AssertionError("requests of this kind have no fallback")
 
     def forget_half(self) -> None:
         """The event whose beginning is held back will have no end."""

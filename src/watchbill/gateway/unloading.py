@@ -1,8 +1,8 @@
-"""Unloads that callers ask for: a `keep_alive` of 0, or nearly, on any door.
+"""Unloads that callers ask for: a `keep_alive` of 0, or nearly, in any dialect.
 
-It is a wish. A permanent model stays, and so does one that somebody else uses, waits for or used a short while ago:
-another caller would only load it again. How often a caller may is bounded, too; keys with admin rights may always. A
-wish that is not honoured changes nothing else about its request. Unloads without a request of their own go on in the
+It is a hint. A permanent model stays, and so does one that another caller uses, waits for or used a short while ago:
+that caller would only load it again. Unloads per caller are bounded, too, except for keys with admin rights. A hint
+that is not followed changes nothing else about its request. Unloads without a request of their own go on in the
 background, as in Ollama; `close` ends them.
 """
 
@@ -42,14 +42,14 @@ class Unloading:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._used: dict[str, dict[str, float]] = {}  # model -> key -> when; both are names of the config
-        self._granted: dict[str, deque[float]] = {}  # key -> when its last wishes were honoured
+        self._granted: dict[str, deque[float]] = {}  # key -> when its last unloads were granted
 
     def note_use(self, model: str, key: ApiKey) -> None:
         """A caller's request was accepted for a model."""
         self._used.setdefault(model, {})[key.name] = self._clock()
 
     def grants(self, model: Model, key: ApiKey | None) -> bool:
-        """Whether a caller's wish that a model leaves is honoured; it counts then."""
+        """Whether a caller may have a model unloaded; it counts then."""
         if key is not None and key.admin:
             return True
         caller, now = "" if key is None else key.name, self._clock()

@@ -79,7 +79,7 @@ class ChunkReader:
 
 
 def read_chunk(fields: Fields) -> Chunk:
-    """What doors need of a chunk, or of a whole answer, which looks the same but for its message."""
+    """The chunk in an event, or in a whole answer, which has a message in place of a delta."""
     choice: Fields = {}
     for each in _objects(fields.get("choices")):
         if each.get("index", 0) == 0:

@@ -1,4 +1,4 @@
-"""The OpenAI door: chat, completions, embeddings, and the list of models.
+"""OpenAI's dialect: chat, completions, embeddings, and the list of models.
 
 Engines are always asked to stream chats and completions; for a client that wants a whole answer the pieces are
 put together. A client's stream passes unchanged. Our own fields are taken out of a body before an engine sees

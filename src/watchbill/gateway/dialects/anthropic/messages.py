@@ -1,8 +1,8 @@
-"""The Anthropic door: POST /v1/messages, and the count of tokens.
+"""Anthropic's API: POST /v1/messages, and the count of tokens.
 
-An engine that speaks Anthropic's protocol itself (llama.cpp's server does) is asked in it and its answer passes.
-Whether it does is found out with the first request: one that does not have the address is asked again in OpenAI's
-words, in the same turn, and remembered. Engines are always asked to stream. While a request waits, its stream
+An engine that speaks Anthropic's dialect itself (llama.cpp's server does) is asked in it, and its answer passes. The
+first request finds out: an engine that does not have the address is asked again in OpenAI's dialect, in the same turn,
+and remembered. Engines are always asked to stream. While a request waits, its stream
 carries pings.
 """
 

@@ -1,4 +1,4 @@
-"""What a client of Anthropic asks, in OpenAI's words. Does no I/O.
+"""Requests in Anthropic's dialect, translated to OpenAI's. Does no I/O.
 
 Owns the meaning of system texts, content blocks, tools and tool results. What has no meaning for a local model
 (caching marks, metadata, service tiers) is left out; what cannot be done (tools that run at Anthropic) is refused.

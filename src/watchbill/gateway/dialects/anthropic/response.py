@@ -1,4 +1,4 @@
-"""What an engine answers, in Anthropic's words: events of a stream, or one message. Does no I/O.
+"""Answers in Anthropic's dialect: events of a stream, one message, or an error. Does no I/O.
 
     OpenAI chunks     ──▶ Events      ──▶ events        an engine that does not speak Anthropic's protocol
     OpenAI answer     ──▶ message     ──▶ one object

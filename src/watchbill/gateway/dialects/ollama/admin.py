@@ -28,7 +28,7 @@ class OllamaAdmin:
         self._gateway = gateway
 
     def at(self, path: str) -> "Handler":
-        """The door of one address, which Ollama knows without its caller's lane."""
+        """The handler of one address. Ollama is asked without the lane in the caller's address."""
 
         async def forward(context: RequestContext) -> Answer:
             return await self._forward(context, path)

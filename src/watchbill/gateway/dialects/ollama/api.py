@@ -1,9 +1,9 @@
-"""The Ollama door: apps that look for Ollama find Watchbill, and its models.
+"""Ollama's API: apps that look for Ollama find Watchbill and its models.
 
-Generation is asked of engines through their OpenAI API and told in Ollama's words; an Ollama behind us is asked in
-its own and its answers pass. Streams are the default. `keep_alive: 0` unloads when nobody else uses the model;
-every other `keep_alive` is a hint to the scheduler. What only Ollama itself can do (pull, create, copy, push,
-delete) is forwarded to one that the config names, for callers with admin rights.
+Engines generate through their OpenAI API, and their answers are translated; an Ollama behind Watchbill is asked in
+Ollama's dialect, and its answers pass unchanged. Streams are the default. `keep_alive: 0` unloads the model when no
+other caller uses it; every other `keep_alive` is a hint to the scheduler. What only Ollama itself can do (pull, create,
+copy, push, delete) is forwarded to one that the config names, for callers with admin rights.
 """
 
 from typing import TYPE_CHECKING, cast

@@ -1,8 +1,8 @@
-"""What a client of Ollama asks, in OpenAI's words. Does no I/O.
+"""Requests in Ollama's dialect, translated to OpenAI's. Does no I/O.
 
 Owns the meaning of `options`, `format`, `think`, images and tool messages. Options that shape the runner (`num_ctx`
-and its kin) are taken out on every way: in Ollama each of them reloads the model, and two clients with different
-wishes would reload it for ever. Fields nobody has heard of go through.
+and its kin) are always taken out: in Ollama each of them reloads the model, and two clients with different options
+would reload it again and again. Unknown fields go through.
 """
 
 from typing import cast

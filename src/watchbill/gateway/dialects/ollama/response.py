@@ -1,4 +1,4 @@
-"""What an engine answers, in Ollama's words: lines of a stream, or one object. Does no I/O.
+"""Answers in Ollama's dialect: lines of a stream, one object, or an error. Does no I/O.
 
     OpenAI chunks ──▶ Translated ──▶ lines        any engine
     Ollama lines  ──▶ Passed     ──▶ lines        an Ollama behind us; only the model's name is ours
