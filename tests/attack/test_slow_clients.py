@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from support.open_gateway import OpenGateway, eventually, open_gateway, raw
+from support.eventually import eventually
+from support.open_gateway import OpenGateway, open_gateway, raw
 from support.peer import Asked, stream_of
 from watchbill.gateway import body
 from watchbill.gateway.http.listener import Listener

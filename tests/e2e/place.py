@@ -14,16 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from support.eventually import wait_until
 from watchbill.processes.registry import ROOT_MARK, root_id
 
-__all__ = ["Daemon", "Place", "eventually", "is_listening", "scripted"]
+__all__ = ["Daemon", "Place", "is_listening", "scripted"]
 
 TESTS_MARK = "E2E_PLACE_OF_WATCHBILL"
 #: Loaded cores: a Python process with its imports may take seconds to say its first word.
@@ -35,16 +35,6 @@ DOWN_S = 30.0
 def scripted(name: str, script: str = "", rules: str = "") -> str:
     """The table of a scripted model that answers at once and holds next to nothing."""
     return f'[models.{name}]\nengine = "scripted"\nmemory = "30MB"\n{rules}\nscript = {{{script}}}\n'
-
-
-def eventually(found: Callable[[], Any], seconds: float = 10.0, *, each: float = 0.02) -> Any:
-    """Waits until something is true and gives it. Fails with its last value when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: the last value was {value!r}")
-        time.sleep(each)
-    return value
 
 
 def is_listening(port: int) -> bool:
@@ -73,7 +63,7 @@ class Daemon:
 
     def wait_ready(self) -> None:
         """Waits for the ready line, which is the last of the start."""
-        eventually(lambda: "ready " in self.stdout or self.process.poll() is not None, READY_S)
+        wait_until(lambda: "ready " in self.stdout or self.process.poll() is not None, READY_S)
         lines = self.stdout.splitlines()
         assert lines and lines[-1].startswith("ready http://"), (lines, self.stderr, self.process.poll())
         self.url = lines[-1].removeprefix("ready ")
@@ -284,7 +274,7 @@ class Place:
                 daemon.process.kill()
                 daemon.wait(5)
         try:
-            eventually(lambda: not self.leftovers(), 10)
+            wait_until(lambda: not self.leftovers())
         finally:
             for pid in self.pids():
                 os.kill(pid, signal.SIGKILL)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 
 MB = 10**6
 
@@ -34,7 +35,7 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     daemon = place.up()
     assert daemon.chat("warm")[0] == 200
     cards.write_text(card(91))
-    eventually(lambda: daemon.status()["devices"]["gpu:0"]["constrained"], 10)
+    wait_until(lambda: daemon.status()["devices"]["gpu:0"]["constrained"])
     status, headers, body = daemon.chat("large")
     assert (status, headers["x-watchbill-model"], body["model"]) == (200, "small", "small")
     assert daemon.model("large")["loads"] == 0
@@ -42,10 +43,10 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     assert daemon.model("warm")["loads"] == 1
     assert "91 C, and its limit is 80 C" in place.run("status").stdout
     cards.write_text(card(70))
-    eventually(lambda: not daemon.status()["devices"]["gpu:0"]["constrained"], 10)
+    wait_until(lambda: not daemon.status()["devices"]["gpu:0"]["constrained"])
     assert daemon.chat("large")[1]["x-watchbill-model"] == "large"
     cards.write_text("not a card")
-    eventually(lambda: any("probe" in alert["reason"] for alert in place.events("alert")), 10)
+    wait_until(lambda: any("probe" in alert["reason"] for alert in place.events("alert")))
     assert daemon.chat("large")[0] == 200
 
 

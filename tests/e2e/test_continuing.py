@@ -3,8 +3,9 @@
 import json
 import threading
 
-from e2e.place import Daemon, Place, Stream, chat_body, eventually, scripted
+from e2e.place import Daemon, Place, Stream, chat_body, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 LANES = """
 [lanes.chat]
@@ -78,7 +79,7 @@ def test_a_whole_background_answer_keeps_what_it_has(place: Place) -> None:
     said: list[tuple[int, dict, dict]] = []
     asking = threading.Thread(target=lambda: said.append(daemon.chat("slow", 500, lane="batch")))
     asking.start()
-    eventually(lambda: daemon.model("slow")["in_flight"] == 1, 20)
+    wait_until(lambda: daemon.model("slow")["in_flight"] == 1)
     assert daemon.chat("quick", lane="chat")[0] == 200
     asking.join(60)
     ((status, _, answer),) = said

@@ -5,8 +5,9 @@ import time
 import urllib.request
 from pathlib import Path
 
-from e2e.place import Daemon, Place, chat_body, eventually, scripted
+from e2e.place import Daemon, Place, chat_body, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 CONFIG = """
 [devices.ram]
@@ -39,7 +40,7 @@ def test_the_engine_stops_when_its_client_leaves(place: Place, gguf_files: GgufF
 
     connection = daemon.connect()
     connection.request("POST", "/v1/chat/completions", json.dumps(chat_body("writer", TOKENS)))
-    eventually(lambda: daemon.model("writer")["in_flight"] == 1)
+    wait_until(lambda: daemon.model("writer")["in_flight"] == 1)
     connection.close()
     assert_idle_soon(daemon, engine)
     assert daemon.model("writer")["loads"] == 1
@@ -47,7 +48,7 @@ def test_the_engine_stops_when_its_client_leaves(place: Place, gguf_files: GgufF
 
 def assert_idle_soon(daemon: Daemon, engine: int) -> None:
     left = time.monotonic()
-    eventually(lambda: daemon.model("writer")["in_flight"] == 0, IDLE_S)
+    wait_until(lambda: daemon.model("writer")["in_flight"] == 0, IDLE_S)
     # Read once, at the end of the time: asking llama.cpp again and again would change what it notices.
     time.sleep(max(0.0, left + IDLE_S - 0.2 - time.monotonic()))
     key = key_of_engine(daemon.model("writer")["pid"])
@@ -70,22 +71,22 @@ def key_of_engine(pid: int) -> str:
 def test_who_leaves_before_the_first_byte_leaves_nothing_behind(place: Place) -> None:
     """LANE-07, races 4, 5 and 11: while the model loads, while queued, before the first byte. One follower who
     leaves does not cancel the load that the others wait for."""
-    place.config.write_text(scripted("slow", 'load = "2s", service = "10s", tokens = 5'))
+    place.config.write_text(scripted("slow", 'load = "2s", service = "60s", tokens = 5'))
     daemon = place.up()
     waiting = [daemon.connect() for _ in range(3)]
     for number, connection in enumerate(waiting, 1):
         connection.request("POST", "/v1/chat/completions", json.dumps(chat_body("slow", 5)))
-        eventually(lambda count=number: daemon.model("slow")["queued"] == count)
+        wait_until(lambda count=number: daemon.model("slow")["queued"] == count)
     assert daemon.is_in("slow", "loading")
     waiting[0].close()  # while loading: it would have been the first
-    eventually(lambda: daemon.model("slow")["queued"] == 2)
-    eventually(lambda: daemon.is_in("slow", "ready"))
-    eventually(lambda: daemon.model("slow")["in_flight"] == 1)
+    wait_until(lambda: daemon.model("slow")["queued"] == 2)
+    wait_until(lambda: daemon.is_in("slow", "ready"))
+    wait_until(lambda: daemon.model("slow")["in_flight"] == 1)
     waiting[2].close()  # while queued
-    eventually(lambda: daemon.model("slow")["queued"] == 0)
+    wait_until(lambda: daemon.model("slow")["queued"] == 0)
     assert daemon.model("slow")["in_flight"] == 1
     waiting[1].close()  # in its turn, before the first byte
-    eventually(lambda: daemon.model("slow")["in_flight"] == 0)
+    wait_until(lambda: daemon.model("slow")["in_flight"] == 0)
     (engine,) = place.listeners()
 
     def counts() -> dict[str, int]:
@@ -93,7 +94,7 @@ def test_who_leaves_before_the_first_byte_leaves_nothing_behind(place: Place) ->
             urllib.request.urlopen(f"http://127.0.0.1:{engine}/wb-scripted/state", timeout=5).read()
         )
 
-    eventually(lambda: counts()["active"] == 0, 2)
+    wait_until(lambda: counts()["active"] == 0, 2)
     assert counts()["queued"] == 0
     slow = daemon.model("slow")
     assert (slow["loads"], slow["evictions"], slow["state"]) == (1, 0, "ready")

@@ -2,7 +2,8 @@
 
 import resource
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 
 
 def test_a_full_disk_is_told_as_one_and_it_goes_on_when_there_is_room(place: Place) -> None:
@@ -23,5 +24,5 @@ def test_a_full_disk_is_told_as_one_and_it_goes_on_when_there_is_room(place: Pla
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
     assert daemon.chat("a")[0] == 200
     assert daemon.model("a")["trouble"] is None
-    assert eventually(lambda: place.events("disk_failed"))
+    assert wait_until(lambda: place.events("disk_failed"))
     assert not place.events("quarantine") and daemon.stop() == 0

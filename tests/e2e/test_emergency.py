@@ -13,7 +13,8 @@ from threading import Thread
 
 import pytest
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 #: Takes some memory at once, then so much each second up to a bound, and keeps it.
@@ -46,7 +47,7 @@ def group() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no control group of version 1 can be made here: {error}")
     yield folder
-    eventually(lambda: not (folder / "cgroup.procs").read_text().split(), 10)
+    wait_until(lambda: not (folder / "cgroup.procs").read_text().split())
     folder.rmdir()
 
 
@@ -90,7 +91,7 @@ def test_models_leave_before_the_kernel_kills_anything(
     daemon = place.begin()
     enter(group, daemon.pid)  # before it has read anything: an interpreter takes longer than this line
     daemon.wait_ready()
-    eventually(lambda: daemon.is_in("mnemos", "ready"), 30)
+    wait_until(lambda: daemon.is_in("mnemos", "ready"))
     capacity = daemon.status()["devices"]["ram"]["capacity"]
     assert capacity == 2 * 2**30
     stream = daemon.stream("mnemos", 400)
@@ -135,7 +136,7 @@ def test_several_models_leave_in_time_for_a_program_that_takes_memory_fast(group
     daemon = place.begin()
     enter(group, daemon.pid)
     daemon.wait_ready()
-    eventually(lambda: daemon.is_in("mnemos", "ready"), 30)
+    wait_until(lambda: daemon.is_in("mnemos", "ready"))
     streams = [daemon.stream(name, 400) for name in ("logos", "pathos", "mnemos")]
     for stream in streams:
         stream.event()
@@ -192,7 +193,7 @@ def test_a_protected_process_that_dies_is_told_by_command_and_webhook(
     assert not place.events("alert")
     routx.kill()
     routx.wait()
-    eventually(lambda: hook.received and told.exists() and told.read_text(), 20)  # type: ignore[attr-defined]
+    wait_until(lambda: hook.received and told.exists() and told.read_text())  # type: ignore[attr-defined]
     assert f"protected process {name_of(routx)} is not running" in hook.received[0]  # type: ignore[attr-defined]
     assert (
         told.read_text() == f"Watchbill: protected / the protected process {name_of(routx)} is not running\n"

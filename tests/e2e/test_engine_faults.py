@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from e2e.place import Daemon, Place, eventually, gone, scripted
+from e2e.place import Daemon, Place, gone, scripted
+from support.eventually import wait_until
 
 
 def test_a_crash_before_the_first_byte_is_not_noticed(place: Place) -> None:
@@ -82,7 +83,7 @@ def test_an_engine_that_hangs_is_given_up_and_others_are_served(place: Place) ->
         assert (status, answer["error"]["code"]) == (503, "model_failed")
         assert "probe" in answer["error"]["message"]
     assert daemon.model("liar")["loads"] == 0
-    eventually(lambda: not daemon.model("mute")["in_flight"] and not daemon.model("stutter")["in_flight"])
+    wait_until(lambda: not daemon.model("mute")["in_flight"] and not daemon.model("stutter")["in_flight"])
     assert daemon.chat("mute")[0] == 200 and daemon.chat("stutter")[0] == 200
     assert daemon.stop() == 0
 
@@ -101,7 +102,7 @@ def test_a_frozen_engine_is_found_reset_and_serves_again(place: Place) -> None:
     said = [daemon.chat("frozen", seconds=200) for _ in range(3)]
     late = [answer["error"]["code"] for status, _, answer in said if status != 200]
     assert set(late) == {"run_timeout"}
-    eventually(lambda: daemon.model("frozen")["pid"] != engine, 150, each=0.5)
+    wait_until(lambda: daemon.model("frozen")["pid"] != engine, 150)
     assert daemon.chat("frozen", seconds=200)[0] == 200 and daemon.chat("well")[0] == 200
     assert gone([engine])
     page = daemon.ask("/metrics")[2].decode()
@@ -165,7 +166,7 @@ def test_a_killed_engine_comes_back_for_the_next_request(place: Place) -> None:
     psutil.Process(daemon.model("victim")["pid"]).kill()
     events = stream.rest()
     assert json.loads(events[-1])["error"]["code"] == "engine_failed"
-    eventually(lambda: daemon.is_in("victim", "absent"))
+    wait_until(lambda: daemon.is_in("victim", "absent"))
     assert daemon.chat("well")[0] == 200
     again = first_words(daemon)
     assert again and daemon.model("victim")["loads"] == 2

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.place import Daemon, Place, Stream, eventually, is_listening, scripted
+from e2e.place import Daemon, Place, Stream, is_listening, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 CONFIG = """
 [devices.ram]
@@ -64,7 +65,7 @@ def test_nothing_outlives_a_killed_daemon(place: Place, gguf_files: GgufFiles, p
         daemon.wait(5)
         killed = time.monotonic()
         ports += [int(claim.name) for claim in (place.root / "run" / "ports").iterdir()]
-        eventually(lambda: not place.leftovers(), GONE_S)
+        wait_until(lambda: not place.leftovers(), GONE_S)
         assert not any(is_listening(port) for port in ports)
         assert time.monotonic() - killed < GONE_S
         asking.join(5)
@@ -81,7 +82,7 @@ def make_busy(daemon: Daemon) -> list[Stream]:
         threading.Thread(
             target=ask_in_vain, args=(daemon, f"/wb/v1/models/{name}/evict"), daemon=True
         ).start()
-    eventually(lambda: daemon.is_in("drainer", "draining") and daemon.is_in("leaver", "stopping"), 5)
+    wait_until(lambda: daemon.is_in("drainer", "draining") and daemon.is_in("leaver", "stopping"))
     assert daemon.model("streamer")["in_flight"] == 1
     return [streamed, drained]
 
@@ -120,9 +121,9 @@ def test_a_daemon_that_is_ended_again_and_again_needs_no_repair(place: Place) ->
             acknowledged.add(f"{round_}-{one}")
         daemon.signal(number)
         assert daemon.wait() == (0 if number == signal.SIGTERM else -number)
-        eventually(lambda: place.leftovers() == [], GONE_S)
+        wait_until(lambda: place.leftovers() == [], GONE_S)
     daemon = place.up()
-    eventually(lambda: acknowledged <= ids_in(corpus), 30)
+    wait_until(lambda: acknowledged <= ids_in(corpus))
     assert daemon.stop() == 0
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 
 CONFIG = (
     "[lanes.default]\nmax_wait = '20s'\n[lanes.hasty]\nmax_wait = '1s'\n"
@@ -32,7 +33,7 @@ def test_a_command_has_the_memory_and_permanent_models_return_after_it(place: Pl
     command's exit code is passed on; afterwards the permanent model is back and who waited is served."""
     place.config.write_text(CONFIG)
     daemon = place.up()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     assert daemon.chat("other")[0] == 200
     (place.folder / "go").write_text("")
     wait = "while [ -e go ]; do sleep 0.05; done; exit 7"
@@ -50,14 +51,14 @@ def test_a_command_has_the_memory_and_permanent_models_return_after_it(place: Pl
     assert (hasty[0], hasty[2]["error"]["code"]) == (503, "maintenance")
     with ThreadPoolExecutor(1) as patient:
         waiting = patient.submit(daemon.chat, "other")
-        eventually(lambda: daemon.model("other")["queued"] == 1)
+        wait_until(lambda: daemon.model("other")["queued"] == 1)
         [request] = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
         assert "waits until ram is back from maintenance" in place.run("explain", request["id"]).stdout
         (place.folder / "go").unlink()
         assert forge.wait(20) == 7
         assert waiting.result(20)[0] == 200
     forge.communicate()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     assert daemon.status()["maintenance"] == {}
     ended = place.events("maintenance_end")
     assert [event["reason"] for event in ended] == ["given back"]
@@ -74,16 +75,16 @@ def test_a_dead_holders_claim_expires(place: Place) -> None:
     assert "ram" in daemon.status()["maintenance"]
     forge.send_signal(signal.SIGKILL)
     forge.wait()
-    eventually(lambda: not os.path.exists(f"/proc/{command}"), 5)
+    wait_until(lambda: not os.path.exists(f"/proc/{command}"), 5)
     forge.communicate()
-    eventually(lambda: not daemon.status()["maintenance"], 10)
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: not daemon.status()["maintenance"])
+    wait_until(lambda: daemon.is_in("rock", "ready"))
 
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         assert place.run("maintenance", "start", "--pid", str(sleeper.pid)).returncode == 0
         assert daemon.is_in("rock", "absent")
         sleeper.kill()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     reasons = [event["reason"] for event in place.events("maintenance_end")]
     assert all("is gone" in reason for reason in reasons)
     assert len(reasons) == 2
@@ -99,7 +100,7 @@ def test_a_claim_that_nobody_holds_ends_by_hand_or_by_its_time(place: Place) -> 
     assert place.run("maintenance", "end").stdout == "ram is back in service\n"
     assert daemon.ask("/wb/v1/maintenance?device=ram", method="DELETE")[0] == 400
     assert daemon.ask("/wb/v1/maintenance", {"device": "ram", "hours": 0.0003})[0] == 200
-    eventually(lambda: not daemon.status()["maintenance"], 10)
+    wait_until(lambda: not daemon.status()["maintenance"])
 
     stream = daemon.stream("slow", 40)
     stream.event()
@@ -107,10 +108,10 @@ def test_a_claim_that_nobody_holds_ends_by_hand_or_by_its_time(place: Place) -> 
         impatient.request(
             "POST", "/wb/v1/maintenance", '{"device": "ram"}', {"Content-Type": "application/json"}
         )
-        eventually(lambda: daemon.status()["maintenance"])
-    eventually(lambda: not daemon.status()["maintenance"], 10)
+        wait_until(lambda: daemon.status()["maintenance"])
+    wait_until(lambda: not daemon.status()["maintenance"], 10)  # long before the stream ends
     stream.close()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     refused = daemon.ask("/wb/v1/maintenance", {"device": "gpu:7"})
     assert refused[0] == 400
     assert b"there is no device" in refused[2]
@@ -121,7 +122,7 @@ def test_a_command_that_is_not_there_costs_nobody_his_memory(place: Place) -> No
     """RES-14: it is said before a model leaves for it."""
     place.config.write_text(CONFIG)
     daemon = place.up()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     for command in ("no-such-command", "./watchbill.toml", "/tmp"):
         failed = place.run("maintenance", "start", "--", command)
         assert (failed.returncode, failed.stdout) == (2, "")

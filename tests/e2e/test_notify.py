@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 from watchbill.notify import Notifier
 
 MODEL = scripted("first", 'text = "one"')
@@ -51,7 +52,7 @@ def test_an_init_system_hears_of_every_stage(place: Place, init: Init) -> None:
     place.environment["NOTIFY_SOCKET"] = init.variable
     place.config.write_text(MODEL)
     daemon = place.up()
-    eventually(lambda: init.heard("READY=1"))
+    wait_until(lambda: init.heard("READY=1"))
     assert any(f"STATUS=serving 1 models at {daemon.url}" in message for message in init.said)
     assert daemon.chat("first")[0] == 200
     engine = daemon.model("first")["pid"]
@@ -60,8 +61,8 @@ def test_an_init_system_hears_of_every_stage(place: Place, init: Init) -> None:
         before = len([message for message in init.take() if "RELOADING=1" in message])
         place.config.write_text(text)
         daemon.signal(signal.SIGHUP)
-        eventually(lambda seen=before: init.heard("RELOADING=1", seen + 1), 30)
-        eventually(lambda: "READY=1" in init.take()[-1], 30)
+        wait_until(lambda seen=before: init.heard("RELOADING=1", seen + 1))
+        wait_until(lambda: "READY=1" in init.take()[-1])
     assert not init.heard("WATCHDOG=1")  # nobody asked for it
     assert daemon.stop() == 0
     assert init.heard("STOPPING=1")
@@ -72,10 +73,10 @@ def test_a_loop_that_stands_still_withholds_the_ping_and_is_not_ready(place: Pla
     place.environment |= {"NOTIFY_SOCKET": init.variable, "WATCHDOG_USEC": "200000"}
     place.config.write_text(MODEL)
     daemon = place.up()
-    eventually(lambda: init.heard("WATCHDOG=1", 3), 30)
+    wait_until(lambda: init.heard("WATCHDOG=1", 3))
     daemon.signal(signal.SIGSTOP)
     try:
-        eventually(lambda: Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        wait_until(lambda: Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         init.take()
         before = len(init.said)
         with pytest.raises(TimeoutError):
@@ -83,8 +84,8 @@ def test_a_loop_that_stands_still_withholds_the_ping_and_is_not_ready(place: Pla
         assert len(init.take()) == before
     finally:
         daemon.signal(signal.SIGCONT)
-    eventually(lambda: len(init.take()) > before, 30)
-    eventually(lambda: daemon.ask("/ready")[0] == 200, 30)
+    wait_until(lambda: len(init.take()) > before)
+    wait_until(lambda: daemon.ask("/ready")[0] == 200)
     assert daemon.stop() == 0
 
 

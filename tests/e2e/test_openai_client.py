@@ -9,8 +9,9 @@ import httpx
 import openai
 import pytest
 
-from e2e.place import Daemon, Place, eventually, scripted
+from e2e.place import Daemon, Place, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 CONFIG = """
 [devices.ram]
@@ -205,7 +206,7 @@ def test_what_may_pass_is_tried_again(daemon: Daemon, client: Client, pauses: li
     with ThreadPoolExecutor(1) as aside, Client(daemon) as other, Client(daemon) as third:
         queued = aside.submit(other.chat.completions.create, **ask, stream=True, extra_headers=narrow)
         lanes = lambda: daemon.ask("/wb/v1/status", headers=PERSON)  # noqa: E731
-        eventually(lambda: b'"narrow":{"class":"interactive","queued":1' in lanes()[2])
+        wait_until(lambda: b'"narrow":{"class":"interactive","queued":1' in lanes()[2])
         with pytest.raises(openai.RateLimitError) as full:
             third.chat.completions.create(**ask, extra_headers=narrow)
         assert (full.value.code, full.value.type) == ("lane_full", "rate_limit_error")

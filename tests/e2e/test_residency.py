@@ -2,8 +2,9 @@
 
 import time
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 CONFIG = """
 [devices.ram]
@@ -26,14 +27,14 @@ def test_an_idle_model_leaves_and_a_permanent_one_stays(place: Place, gguf_files
         + scripted("rock", 'load = "200ms"', 'permanent = true\nidle = "1s"')
     )
     daemon = place.up()
-    eventually(lambda: daemon.is_in("rock", "ready"), 20)
+    wait_until(lambda: daemon.is_in("rock", "ready"))
     rock = daemon.model("rock")["pid"]
     assert daemon.model("fleeting")["state"] == "absent"
 
     assert daemon.chat("fleeting")[0] == 200
     answered = time.monotonic()
     # Looking is not using: none of these resets the idle time.
-    eventually(lambda: daemon.ask("/v1/models") and daemon.is_in("fleeting", "absent"), 20)
+    wait_until(lambda: daemon.ask("/v1/models") and daemon.is_in("fleeting", "absent"))
     assert time.monotonic() - answered > 1.9
     left = daemon.model("fleeting")
     assert (left["loads"], left["evictions"], left["pid"]) == (1, 1, None)

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
+from support.eventually import wait_until
 
 #: A task's command: says what it was told about its model.
 COMMAND = """#!/bin/sh
@@ -33,7 +34,7 @@ def test_models_take_turns_at_their_tasks_in_the_configured_order(place: Place) 
         )
     )
     place.up()
-    eventually(lambda: len(place.events("rotation")) >= 3, 30)
+    wait_until(lambda: len(place.events("rotation")) >= 3)
     turns = place.events("rotation")[:3]
     assert [turn["model"] for turn in turns] == ["mantis", "gamma", "mantis"]
     assert "/bin/false ended with 1" in place.events("rotation_failed")[0]["reason"]
@@ -52,12 +53,12 @@ def test_a_background_task_makes_way_at_once_and_is_queued_again(place: Place) -
         + scripted("sisters", "", "idle = '500ms'")
     )
     daemon = place.up()
-    eventually(lambda: daemon.model("gamma")["in_flight"] == 1, 20)
+    wait_until(lambda: daemon.model("gamma")["in_flight"] == 1)
     asked = time.monotonic()
     assert daemon.chat("sisters")[0] == 200
     assert time.monotonic() - asked < 8
     assert not place.events("rotation", "rotation_failed")
-    eventually(lambda: daemon.model("gamma")["in_flight"] == 1, 20)
+    wait_until(lambda: daemon.model("gamma")["in_flight"] == 1)
     assert daemon.model("gamma")["loads"] == 2
     assert not place.events("rotation", "rotation_failed")
 
@@ -72,9 +73,9 @@ def test_silence_is_an_alarm(place: Place) -> None:
         assert daemon.status()
         return [event for event in place.events("alert") if event["reason"].startswith("silence")]
 
-    eventually(silences, 15)
+    wait_until(silences)
     assert daemon.chat("a")[0] == 200
-    eventually(lambda: len(silences()) == 2, 15)
+    wait_until(lambda: len(silences()) == 2)
 
 
 @pytest.mark.timeout(60)
@@ -89,8 +90,8 @@ def test_a_model_that_answers_only_errors_is_reset_and_then_quarantined(place: P
         seen.append(daemon.chat("sick", seconds=30)[0])
         return seen[-1] != 502
 
-    eventually(ask, 40)
-    eventually(lambda: daemon.is_in("sick", "quarantined"), 20)
+    wait_until(ask, 40)
+    wait_until(lambda: daemon.is_in("sick", "quarantined"))
     model = daemon.model("sick")
     # One more may fail each time while the engine is asked whether it is well.
     assert model["loads"] == 3 and 9 <= seen.count(502) <= 12
@@ -107,6 +108,6 @@ def test_a_model_that_failed_by_its_callers_fault_is_asked_and_stays(place: Plac
     place.config.write_text(scripted("moody", 'fail = "http-500", fail_times = 3'))
     daemon = place.up()
     assert [daemon.chat("moody")[0] for _ in range(3)] == [502] * 3
-    eventually(lambda: place.events("well"), 15)
+    wait_until(lambda: place.events("well"))
     assert daemon.chat("moody")[0] == 200
     assert daemon.model("moody")["loads"] == 1 and not place.events("alert")

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from e2e.place import Daemon, Place, eventually, gone, scripted
+from e2e.place import Daemon, Place, gone, scripted
+from support.eventually import wait_until
 
 TALKER = scripted("talker", 'service = "4s", tokens = 20')
 OTHER = scripted("other", 'text = "one"')
@@ -24,7 +25,7 @@ def test_a_term_lets_the_running_finish_and_sends_the_waiting_away(place: Place)
     first = stream.event()
     with ThreadPoolExecutor(2) as crowd:
         queued = [crowd.submit(daemon.chat, "talker", 5) for _ in range(2)]
-        eventually(lambda: daemon.model("talker")["queued"] == 2)
+        wait_until(lambda: daemon.model("talker")["queued"] == 2)
         engines = [model["pid"] for model in daemon.status()["models"].values()]
         daemon.signal(signal.SIGTERM)
         asked = time.monotonic()
@@ -56,7 +57,7 @@ def test_a_second_signal_ends_it_now(place: Place, numbers: tuple[int, int], cod
     stream = daemon.stream("talker", 600)
     assert stream.event()
     daemon.signal(numbers[0])
-    eventually(lambda: not is_reachable(daemon))
+    wait_until(lambda: not is_reachable(daemon))
     assert daemon.process.poll() is None
     daemon.signal(numbers[1])
     assert daemon.wait(8) == code
@@ -90,9 +91,9 @@ def test_the_log_of_a_detached_daemon_has_a_bound(place: Place) -> None:
     os.truncate(log, 65 * 2**20)  # zeros that take no room
     started = place.run("up", "--detach", "--port", "0")
     assert started.returncode == 0, started.stderr
-    eventually(lambda: log.stat().st_size < 2**20)
+    wait_until(lambda: log.stat().st_size < 2**20)
     kept = log.with_name("daemon.log.1")
-    eventually(lambda: kept.stat().st_size <= 64 * 2**20)
+    wait_until(lambda: kept.stat().st_size <= 64 * 2**20)
     assert b"ready http://" in kept.read_bytes()[-(2**20) :]
     assert place.run("down").returncode == 0
 
@@ -110,7 +111,7 @@ def test_a_changed_config_touches_only_what_changed(place: Place) -> None:
     for number, how in enumerate(("SIGHUP", "changed file", "config reload")):
         changed = TALKER + OTHER.replace("one", f"word{number}") + scripted(f"new{number}")
         reload(place, daemon, changed, how)
-        eventually(lambda name=f"new{number}": name in daemon.status()["models"])
+        wait_until(lambda name=f"new{number}": name in daemon.status()["models"])
         assert daemon.chat("other")[2]["choices"][0]["message"]["content"].split()[0] == f"word{number}"
         assert other != daemon.model("other")["pid"]
         assert set(daemon.status()["models"]) == {"talker", "other", f"new{number}"}
@@ -152,7 +153,7 @@ def reload(place: Place, daemon: Daemon, config: str, how: str, *, refused: bool
     if how == "SIGHUP":
         daemon.signal(signal.SIGHUP)
     if refused:
-        eventually(lambda: daemon.stderr.count("was refused") > before)
+        wait_until(lambda: daemon.stderr.count("was refused") > before)
         assert "watchbill.toml:" in daemon.stderr and "modles" in daemon.stderr
 
 
@@ -219,11 +220,11 @@ def test_a_config_is_still_watched_after_its_folder_was_away(place: Place) -> No
     folder.rename(away)
     folder.touch()
     daemon.signal(signal.SIGHUP)
-    eventually(lambda: "was refused" in daemon.stderr)
+    wait_until(lambda: "was refused" in daemon.stderr)
     folder.unlink()
     away.rename(folder)
     (folder / "c.toml").write_text(OTHER + scripted("new"))
-    eventually(lambda: "new" in daemon.status()["models"])
+    wait_until(lambda: "new" in daemon.status()["models"])
     assert daemon.stop() == 0
 
 
@@ -243,12 +244,12 @@ def test_no_config_stops_the_daemon_or_its_next_reload(place: Place) -> None:
         refused = daemon.stderr.count("the old one stays")
         make()
         daemon.signal(signal.SIGHUP)
-        eventually(lambda before=refused: daemon.stderr.count("the old one stays") > before, 30)
+        wait_until(lambda before=refused: daemon.stderr.count("the old one stays") > before)
         assert daemon.chat("first")[0] == 200
         assert daemon.ask("/wb/v1/config/reload", {}, seconds=30)[0] in (400, 422), daemon.stderr
     place.config.unlink()
     place.config.write_text(scripted("second", 'text = "two"'))
-    eventually(lambda: "second" in daemon.status()["models"], 30)
+    wait_until(lambda: "second" in daemon.status()["models"])
     assert daemon.stop() == 0
 
 
@@ -271,7 +272,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
     def interrupt(pause_s: float) -> int:
         root = place.folder / f"root{pause_s}"
         daemon = place.begin("--root", str(root))
-        eventually((root / "run").exists, 30)
+        wait_until((root / "run").exists)
         time.sleep(pause_s)  # the moment itself
         daemon.signal(signal.SIGINT)
         code = daemon.wait(20)
@@ -281,7 +282,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(place: Place) -> None:
     with ThreadPoolExecutor(5) as trials:
         ends = list(trials.map(interrupt, (0.0, 0.05, 0.1, 0.2, 0.8)))
     assert set(ends) <= {130, -signal.SIGINT}  # a shell shows 130 for both
-    eventually(lambda: not place.leftovers())
+    wait_until(lambda: not place.leftovers())
 
 
 def is_reachable(daemon: Daemon) -> bool:

@@ -1,7 +1,8 @@
 """Asleep, with real processes: less memory, the same process, and back sooner than a load."""
 
-from e2e.place import Place, eventually, scripted
+from e2e.place import Place, scripted
 from gguf_models import GgufFiles
+from support.eventually import wait_until
 
 LLAMA = """
 [devices.ram]
@@ -25,7 +26,7 @@ def test_llama_cpp_sleeps_by_itself_and_is_woken_for_the_next_request(
     daemon = place.up()
     assert daemon.chat("dozer")[0] == 200
     pid, warm = daemon.model("dozer")["pid"], daemon.model("dozer")["memory"]
-    eventually(lambda: daemon.is_in("dozer", "asleep"), 30)
+    wait_until(lambda: daemon.is_in("dozer", "asleep"))
     asleep = daemon.model("dozer")
     assert asleep["pid"] == pid
     assert asleep["asleep"] < warm - 40 * 10**6

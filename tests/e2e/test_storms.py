@@ -7,7 +7,8 @@ import socket
 import psutil
 import pytest
 
-from e2e.place import Daemon, Place, eventually, scripted
+from e2e.place import Daemon, Place, scripted
+from support.eventually import wait_until
 
 MIB = 2**20
 SIZE = 16 * MIB
@@ -48,4 +49,4 @@ def test_memory_after_a_storm_is_what_it_was_before(place: Place) -> None:
     before = process.memory_info().rss
     for _ in range(2):
         storms()
-    eventually(lambda: process.memory_info().rss < before + KEPT, 20)
+    wait_until(lambda: process.memory_info().rss < before + KEPT)

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from support.eventually import eventually
 from support.peer import EnginePeer, Talk, chat_events, peer_listening, sse, stream_of
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
@@ -25,7 +26,7 @@ from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 from watchbill.units import Bytes, Millis
 
-__all__ = ["CATALOG", "HELLO", "OpenGateway", "PeerEngine", "RawAnswer", "eventually", "open_gateway", "raw"]
+__all__ = ["CATALOG", "HELLO", "OpenGateway", "PeerEngine", "RawAnswer", "open_gateway", "raw"]
 
 HELLO = stream_of(sse(*chat_events("hello there")))
 MIB = {"ram": Bytes(2**20)}
@@ -38,6 +39,8 @@ LANES = {
     "batch": Lane("batch", queue_max=16),
     "brief": Lane("brief", timeout_ms=Millis(200)),
 }
+#: Longer than any test waits: what a test sees come about is not the work of a deadline.
+PATIENT = Deadlines(first_byte_ms=60_000, silence_ms=60_000)
 CATALOG = Catalog({"ram": Device("ram")}, {"peer": EngineRules("peer", "process")}, MODELS, LANES)
 
 
@@ -158,13 +161,6 @@ class OpenGateway:
         return await self.send(head.encode("utf-8") + content)
 
 
-async def eventually(happened: Callable[[], object]) -> None:
-    """Waits for a condition, with a deadline."""
-    async with asyncio.timeout(5):
-        while not happened():  # noqa: ASYNC110  the condition is somebody else's
-            await asyncio.sleep(0.005)
-
-
 class RawAnswer:
     """An answer as bytes, taken apart."""
 
@@ -236,7 +232,7 @@ async def _opened(
         make_lookout=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
-    upstream = Upstream(deadlines or Deadlines(first_byte_ms=20_000, silence_ms=20_000))
+    upstream = Upstream(deadlines or PATIENT)
     log: list[str] = []
     await driver.start()
     gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)

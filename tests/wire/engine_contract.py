@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.engines.base import Endpoint, LoadError, Warm
@@ -396,11 +397,3 @@ async def within(seconds: float, work: Any) -> Any:
     """The result, or a failure when it takes longer."""
     async with asyncio.timeout(seconds):
         return await work
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
-    """Waits until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import pytest
 
+from support.eventually import eventually
 from watchbill.catalog import EngineRules, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Engine, HostState, LoadError, Warm
 from watchbill.engines.registry import make_engine
 from watchbill.units import Millis
-from wire.engine_contract import ask, eventually, within
+from wire.engine_contract import ask, within
 
 
 class World(Protocol):

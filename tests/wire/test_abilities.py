@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from support.open_gateway import CATALOG, MIB, OpenGateway, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from support.peer import Asked
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.gateway.abilities import has_image

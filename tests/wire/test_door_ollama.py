@@ -8,7 +8,8 @@ from pathlib import Path
 import ollama
 import pytest
 
-from support.open_gateway import CATALOG, OpenGateway, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import ApiKey, EngineRules, Lane, Model, Server
 from watchbill.units import Bytes, Millis

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.open_gateway import CATALOG, HELLO, OpenGateway, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, HELLO, OpenGateway, open_gateway
 from support.peer import Asked, stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.errors import RequestError, UnsupportedMedia

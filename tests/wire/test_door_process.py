@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.open_gateway import CATALOG, OpenGateway, RawAnswer, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, OpenGateway, RawAnswer, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from support.running import running
 from watchbill.catalog import Catalog, Lane, Model, ProcessType, WorkClass

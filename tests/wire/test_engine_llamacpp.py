@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gguf_models import GgufFiles
+from support.eventually import eventually
 from watchbill.catalog import RAM, Model
 from watchbill.engines import llama_server
 from watchbill.engines.base import LoadError, Warm
@@ -28,7 +29,6 @@ from wire.engine_contract import (
     OpenGateway,
     Variant,
     ask,
-    eventually,
     within,
 )
 
@@ -256,7 +256,7 @@ class TestLlamaCpp(EngineContract):
         warm = await load()
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             os.kill(warm.pid, number)
-        await eventually(lambda: open_gateway.deaths == [("m", 1, "exited with status 143")], seconds=20)
+        await eventually(lambda: open_gateway.deaths == [("m", 1, "exited with status 143")])
 
     async def test_a_stopped_engine_exits_as_one_that_was_asked_to(
         self, open_gateway: OpenGateway, load: Any

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gguf_models import GgufFiles
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
@@ -25,7 +26,7 @@ from watchbill.engines.base import LoadError
 from watchbill.engines.ollama_api import full_name
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.units import Millis
-from wire.engine_contract import EngineContract, eventually, within
+from wire.engine_contract import EngineContract, within
 from wire.foreign_contract import ABOUT_PROCESSES, Foreign, ForeignContract
 from wire.ollama_standin import Kept, OllamaStandin
 from wire.test_engine_remote import answering, chat, driving

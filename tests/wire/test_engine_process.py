@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.eventually import eventually
 from watchbill.catalog import EngineRules, Model
 from watchbill.engines import scripted_server
 from watchbill.engines.base import LoadError
@@ -19,7 +20,7 @@ from watchbill.engines.registry import make_engine
 from watchbill.engines.scripted import check_script
 from watchbill.errors import ConfigError
 from watchbill.processes import Withheld
-from wire.engine_contract import EngineContract, OpenGateway, Variant, eventually, within
+from wire.engine_contract import EngineContract, OpenGateway, Variant, within
 from wire.test_engine_scripted import SCRIPTS
 
 RULES = {"name": "process", "driver": "process"}

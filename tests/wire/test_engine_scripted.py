@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import eventually
 from watchbill.catalog import RAM, Model
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.scripted import FAILURES, check_script
@@ -25,7 +26,6 @@ from wire.engine_contract import (
     OpenGateway,
     Variant,
     ask,
-    eventually,
     within,
 )
 

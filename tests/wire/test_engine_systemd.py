@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
@@ -24,7 +25,7 @@ from watchbill.probes import CardHealth, Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.processes.ports import claim_port
 from watchbill.units import Bytes, Millis
-from wire.engine_contract import eventually, within
+from wire.engine_contract import within
 from wire.foreign_contract import Foreign, ForeignContract
 from wire.reactor_house import Host, host_in, reacting
 from wire.test_engine_remote import answering, chat, driving
@@ -212,11 +213,11 @@ async def test_a_unit_that_a_killed_daemon_was_loading_is_stopped_by_the_next_st
             asked["model"] = {"name": "one", "engine": "systemd", "url": model.url, "probe": "chat"}  # type: ignore[assignment]
             program = Path(__file__).parent / "programs" / "host_engine.py"
             daemon = await asyncio.create_subprocess_exec(sys.executable, str(program), json.dumps(asked))
-            await eventually(lambda: world.present() == {"one"}, 20)
+            await eventually(lambda: world.present() == {"one"})
             daemon.kill()
             await daemon.wait()
             foreign = Foreign(world)
-            await eventually(lambda: world.present() == set(), 20)
+            await eventually(lambda: world.present() == set())
             await within(20, foreign.engine.load(world.model("two"), 1))
             await within(20, foreign.engine.close())
             assert world.present() == set()

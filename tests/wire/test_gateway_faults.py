@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from support.open_gateway import CATALOG, HELLO, OpenGateway, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, HELLO, OpenGateway, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.catalog import Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from support import open_gateway as full
+from support.eventually import eventually
 from watchbill.catalog import ApiKey, Catalog, Lane, Model, Server, WorkClass
 from watchbill.errors import LaneFull
 from watchbill.gateway.meters import Meters
@@ -106,7 +107,7 @@ async def test_a_callers_priority_counts_in_a_lane_of_priorities_alone() -> None
             opened.engine.gate.set()
             served: list[int] = []
             for _ in caller_options:
-                await full.eventually(
+                await eventually(
                     lambda w=caller_options, s=served: any(t.turn and p not in s for p, t in w.items())
                 )
                 served.append(next(p for p, t in caller_options.items() if t.turn and p not in served))

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from support.open_gateway import CATALOG, HELLO, OpenGateway, RawAnswer, eventually, open_gateway, raw
+from support.eventually import eventually
+from support.open_gateway import CATALOG, HELLO, OpenGateway, RawAnswer, open_gateway, raw
 from support.peer import Asked
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX

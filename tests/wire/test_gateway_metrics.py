@@ -1,6 +1,7 @@
 """What /metrics says has a source: each figure is fed by what happens, and labels are words of closed lists."""
 
-from support.open_gateway import eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import open_gateway
 from watchbill.core.messages import Cause, Loaded
 
 CHAT = {"model": "a", "messages": []}

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from support.open_gateway import CATALOG, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, open_gateway
 from watchbill.catalog import Catalog, Model
 from watchbill.errors import RequestError
 from watchbill.gateway.options import CallerOptions

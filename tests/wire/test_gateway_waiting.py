@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from support.open_gateway import CATALOG, OpenGateway, RawAnswer, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, OpenGateway, RawAnswer, open_gateway
 from support.peer import Asked
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.units import Millis

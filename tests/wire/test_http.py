@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.open_gateway import eventually, open_gateway, raw
+from support.eventually import eventually
+from support.open_gateway import open_gateway, raw
 from support.peer import chat_events, sse, stream_of
 from watchbill.catalog import Server
 from watchbill.gateway.access import Access

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually
 from support.open_gateway import raw
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
@@ -16,14 +17,6 @@ from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.gateway.server import Serving
 from watchbill.runtime.driver import Driver
 from watchbill.units import Bytes, Millis
-
-
-async def eventually(happened: Callable[[], object]) -> None:
-    """Waits for a condition; a program in Python may take seconds to start on a busy machine."""
-    async with asyncio.timeout(30):
-        while not happened():  # noqa: ASYNC110  the condition is another process's
-            await asyncio.sleep(0.01)
-
 
 DEAF = Path(__file__).parent / "programs" / "deaf_engine.py"
 LANES = {

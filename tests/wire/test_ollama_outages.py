@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.config import parse
 from watchbill.core import admission, model_state
 from watchbill.runtime.driver import Driver
 from wire import ollama_standin
-from wire.engine_contract import eventually, within
+from wire.engine_contract import within
 from wire.test_engine_remote import answering, chat, driving
 
 MIB = 2**20
@@ -113,9 +114,9 @@ async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path,
     async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.send(signal.SIGSTOP)
-        await eventually(lambda: silence(driver) is not None, 15)
+        await eventually(lambda: silence(driver) is not None)
         waiting = asyncio.create_task(chat(url, "two"))
-        await eventually(lambda: model(driver, "two")["queued"] == 1, 15)
+        await eventually(lambda: model(driver, "two")["queued"] == 1)
         for _ in range(5 * limits.FOREIGN_MISSES_MAX):
             await asyncio.sleep(limits.OLLAMA_ASK_MS / 1000)
             assert model(driver, "one")["state"] == "ready"
@@ -135,9 +136,9 @@ async def test_an_ollama_that_comes_back_serves_who_waited(tmp_path: Path, ollam
     async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.end()
-        await eventually(lambda: silence(driver) is not None, 15)
+        await eventually(lambda: silence(driver) is not None)
         waiting = [asyncio.create_task(chat(url, name)) for name in ("one", "two")]
-        await eventually(lambda: model(driver, "two")["queued"] == 1, 15)
+        await eventually(lambda: model(driver, "two")["queued"] == 1)
         await asyncio.sleep(2 * model_state.HOST_RETRY_MS / 1000)
         assert not any(task.done() for task in waiting)
         await asyncio.to_thread(ollama.start)
@@ -158,7 +159,7 @@ async def test_four_models_share_an_ollama_with_three_places(tmp_path: Path, oll
         for name in names:
             assert (await within(15, chat(url, name)))[0] == 200
         engines: Any = driver.status()
-        await eventually(lambda: driver.status()["engines"]["lab"]["places"] == 3, 15)  # type: ignore[index]
+        await eventually(lambda: driver.status()["engines"]["lab"]["places"] == 3)  # type: ignore[index]
         before = sum(model(driver, name)["evictions"] for name in names)
         for _ in range(3):
             answers = await within(30, asyncio.gather(*(chat(url, name) for name in names)))
@@ -178,7 +179,7 @@ async def test_a_model_that_turns_out_too_large_is_refused_as_soon_as_that_is_kn
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         status, body = await within(lanes_bound(catalog) / 4, chat(url, "huge"))
         assert (status, body["error"]["code"]) == (503, "never_fits")
-        await eventually(lambda: model(driver, "huge")["state"] == "absent", 15)
+        await eventually(lambda: model(driver, "huge")["state"] == "absent")
         assert await ollama.listed() == {}
         assert (await within(15, chat(url, "one")))[0] == 200
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.errors import RootInUse
 from watchbill.files.host import boot_id
@@ -29,7 +30,7 @@ from watchbill.processes.registry import (
     root_id,
     with_engine,
 )
-from wire.engine_contract import eventually, within
+from wire.engine_contract import within
 
 #: A tree of five below its guard, two of them grandchildren and three in a session of their own.
 TREE = "sleep 61 & setsid sh -c 'sleep 62 & sleep 63' & exec sleep 64"

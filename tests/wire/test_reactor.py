@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.eventually import eventually
 from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.errors import ConfigError, NameRefused
@@ -21,7 +22,7 @@ from watchbill.names import check_unit_name
 from watchbill.reactor.intents import Mailbox
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
-from wire.engine_contract import eventually, within
+from wire.engine_contract import within
 from wire.reactor_house import Host, host_in, reacting
 
 ALLOWED = "watchbill-*.service"

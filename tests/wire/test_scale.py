@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from support.open_gateway import CATALOG, MIB, OpenGateway, eventually, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from support.peer import Asked, chat_events, sse
 from watchbill.catalog import Lane, Model
 from watchbill.core.messages import Request
