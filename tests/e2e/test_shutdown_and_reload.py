@@ -132,7 +132,7 @@ def test_a_reload_of_what_was_taken_over_already_says_since_when_it_is_in_force(
     began = json.loads(daemon.ask("/wb/v1/config/reload", {})[2])
     assert began["changes"] == [] and began["since"]
     place.config.write_text(OTHER + scripted("new"))
-    eventually(lambda: "new" in daemon.status()["models"])
+    wait_until(lambda: "new" in daemon.status()["models"])
     done = place.run("config", "reload")
     assert done.returncode == 0
     assert re.fullmatch(r"nothing changed; this config is in force since [0-9-]+ [0-9:]+\n", done.stdout), (
