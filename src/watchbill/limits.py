@@ -97,6 +97,9 @@ HEALTH_POLL_SHARE = 0.02
 HEALTH_MS_MAX = 2_000
 #: The answer to a health question or a probe.
 PROBE_ANSWER_BYTES_MAX = 2**20
+#: The question whether an engine sleeps, and its answer: llama.cpp's /props holds the chat template, too.
+SLEEP_LOOK_MS = 1_000
+SLEEP_ANSWER_BYTES_MAX = 4 * 2**20
 #: llama.cpp's HTTP threads are held by idle keep-alive connections: with few a burst stalls for 5 s.
 LLAMA_HTTP_THREADS = 64
 

@@ -201,7 +201,7 @@ class EngineContract:
         engine, model = up(HEALTHY)
         loading = asyncio.create_task(engine.load(model, 1))
         await asyncio.sleep(0)
-        inner = engine._hosts[model.name].bringing_up
+        inner = engine._holds[model.name].coming_up
         # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
         while not inner.done():  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -197,7 +197,7 @@ class ForeignContract:
         """Race 7: the caller gives up in the very turn of the loop in which the model became warm."""
         loading = asyncio.create_task(foreign.engine.load(world.model("one"), 1))
         await asyncio.sleep(0)
-        inner = foreign.engine._holds["one"].bringing_up  # type: ignore[attr-defined]
+        inner = foreign.engine._holds["one"].coming_up  # type: ignore[attr-defined]
         # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
         while not inner.done():  # noqa: ASYNC110
             await asyncio.sleep(0)

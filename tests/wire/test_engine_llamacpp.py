@@ -15,6 +15,7 @@ import pytest
 from gguf_models import GgufFiles
 from support.eventually import eventually
 from watchbill.catalog import RAM, Model
+from watchbill.core.messages import Blame
 from watchbill.engines import llama_server
 from watchbill.engines.base import LoadError, Warm
 from watchbill.engines.llamacpp import LlamaRecipe, flags_for
@@ -148,7 +149,7 @@ class TestLlamaCpp(EngineContract):
         warm = await within(60, engine.load(Model(**fields), 1))
 
         async def is_asleep() -> bool:
-            return await asyncio.to_thread(engine.is_asleep, "m") is True
+            return await engine.is_asleep("m") is True
 
         async with asyncio.timeout(15):
             while not await is_asleep():  # noqa: ASYNC110  the engine's own clock decides
@@ -256,7 +257,7 @@ class TestLlamaCpp(EngineContract):
         warm = await load()
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             os.kill(warm.pid, number)
-        await eventually(lambda: open_gateway.deaths == [("m", 1, "exited with status 143")])
+        await eventually(lambda: open_gateway.deaths == [("m", 1, "exited with status 143", Blame.MODEL)])
 
     async def test_a_stopped_engine_exits_as_one_that_was_asked_to(
         self, open_gateway: OpenGateway, load: Any
@@ -265,7 +266,7 @@ class TestLlamaCpp(EngineContract):
         warm = await load()
         os.kill(warm.pid, signal.SIGTERM)
         await eventually(lambda: open_gateway.deaths != [])
-        assert open_gateway.deaths == [("m", 1, "exited with status 143")]
+        assert open_gateway.deaths == [("m", 1, "exited with status 143", Blame.MODEL)]
 
 
 def is_busy(warm: Warm) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from support.eventually import eventually
 from watchbill.catalog import RAM, Model
+from watchbill.core.messages import Blame
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.scripted import FAILURES, check_script
 from watchbill.errors import ConfigError
@@ -62,14 +63,14 @@ class TestScripted(EngineContract):
         """Asleep: the process stays, the memory goes; the next one who wakes it finds it warm; the attempt goes on."""
         engine, model = up(HEALTHY, script={"memory": "60MiB", "wake": "0.1s"}, sleep_ms=60_000)
         warm = await within(10, engine.load(model, 1))
-        assert await asyncio.to_thread(engine.is_asleep, model.name) is False
+        assert await engine.is_asleep(model.name) is False
         asleep = await within(10, engine.sleep(model.name, 2))
         assert asleep[RAM] < warm.memory[RAM] - 50 * 2**20
-        assert await asyncio.to_thread(engine.is_asleep, model.name) is True
+        assert await engine.is_asleep(model.name) is True
         awake = await within(10, engine.wake(model, 3))
         assert (awake.pid, awake.endpoint) == (warm.pid, warm.endpoint)
         assert awake.memory[RAM] > asleep[RAM] + 50 * 2**20
-        assert await asyncio.to_thread(engine.is_asleep, model.name) is False
+        assert await engine.is_asleep(model.name) is False
         os.kill(warm.pid, signal.SIGKILL)
         await eventually(lambda: bool(open_gateway.deaths))
         assert open_gateway.deaths[0][:2] == (model.name, 3)
@@ -156,7 +157,7 @@ class TestScripted(EngineContract):
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             await asyncio.to_thread(stream, warm.endpoint, {})
         await eventually(lambda: open_gateway.deaths != [])
-        assert open_gateway.deaths == [("m", 1, "exited with status 1")]
+        assert open_gateway.deaths == [("m", 1, "exited with status 1", Blame.MODEL)]
 
     @pytest.mark.parametrize("failure", ["hang-before-first-byte", "hang-mid-stream"])
     async def test_a_hang_lasts_until_the_client_leaves(self, load: Any, failure: str) -> None:

@@ -50,7 +50,7 @@ class HandEngine:
             raise self.breaks
         return self.warm
 
-    def is_asleep(self, model: str) -> bool | None:
+    async def is_asleep(self, model: str) -> bool | None:
         return None
 
     def memory(self, model: str) -> Mapping[str, int]:

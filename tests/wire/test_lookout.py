@@ -51,7 +51,7 @@ class Sight:
             raise self.failure
         return {"A": (1, {RAM: 7})}
 
-    def asleep(self) -> Mapping[str, bool]:
+    async def asleep(self) -> Mapping[str, bool]:
         return {"A": True}
 
     def probe_loop(self, ram: RamProbe | None = None) -> ProbeLoop:

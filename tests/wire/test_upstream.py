@@ -18,8 +18,8 @@ from support.certificates import write_certificate
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
 from watchbill.engines.connection_pool import _trust  # pyright: ignore[reportPrivateUsage]
+from watchbill.engines.readiness import ask_again
 from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
-from watchbill.engines.warmup import ask_again
 from watchbill.limits import (
     UPSTREAM_BUFFER_BYTES_MAX,
     UPSTREAM_HEAD_BYTES_MAX,

@@ -188,8 +188,8 @@ class Sleeper(Protocol):
         """Wakes a model; returns when it is warm. When it raises LoadError, nothing of the model is left."""
         ...
 
-    def is_asleep(self, model: str) -> bool | None:
-        """Whether the model sleeps; None when it is not up or cannot tell. Blocks: call it in a thread."""
+    async def is_asleep(self, model: str) -> bool | None:
+        """Whether the model sleeps; None when it is not up or does not say."""
         ...
 
 

@@ -1,44 +1,42 @@
 """Foreign engines: models that another program hosts (Ollama, the host's systemd) and that we only ask for.
 
-The counterpart of `owned`: a driver brings what it knows about the other program (`ForeignHost`); the races are here,
-once for all of them. A load that fails, is cancelled or runs out of time is undone before its caller hears of it; where
-the host does not answer and so nothing can be undone, the caller is told that something may be left, and stops it
-later. A stop never races a start; a model that leaves by itself is reported once, and one that is being stopped never.
+The steps of `lifecycle` for such programs. A driver brings what it knows about the other program (`ForeignHost`).
 
 One task per engine looks after everything that is warm, and after a host that does not answer; there is none while
-there is nothing to look after. What is known of the host itself is reported when it changes. In its silence nothing is
-believed of its models but what was last seen: a program that was stopped for a minute still holds them all.
+there is nothing to look after. What is known of the host itself is reported when it changes. While the host is silent,
+nothing is believed of its models but what was last seen: a program that was stopped for a minute still holds them all.
+
+Models in another program outlive a daemon that is killed. `HeldRecord` names them in `ROOT/run` from before they are
+asked for until they are given back, so that the next start can give back what its predecessor could not.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, DeathCallback, HostCallback, HostState, LoadError, Warm
-from watchbill.engines.warmup import Progress
+from watchbill.engines.lifecycle import Hold, Lifecycle
+from watchbill.engines.readiness import Progress
 from watchbill.errors import EngineFailed
-from watchbill.processes import shielded
-from watchbill.units import format_millis
+from watchbill.files.atomic import open_regular, replace_file
 
-__all__ = ["ForeignEngine", "ForeignHost", "Gone", "Hold"]
+__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord"]
 
 
-class Hold:
-    """One model that we asked for, from the first word to its end."""
+class ForeignHold(Hold):
+    """One model that we asked another program for."""
 
-    def __init__(self, model: Model, attempt: int) -> None:
-        self.model = model
-        self.attempt = attempt
-        self.progress = Progress()
-        self.progress.text = "it had not been asked for"
-        self.bringing_up: asyncio.Task[Warm] | None = None
-        self.is_ready = False
-        self.stop_asked = False
+    def __init__(self, model: Model, attempt: int, expected_ms: int | None) -> None:
+        super().__init__(model, attempt, Progress("it had not been asked for", expected_ms))
         self.is_dead = False  # reported, but something of it may still be there
         self.memory: Mapping[str, int] = {}
 
@@ -77,24 +75,23 @@ class ForeignHost(Protocol):
         """Whether there is something to look after although nothing is warm."""
         ...
 
-    async def bring_up(self, hold: Hold) -> Warm:
+    async def bring_up(self, hold: ForeignHold) -> Warm:
         """Returns when the model is warm. Raises LoadError. Leaves the clearing up to `undo`."""
         ...
 
-    async def blame_for_delay(self, hold: Hold) -> Blame:
+    async def blame_for_delay(self, hold: ForeignHold) -> Blame:
         """Whose fault it is that a model is not warm in time. Never raises."""
         ...
 
-    async def undo(self, hold: Hold) -> None:
-        """Takes back whatever `bring_up` did, however far it came. Raises EngineFailed when nobody knows whether
-        something of it is left."""
+    async def undo(self, hold: ForeignHold) -> None:
+        """Takes back whatever `bring_up` did, however far it came. Raises EngineFailed when something may be left."""
         ...
 
-    async def take_down(self, hold: Hold) -> None:
+    async def take_down(self, hold: ForeignHold) -> None:
         """Returns when the model's memory is back. Raises EngineFailed when it does not come back."""
         ...
 
-    async def look(self, holds: list[Hold]) -> Mapping[str, Gone]:
+    async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
         """Which of these warm models are gone, and why. Never raises."""
         ...
 
@@ -103,74 +100,23 @@ class ForeignHost(Protocol):
         ...
 
 
-class ForeignEngine:
+class ForeignEngine(Lifecycle[ForeignHold]):
     """The engine protocol for anything that runs elsewhere."""
 
     def __init__(self, host: ForeignHost, on_death: DeathCallback, on_host: HostCallback) -> None:
+        super().__init__(on_death)
         self._host = host
-        self._on_death, self._on_host = on_death, on_host
-        self._holds: dict[str, Hold] = {}
+        self._on_host = on_host
         self._watcher: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()  # the next look is not to wait
         self._told = HostState()
-        self._is_closed = False
         if host.is_awaited:
-            self._watch()
+            self._keep_looking()
 
     @property
     def capabilities(self) -> Capabilities:
         """What this driver can do."""
         return self._host.capabilities
-
-    async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
-        """Asks for the model. One that is there already, for whatever reason, is a success at once."""
-        if self._is_closed or model.name in self._holds:
-            raise LoadError(
-                f"{model.name} is {'shut down' if self._is_closed else 'already up or still stopping'}"
-            )
-        hold = self._holds[model.name] = Hold(model, attempt)
-        hold.progress.expected_ms = expected_ms
-        limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
-        hold.bringing_up = asyncio.create_task(self._bring_up(hold), name=f"load {model.name}")
-        try:
-            async with asyncio.timeout(limit_ms / 1000):
-                warm = await hold.bringing_up
-        except TimeoutError:
-            await self._drop(hold)
-            what = f"was not warm after {format_millis(limit_ms)}: {hold.progress.text}"
-            blame = await self._host.blame_for_delay(hold)
-            self._look_soon()
-            raise LoadError(f"{model.name} {what}", blame=blame, remains=self._is_held(hold)) from None
-        except asyncio.CancelledError:
-            await self._drop(hold)
-            if hold.stop_asked and not _is_being_cancelled():
-                raise LoadError(f"{model.name} was stopped while it loaded") from None
-            raise
-        except LoadError as error:
-            self._look_soon()
-            error.remains = self._is_held(hold)
-            raise
-        if hold.stop_asked:
-            await self._drop(hold)
-            raise LoadError(f"{model.name} was stopped while it loaded", remains=self._is_held(hold))
-        self._look_soon()  # it may have taken another one's place
-        return warm
-
-    async def stop(self, model: str, *, hard: bool = False) -> None:
-        """Gives the model back, also one that is still coming up. There is no ladder: the host has its own."""
-        hold = self._holds.get(model)
-        if hold is None:
-            return
-        hold.stop_asked = True
-        if not hold.is_ready and hold.bringing_up is not None:
-            hold.bringing_up.cancel()
-            await asyncio.wait([hold.bringing_up])
-        if self._is_held(hold):
-            try:
-                await shielded(self._take_down(hold))
-            except EngineFailed:
-                self._look_soon()
-                raise
 
     def memory(self, model: str) -> Mapping[str, int]:
         """What the last look showed."""
@@ -179,8 +125,7 @@ class ForeignEngine:
 
     async def close(self) -> None:
         """Gives everything back."""
-        self._is_closed = True
-        await asyncio.gather(*(self.stop(name) for name in list(self._holds)), return_exceptions=True)
+        await super().close()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
@@ -188,45 +133,46 @@ class ForeignEngine:
 
     # ------------------------------------------------------------------ up and down
 
-    async def _bring_up(self, hold: Hold) -> Warm:
-        """Leaves nothing behind when it fails or is cancelled, unless that cannot be known."""
-        try:
-            warm = await self._host.bring_up(hold)
-        except BaseException:
-            await self._undo(hold)
-            raise
+    def _new_hold(self, model: Model, attempt: int, expected_ms: int | None) -> ForeignHold:
+        return ForeignHold(model, attempt, expected_ms)
+
+    async def _bring_up(self, hold: ForeignHold) -> Warm:
+        """A model that is there already, for whatever reason, is a success at once."""
+        warm = await self._host.bring_up(hold)
         hold.memory = warm.memory
-        hold.is_ready = True
         return warm
 
-    async def _drop(self, hold: Hold) -> None:
-        """Gives back a model that became warm in the very moment in which its caller gave up."""
-        if hold.is_ready and self._is_held(hold):
-            await self._undo(hold)
+    async def _too_slow(self, hold: ForeignHold, what: str) -> LoadError:
+        return LoadError(f"{hold.model.name} {what}", blame=await self._host.blame_for_delay(hold))
 
-    async def _undo(self, hold: Hold) -> None:
-        """A hold that cannot be undone stays, so that it can be stopped later."""
-        await shielded(self._undo_and_forget(hold))
+    async def _undo(self, hold: ForeignHold) -> None:
+        await self._host.undo(hold)
 
-    async def _undo_and_forget(self, hold: Hold) -> None:
-        with contextlib.suppress(EngineFailed):
-            await self._host.undo(hold)
-            self._forget(hold)
+    async def _take_down(self, hold: ForeignHold, *, hard: bool) -> None:
+        """Asks for it, hard or not: the host has its own ladder."""
+        try:
+            await self._host.take_down(hold)
+        except EngineFailed:
+            self._look_soon()
+            raise
 
-    async def _take_down(self, hold: Hold) -> None:
-        await self._host.take_down(hold)  # a hold that does not go stays, so that it can be stopped again
-        self._forget(hold)
-
-    def _is_held(self, hold: Hold) -> bool:
-        return self._holds.get(hold.model.name) is hold
-
-    def _forget(self, hold: Hold) -> None:
-        if self._is_held(hold):
-            del self._holds[hold.model.name]
+    def _load_failed(self) -> None:
+        self._look_soon()
 
     # ------------------------------------------------------------------ the watch
 
-    def _watch(self) -> None:
+    def _watch(self, hold: ForeignHold) -> None:
+        """Every look includes it from now on. The first is soon: it may have taken another model's place."""
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Reports what is known of the host, and looks at it again at once: something may have changed there."""
+        self._tell()
+        if not self._is_closed:
+            self._hurry.set()
+            self._keep_looking()
+
+    def _keep_looking(self) -> None:
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._look_often(), name="foreign engine")
 
@@ -236,32 +182,31 @@ class ForeignEngine:
             with contextlib.suppress(TimeoutError):
                 # A host that hangs in its look must not end the watch; the next look counts it as missed.
                 async with asyncio.timeout(limits.PROBE_MS_MAX / 1000):
-                    self._report(await self._host.look(holds), holds)
+                    self._report_all(await self._host.look(holds), holds)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._host.look_ms / 1000):
                     await self._hurry.wait()
             self._hurry.clear()
 
-    def _warm(self) -> list[Hold]:
+    def _warm(self) -> list[ForeignHold]:
         return [hold for hold in self._holds.values() if hold.is_ready and not hold.is_dead]
 
-    def _report(self, gone: Mapping[str, Gone], seen: list[Hold]) -> None:
-        """Tells what a look showed. In this order: nothing is planned on a host that answers again before it is known
-        what it lost, and nothing on one that went before it is known that it did."""
+    def _report_all(self, gone: Mapping[str, Gone], seen: list[ForeignHold]) -> None:
+        """Tells what a look showed. A host that went silent is reported before its models, so that nothing is planned
+        on it, and one that answers again after them, so that nothing is planned before it is known what it lost."""
         if self._host.state.silence is not None:
             self._tell()
         for name, why in gone.items():
-            self._report_one(name, why, seen)
+            hold = self._holds.get(name)
+            if hold is not None and hold in seen and not hold.stop_asked:
+                self._bury(hold, why)
         self._tell()
 
-    def _report_one(self, name: str, gone: Gone, seen: list[Hold]) -> None:
-        hold = self._holds.get(name)
-        if hold is None or hold not in seen or hold.stop_asked:
-            return  # it was stopped, or loaded anew, while we looked
+    def _bury(self, hold: ForeignHold, gone: Gone) -> None:
         hold.is_dead = True
         if not self._host.leaves_remains:
             self._forget(hold)
-        self._on_death(name, hold.attempt, gone.reason, gone.blame)
+        self._report(hold, gone.reason, gone.blame)
 
     def _tell(self) -> None:
         """Reports what is known of the host, if it is news."""
@@ -270,14 +215,30 @@ class ForeignEngine:
             self._told = state
             self._on_host(state)
 
-    def _look_soon(self) -> None:
-        """Reports what is known of the host, and looks at it again at once: something may have changed there."""
-        self._tell()
-        if not self._is_closed:
-            self._hurry.set()
-            self._watch()
 
+class HeldRecord:
+    """One small file with the names by which another program knows our models."""
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[str]:
+        """The names; none where nothing is held."""
+        try:
+            descriptor = open_regular(self._path)
+        except FileNotFoundError:
+            return []
+        with os.fdopen(descriptor, "rb") as file:
+            try:
+                return msgspec.json.decode(file.read(limits.HELD_RECORD_BYTES_MAX), type=list[str])
+            except msgspec.DecodeError:
+                return []  # torn by a power cut, which ended the other program as well
+
+    def write(self, names: Iterable[str]) -> None:
+        """Replaces the names; there is no file where there are none."""
+        held = sorted(set(names))
+        if not held:
+            self._path.unlink(missing_ok=True)
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(self._path, msgspec.json.encode(held), sync=False)

@@ -29,11 +29,10 @@ from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
-from watchbill.engines.foreign import Gone, Hold
-from watchbill.engines.held_record import HeldRecord
+from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.ollama_api import FOR_EVER, Loaded, OllamaApi, OllamaSaid, full_name
+from watchbill.engines.readiness import warm_up
 from watchbill.engines.upstream import UpstreamFailed
-from watchbill.engines.warmup import warm_up
 from watchbill.errors import EngineFailed
 from watchbill.names import file_stem
 from watchbill.units import format_millis
@@ -56,8 +55,8 @@ class OllamaHost:
         self._rules = rules
         self._url = rules.url or DEFAULT_URL
         self._api = OllamaApi(endpoint_of(self._url))
-        self._before: dict[Hold, Loaded | None] = {}  # asked for -> what was there before us
-        self._turns: dict[Hold, asyncio.Lock] = {}  # a renewal must not overtake an unload
+        self._before: dict[ForeignHold, Loaded | None] = {}  # asked for -> what was there before us
+        self._turns: dict[ForeignHold, asyncio.Lock] = {}  # a renewal must not overtake an unload
         self._pending = 0  # loads under way: Ollama may be waiting for one of our models to become idle
         self._sent_away: set[str] = set()  # full names that we told to go: their leaving proves nothing
         self._silence: str | None = None
@@ -84,7 +83,7 @@ class OllamaHost:
 
     # ------------------------------------------------------------------ up
 
-    async def bring_up(self, hold: Hold) -> Warm:
+    async def bring_up(self, hold: ForeignHold) -> Warm:
         """Loads or takes over. Raises LoadError with Ollama's own words and what to do about them."""
         try:
             await self._give_back()
@@ -96,7 +95,7 @@ class OllamaHost:
         except OllamaSaid as said:
             raise _refusal(hold.model, said) from said
 
-    async def _bring_up(self, hold: Hold) -> Warm:
+    async def _bring_up(self, hold: ForeignHold) -> Warm:
         model, name = hold.model, full_name(_source(hold.model))
         hold.progress.text = "Ollama had not said what it has loaded"
         listed = await self._api.loaded()
@@ -116,7 +115,7 @@ class OllamaHost:
         await self._renew(hold, loaded)
         return Warm(endpoint, None, _split(loaded, model), probe, health="/api/version")
 
-    async def _warm_up(self, hold: Hold, endpoint: Endpoint, probe: str) -> None:
+    async def _warm_up(self, hold: ForeignHold, endpoint: Endpoint, probe: str) -> None:
         """Raises LoadError; UpstreamFailed when it is Ollama itself that does not answer any more."""
         try:
             async with asyncio.timeout((limits.PROBE_MS_MAX + limits.HEALTH_MS_MAX) / 1000):
@@ -128,19 +127,19 @@ class OllamaHost:
             await self._api.loaded()
             raise
 
-    async def _load(self, hold: Hold) -> None:
+    async def _load(self, hold: ForeignHold) -> None:
         self._pending += 1
         try:
             await self._pin(hold, limits.LOAD_MS_MAX)
         finally:
             self._pending -= 1
 
-    async def _pin(self, hold: Hold, timeout_ms: int, keep_alive: int | str = FOR_EVER) -> None:
+    async def _pin(self, hold: ForeignHold, timeout_ms: int, keep_alive: int | str = FOR_EVER) -> None:
         await self._api.load(
             _source(hold.model), keep_alive, embedding=hold.model.embedding, timeout_ms=timeout_ms
         )
 
-    async def _renew(self, hold: Hold, loaded: Loaded) -> None:
+    async def _renew(self, hold: ForeignHold, loaded: Loaded) -> None:
         """Holds it for ever again when a request with a `keep_alive` of its own made it leave sooner."""
         if self._pending or not limits.OLLAMA_LEAVING_MS < _left_ms(loaded) < limits.OLLAMA_HELD_MS_MIN:
             return
@@ -158,7 +157,7 @@ class OllamaHost:
             )
             self._places.learn(len(after))
 
-    async def blame_for_delay(self, hold: Hold) -> Blame:
+    async def blame_for_delay(self, hold: ForeignHold) -> Blame:
         """Ollama's, if it does not answer, or never began with the load because it has no place for the model."""
         try:
             listed = await self._api.loaded()
@@ -172,7 +171,7 @@ class OllamaHost:
 
     # ------------------------------------------------------------------ down
 
-    async def undo(self, hold: Hold) -> None:
+    async def undo(self, hold: ForeignHold) -> None:
         """Unloads what we loaded; what was there before us stays, for as long as it would have stayed. Raises
         EngineFailed when Ollama does not say that it is so."""
         if hold not in self._before:
@@ -192,7 +191,7 @@ class OllamaHost:
             _LOG.warning("model=%s may still be in the memory of Ollama: %s", hold.model.name, said)
         self._release(hold)
 
-    async def take_down(self, hold: Hold) -> None:
+    async def take_down(self, hold: ForeignHold) -> None:
         """Unloads and waits until it is gone."""
         if hold not in self._before:
             return
@@ -205,7 +204,7 @@ class OllamaHost:
             await self._unload(hold)
         self._release(hold)
 
-    async def _unload(self, hold: Hold) -> None:
+    async def _unload(self, hold: ForeignHold) -> None:
         """Tells Ollama, more than once if need be, until the model is not listed any more."""
         clock = asyncio.get_running_loop().time
         deadline, again = clock() + limits.OLLAMA_UNLOAD_MS / 1000, 0.0
@@ -238,7 +237,7 @@ class OllamaHost:
                 return True  # it was removed from the disk, too
             raise EngineFailed(f"Ollama does not unload {source}: {said}") from said
 
-    def _release(self, hold: Hold) -> None:
+    def _release(self, hold: ForeignHold) -> None:
         self._before.pop(hold, None)
         self._turns.pop(hold, None)
         self._write_record()
@@ -258,7 +257,7 @@ class OllamaHost:
 
     # ------------------------------------------------------------------ the watch
 
-    async def look(self, holds: list[Hold]) -> Mapping[str, Gone]:
+    async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
         """Reads /api/ps once for all of them."""
         try:
             await self._give_back()
@@ -283,7 +282,7 @@ class OllamaHost:
         self._let_go(hold for hold in holds if hold.model.name in gone and not hold.stop_asked)
         return gone
 
-    def _missed(self, holds: list[Hold], failure: Exception) -> Mapping[str, Gone]:
+    def _missed(self, holds: list[ForeignHold], failure: Exception) -> Mapping[str, Gone]:
         """Nothing was heard of it. Its models are gone only if nobody is there any more."""
         self._silence = self._no_answer(failure)
         if not (isinstance(failure, UpstreamFailed) and failure.refused):
@@ -297,7 +296,7 @@ class OllamaHost:
     def _no_answer(self, failure: Exception) -> str:
         return f"Ollama does not answer at {self._url}: {failure}"
 
-    async def _renew_quietly(self, hold: Hold, loaded: Loaded) -> None:
+    async def _renew_quietly(self, hold: ForeignHold, loaded: Loaded) -> None:
         try:
             if hold in self._turns:
                 await self._renew(hold, loaded)
@@ -305,7 +304,7 @@ class OllamaHost:
             # The next look tells whether it is gone.
             _LOG.info("model=%s is not held for ever: %s", hold.model.name, failure)
 
-    def _let_go(self, holds: Iterable[Hold]) -> None:
+    def _let_go(self, holds: Iterable[ForeignHold]) -> None:
         for hold in holds:
             self._release(hold)
 

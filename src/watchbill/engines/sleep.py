@@ -1,24 +1,19 @@
-"""Sleep: how engines that can give their weights back are told to, are woken, and are asked whether they sleep.
+"""Sleep: how an engine that can give its weights back is told to sleep, is woken, and is asked whether it sleeps.
 
 Two kinds. llama.cpp's server falls asleep by itself after its idle time, cannot be told to, and wakes with the next
 request; `/props` says whether it sleeps and does not wake it. Others, of which vLLM is one, are told by
 `POST /sleep` and `POST /wake_up`, and say `/is_sleeping`.
 """
 
-import http.client
-import json
 from dataclasses import dataclass
-from typing import cast
+
+import msgspec
 
 from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
 __all__ = ["LLAMA", "TOLD", "Sleep", "is_sleeping", "tell"]
-
-#: An answer about sleep; llama.cpp's /props holds its chat template, too.
-ANSWER_BYTES_MAX = 4 * 2**20
-LOOK_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +23,12 @@ class Sleep:
     look: str  # says {"is_sleeping": ...}
     sleep: str | None = None  # None: it cannot be told
     wake: str | None = None
+
+
+class _Look(msgspec.Struct):
+    """What an engine says about its sleep, among other things."""
+
+    is_sleeping: bool | None = None
 
 
 LLAMA = Sleep("/props")
@@ -47,20 +48,17 @@ async def tell(endpoint: Endpoint, path: str, timeout_ms: int = limits.PROBE_MS_
         raise LoadError(f"{path} was answered with status {reply.status}")
 
 
-def is_sleeping(endpoint: Endpoint, sleep: Sleep) -> bool | None:
-    """Whether the engine sleeps; None when it does not say. Blocks: call it in a thread."""
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=LOOK_S_MAX)
+async def is_sleeping(endpoint: Endpoint, sleep: Sleep) -> bool | None:
+    """Whether the engine sleeps; None when it does not say: it is busy, gone, or has no such address."""
+    upstream = Upstream()
     try:
-        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        connection.request("GET", sleep.look, headers=headers)
-        answer = cast("object", json.loads(connection.getresponse().read(ANSWER_BYTES_MAX)))
-    except (
-        OSError,
-        http.client.HTTPException,
-        ValueError,
-    ):  # busy, gone, or no such address: nothing is known
+        reply = await upstream.fetch(
+            Outgoing(endpoint, "GET", sleep.look),
+            timeout_ms=limits.SLEEP_LOOK_MS,
+            limit_bytes=limits.SLEEP_ANSWER_BYTES_MAX,
+        )
+        return msgspec.json.decode(reply.body, type=_Look).is_sleeping
+    except (UpstreamFailed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     finally:
-        connection.close()
-    said = cast("dict[str, object]", answer).get("is_sleeping") if isinstance(answer, dict) else None
-    return said if isinstance(said, bool) else None
+        await upstream.close()

@@ -17,10 +17,9 @@ from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
-from watchbill.engines.foreign import Gone, Hold
-from watchbill.engines.held_record import HeldRecord
-from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
-from watchbill.engines.warmup import PROBE_HEADERS, warm_up
+from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
+from watchbill.engines.readiness import check_health, warm_up
+from watchbill.engines.upstream import Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.names import file_stem
 from watchbill.reactor.intents import Answer, Intent, Mailbox, Verb, unit_of
@@ -44,8 +43,10 @@ class SystemdHost:
         self._owed = set(self._record.read())  # units that a killed daemon had started
         self._clearing = asyncio.Lock()
         self._upstream = Upstream()
-        self._touched: set[Hold] = set()  # units that the reactor was asked to start, and may have started
-        self._misses: dict[Hold, int] = {}
+        self._touched: set[ForeignHold] = (
+            set()
+        )  # units that the reactor was asked to start, and may have started
+        self._misses: dict[ForeignHold, int] = {}
 
     @property
     def state(self) -> HostState:
@@ -62,7 +63,7 @@ class SystemdHost:
         """The time between two looks at what is warm."""
         return limits.UNIT_LOOK_MS
 
-    async def bring_up(self, hold: Hold) -> Warm:
+    async def bring_up(self, hold: ForeignHold) -> Warm:
         """Has the unit started and waits until it is warm. Raises LoadError; ConfigError without an address."""
         model, unit = hold.model, unit_of(hold.model)
         endpoint = _endpoint(model)
@@ -78,23 +79,23 @@ class SystemdHost:
         await warm_up(endpoint, model.health, probe, hold.progress)
         return Warm(endpoint, None, {}, probe, unit, model.health)
 
-    async def blame_for_delay(self, hold: Hold) -> Blame:
+    async def blame_for_delay(self, hold: ForeignHold) -> Blame:
         """The unit's: its reactor has answered."""
         return Blame.MODEL
 
-    async def undo(self, hold: Hold) -> None:
+    async def undo(self, hold: ForeignHold) -> None:
         """Stops a unit that was, or may have been, started. Raises EngineFailed when it may still run."""
         if hold in self._touched:
             await self.take_down(hold)
 
-    async def take_down(self, hold: Hold) -> None:
+    async def take_down(self, hold: ForeignHold) -> None:
         """Has the unit stopped. Raises EngineFailed when it is not."""
         answer = await self._ask("stop", hold, "the scheduler wants its memory")
         if not answer.ok:
             raise EngineFailed(f"{unit_of(hold.model)} does not stop: {answer.text or answer.state}")
         self._forget(hold)
 
-    async def look(self, holds: list[Hold]) -> Mapping[str, Gone]:
+    async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
         """Asks every warm unit for its health."""
         try:
             await self._give_back()
@@ -133,7 +134,7 @@ class SystemdHost:
 
     # ------------------------------------------------------------------ the reactor
 
-    async def _ask(self, verb: Verb, hold: Hold, reason: str) -> Answer:
+    async def _ask(self, verb: Verb, hold: ForeignHold, reason: str) -> Answer:
         """Posts an intent and waits for its answer. Raises LoadError or EngineFailed when none comes."""
         self._touched.add(hold)
         self._write_record()
@@ -176,15 +177,14 @@ class SystemdHost:
 
     # ------------------------------------------------------------------ the watch
 
-    async def _trouble_of(self, hold: Hold) -> str | None:
+    async def _trouble_of(self, hold: ForeignHold) -> str | None:
         """Why the unit counts as gone, or None."""
-        outgoing = Outgoing(_endpoint(hold.model), "GET", hold.model.health, headers=PROBE_HEADERS)
         try:
-            reply = await self._upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
-            if reply.status == 200:
+            status = await check_health(self._upstream, _endpoint(hold.model), hold.model.health)
+            if status == 200:
                 self._misses.pop(hold, None)
                 return None
-            trouble, is_certain = f"{hold.model.health} answered {reply.status}", False
+            trouble, is_certain = f"{hold.model.health} answered {status}", False
         except UpstreamFailed as failure:
             trouble, is_certain = str(failure), failure.kind == "connect"
         self._misses[hold] = self._misses.get(hold, 0) + 1
@@ -193,13 +193,13 @@ class SystemdHost:
             return trouble
         return None
 
-    def _forget(self, hold: Hold) -> None:
+    def _forget(self, hold: ForeignHold) -> None:
         self._touched.discard(hold)
         self._write_record()
         self._misses.pop(hold, None)
 
 
-def _unit_of(hold: Hold) -> str:
+def _unit_of(hold: ForeignHold) -> str:
     return unit_of(hold.model)
 
 

@@ -40,7 +40,7 @@ from watchbill.engines.base import (
     Sleeper,
     Warm,
 )
-from watchbill.engines.warmup import ask_again, can_be_asked, is_there
+from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
 from watchbill.limits import LOAD_OVERTIME_MS
@@ -254,16 +254,21 @@ class EngineRoom:
             text = f"the engine of {model.name} cannot be woken"
             await self._failed(tried, LoadFailed(model.name, action.attempt, text))
 
-    def asleep(self) -> dict[str, bool]:
-        """Which of the models that can sleep do. Blocks: call it in a thread."""
-        found: dict[str, bool] = {}
-        for model, engine in list(self._hosts.items()):
-            rules = self._catalog.models.get(model)
-            if rules is not None and rules.sleep_ms is not None and isinstance(engine, Sleeper):
-                said = engine.is_asleep(model)
-                if said is not None:
-                    found[model] = said
-        return found
+    async def asleep(self) -> dict[str, bool]:
+        """Which of the models that can sleep do."""
+        sleepers = {
+            model: engine
+            for model, engine in self._hosts.items()
+            if isinstance(engine, Sleeper) and self._may_sleep(model)
+        }
+        said = await asyncio.gather(*(engine.is_asleep(model) for model, engine in sleepers.items()))
+        return {
+            model: is_asleep for model, is_asleep in zip(sleepers, said, strict=True) if is_asleep is not None
+        }
+
+    def _may_sleep(self, model: str) -> bool:
+        rules = self._catalog.models.get(model)
+        return rules is not None and rules.sleep_ms is not None
 
     # ------------------------------------------------------------------ down
 

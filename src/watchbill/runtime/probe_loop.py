@@ -8,7 +8,7 @@ failing is an alert.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
@@ -43,7 +43,7 @@ class ProbeLoop:
         memory: Callable[[Cards], Memory],
         feed: Callable[[Observed], None],
         *,
-        asleep: Callable[[], Mapping[str, bool]] | None = None,
+        asleep: Callable[[], Awaitable[Mapping[str, bool]]] | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -108,7 +108,7 @@ class ProbeLoop:
         try:
             self._models = await asyncio.to_thread(self._memory, cards)
             if self._see_sleep is not None:
-                self._asleep = dict(await asyncio.to_thread(self._see_sleep))
+                self._asleep = dict(await self._see_sleep())
         except OSError as error:  # any errno: /proc cannot be read now, and looking at memory goes on
             self._blind += 1
             if self._blind == PROBE_FAILURES_MAX and self._alert is not None:

@@ -1,8 +1,7 @@
-"""Warming up: asks a starting engine for its health, then for one real answer.
+"""Readiness: whether a model is warm. Asks its engine for its health, then for one real answer.
 
-Health alone proves nothing: engines exist that say 200 and never answer. A model counts as warm when its
-probe was answered, too: `chat` (one token), `embed` (one vector), `http` (health is all there is) or `none`
-(not even that is asked).
+Health alone proves nothing: there are engines that say 200 and never answer. A model counts as warm when its probe was
+answered, too: `chat` (one token), `embed` (one vector), `http` (health is all there is) or `none` (nothing is asked).
 """
 
 import asyncio
@@ -16,12 +15,12 @@ from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 
-__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "is_there", "warm_up"]
+__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "check_health", "is_there", "warm_up"]
 
 PROBES = ("chat", "embed", "http", "none")
 
-#: Says to whom it may concern (our scripted engine) that this is part of a load, not a request.
-PROBE_HEADERS = {"X-Watchbill-Probe": "1"}
+#: Tells the scripted engine that this is part of a load, not a request.
+_PROBE_HEADERS = {"X-Watchbill-Probe": "1"}
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 #: Where each probe goes, what it asks, and what the answer must have.
 _QUESTIONS = {
@@ -33,17 +32,17 @@ _QUESTIONS = {
 class Progress:
     """How far a load has come, for the message of one that runs out of time, and how long it usually takes."""
 
-    def __init__(self, expected_ms: int | None = None) -> None:
-        self.text = "its process was starting"
+    def __init__(self, text: str = "", expected_ms: int | None = None) -> None:
+        self.text = text
         self.expected_ms = expected_ms
         self.began = time.monotonic()
 
     def pause_ms(self) -> float:
         """When to ask again whether it is ready.
 
-        Often in the first second and around the time that its loads usually take. Else the longer it has taken the
-        more rarely: nobody misses the fiftieth part of a load, and an engine that reads its file has better things to
-        do."""
+        Often in the first second and around the time that its loads usually take. Otherwise the less often the
+        longer it has taken: a fiftieth of a load's time does not matter, and an engine that reads its file should not
+        be disturbed."""
         took = (time.monotonic() - self.began) * 1000
         if took < limits.HEALTH_POLL_OFTEN_MS:
             return limits.HEALTH_POLL_MS_MIN
@@ -68,7 +67,7 @@ async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progres
         await _wait_for_health(upstream, endpoint, health, progress)
         if probe in _QUESTIONS:
             progress.text = "it said it was healthy, but had not answered the probe"
-            await _probe(upstream, endpoint, probe, PROBE_HEADERS, limits.PROBE_MS_MAX)
+            await _probe(upstream, endpoint, probe, _PROBE_HEADERS, limits.PROBE_MS_MAX)
     finally:
         await upstream.close()  # an idle connection would hold one of the engine's threads
 
@@ -76,8 +75,8 @@ async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progres
 def can_be_asked(warm: Warm) -> bool:
     """Whether a warm model can prove itself once more.
 
-    Health would be no proof: an engine that hangs says 200, so a good word could not save a model from a reset without
-    saving those that hang, and a bad one only confirms what its failed answers have shown."""
+    Health is no proof: an engine that hangs says 200, too. A good answer would save hung models from their reset, and
+    a bad one only confirms what their failed answers have shown."""
     return warm.probe in _QUESTIONS
 
 
@@ -104,14 +103,19 @@ async def is_there(warm: Warm) -> None:
         await upstream.close()
 
 
+async def check_health(upstream: Upstream, endpoint: Endpoint, path: str) -> int:
+    """Asks for an engine's health once. Returns the status; 200 means healthy. Raises UpstreamFailed."""
+    outgoing = Outgoing(endpoint, "GET", path, headers=_PROBE_HEADERS)
+    return (await upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)).status
+
+
 async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, progress: Progress) -> None:
     while True:
         try:
-            outgoing = Outgoing(endpoint, "GET", path, headers=PROBE_HEADERS)
-            reply = await upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
-            if reply.status == 200:
+            status = await check_health(upstream, endpoint, path)
+            if status == 200:
                 return
-            progress.text = f"{path} still answered with status {reply.status}"
+            progress.text = f"{path} still answered with status {status}"
         except UpstreamFailed as failure:
             progress.text = f"{path} on port {endpoint.port} could not be asked: {failure}"
         await asyncio.sleep(progress.pause_ms() / 1000)

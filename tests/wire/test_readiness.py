@@ -9,9 +9,9 @@ import pytest
 
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
+from watchbill.engines.readiness import Progress
 from watchbill.engines.registry import make_engine
 from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.engines.warmup import Progress
 from watchbill.units import Bytes
 
 #: Noticed within 30 ms on a quiet machine; this one may be busy with everything else.
@@ -20,7 +20,7 @@ NOTICED_S = 0.5
 
 def asked_during(load_ms: int, expected_ms: int | None) -> tuple[int, float]:
     """How often an engine is asked for its health while it loads, and how late it is noticed then."""
-    progress, took, asked = Progress(expected_ms), 0.0, 0
+    progress, took, asked = Progress(expected_ms=expected_ms), 0.0, 0
     while took < load_ms:
         asked += 1
         progress.began = time.monotonic() - took / 1000
