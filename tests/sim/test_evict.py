@@ -147,7 +147,7 @@ def test_a_model_that_is_about_to_sleep_or_to_wake_leaves_all_the_same(
     assert stage(world, "A") is seen
     world.feed(m.EvictAsked(1, "A"))
     world.run(moment + 1_000)
-    assert said(world)[0].startswith("A is out of memory")
+    assert said(world)[0].startswith("A was unloaded")
     assert [note.event for _, note in world.journal if note.model == "A"].count("stopped") == 1
 
 
@@ -163,7 +163,7 @@ def test_an_eviction_is_answered_when_the_config_drops_the_model_meanwhile(
     world.feed(m.Reconfigured(catalog, {}))
     world.run(60_000)
     assert "A" not in world.core.state.models
-    assert said(world) == ["A is out of memory"]
+    assert said(world) == ["A was unloaded"]
 
 
 def test_an_engine_that_does_not_go_is_not_said_to_be_gone(world_of: WorldOf, model: ModelOf) -> None:
@@ -193,5 +193,5 @@ def test_a_model_that_was_leaving_for_another_leaves_although_nobody_wants_that_
     assert (served.outcome, stage(world, "A"), said(world)) == (
         "answered",
         Stage.ABSENT,
-        ["A is out of memory"],
+        ["A was unloaded"],
     )

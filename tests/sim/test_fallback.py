@@ -42,7 +42,7 @@ def test_without_estimates_rate_decides_as_turns(world_of: WorldOf, model: Model
     assert decisions(rate) == decisions(turns)
     assert [name for _, event, name in decisions(rate) if event == "load"] == ["c", "a", "b"]
     told = [note.reason for _, note in rate.journal if note.event == "evict"]
-    assert told[0].endswith("turns, because nothing was measured yet of the load of a")
+    assert told[0].endswith("turns, because the load time of a is not measured yet")
 
 
 def test_with_estimates_rate_decides_by_itself(world_of: WorldOf, model: ModelOf) -> None:
@@ -64,7 +64,7 @@ def test_a_load_that_was_far_off_switches_and_a_good_one_switches_back(
     assert policy_doubt(world.core.state) is None  # nobody wants it
     assert (
         policy_doubt(world.core.state, slow)
-        == "the last load was more than 3 times off the learned time of b"
+        == "the last load of b was more than 3 times off the learned time"
     )
     slow.load.learn(12_000)
     assert policy_doubt(world.core.state, slow) is None

@@ -64,7 +64,7 @@ def test_a_shorter_keep_alive_lets_the_model_go_earlier(world_of: WorldOf, model
     ask(world, "A", 5_000)
     world.run(17_000)
     assert stage(world) is not Stage.READY
-    assert evictions(world) == ["idle for 5 s, as its last caller wished"]
+    assert evictions(world) == ["idle for 5 s, as its last caller asked"]
 
 
 def test_keep_alive_zero_leaves_with_the_answer(world_of: WorldOf, model: ModelOf) -> None:

@@ -70,7 +70,7 @@ def test_a_permanent_model_loads_at_start_and_stays(world_of: WorldOf, model: Mo
     assert stage(world, "P") is Stage.READY
     world.feed(m.EvictAsked(2, "P", force=True))
     world.run(122_000)
-    assert world.replies[-1] == m.Reply(2, True, "P is out of memory")
+    assert world.replies[-1] == m.Reply(2, True, "P was unloaded")
 
 
 def test_an_eviction_lets_answers_end_and_a_forced_one_cuts_them(world_of: WorldOf, model: ModelOf) -> None:
@@ -84,7 +84,7 @@ def test_an_eviction_lets_answers_end_and_a_forced_one_cuts_them(world_of: World
     world.feed(m.EvictAsked(2, "A", force=True))
     world.run(22_000)
     assert (answer.state, answer.outcome) == ("ended", "preempted")
-    assert world.replies == [m.Reply(number, True, "A is out of memory") for number in (1, 2)]
+    assert world.replies == [m.Reply(number, True, "A was unloaded") for number in (1, 2)]
 
 
 def test_nothing_loads_without_room_above_the_reserve(world_of: WorldOf, model: ModelOf) -> None:
@@ -219,7 +219,7 @@ def test_maintenance_empties_the_device_and_permanents_return(world_of: WorldOf,
     world.run(20_000)
     world.feed(m.MaintenanceAsked(1, "gpu:0", True, "forge"))
     world.run(25_000)
-    assert world.replies == [m.Reply(1, True, "gpu:0 is empty and yours")]
+    assert world.replies == [m.Reply(1, True, "gpu:0 is empty and lent to you")]
     assert reasons(world, "evict", "A") == ["gpu:0 is lent for maintenance: forge"]
     assert world.available("gpu:0") == 24 * GB
     waiting = world.arrive("A", 300, lane="chat")
@@ -403,7 +403,7 @@ def test_a_card_that_nobody_can_read_is_not_called_too_small() -> None:
     request = m.Request("1", "A", "chat", WorkClass.INTERACTIVE, 0, 1_000, 1_000, 1)
     refusals = [each for each in machine.step(m.Arrived(request), 0) if isinstance(each, m.Refuse)]
     assert [each.code for each in refusals] == ["never_fits"]
-    assert "nothing is known of gpu:0; watchbill doctor" in refusals[0].message
+    assert "there is no reading of gpu:0; watchbill doctor" in refusals[0].message
 
 
 def test_a_full_lane_refuses_and_latest_wins_keeps_the_newest(world_of: WorldOf, model: ModelOf) -> None:

@@ -208,7 +208,7 @@ def test_a_caller_who_leaves_releases_the_whole_set(world_of: WorldOf, model: Mo
     after = world.arrive("C", 500, lane="chat")
     world.run(60_000)
     assert after.outcome == "answered"
-    assert not any(s.users or s.awaited is not None or s.is_called for s in world.core.state.managed)
+    assert not any(s.users or s.awaited is not None or s.is_kept_for_set for s in world.core.state.managed)
     assert not world.core.state.companion_sets
 
 
@@ -363,5 +363,5 @@ def test_random_worlds_really_use_sets() -> None:
         world = run_out(random_world(seed, faults=False))
         started += sum(c.started_at is not None and bool(c.beside) for c in world.callers.values())
         assert not any(s.users for s in world.core.state.managed)
-        assert all(s.stage in STAYING or not s.is_called for s in world.core.state.managed)
+        assert all(s.stage in STAYING or not s.is_kept_for_set for s in world.core.state.managed)
     assert started > 50

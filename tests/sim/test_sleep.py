@@ -213,7 +213,7 @@ def test_random_worlds_really_sleep() -> None:
     assert sum(world.tally.wakings for world in worlds) > 5
     assert {n.reason.split(":")[0] for w in worlds for _, n in w.journal if n.event == "asleep"} >= {
         "its engine fell asleep by itself",
-        "nobody used it; it sleeps",
+        "idle; it is put to sleep",
     }
     assert not any(world.judge.broken for world in worlds)
 

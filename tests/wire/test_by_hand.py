@@ -14,16 +14,16 @@ CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def test_a_load_that_waits_is_refused_when_its_model_is_evicted() -> None:
-    """RES-02: nothing is loaded again behind the back of who was told that the model is out of memory."""
+    """RES-02: nothing is loaded again after the reply that the model was unloaded."""
     async with open_gateway() as opened:
         opened.engine.gate.clear()
         load = asyncio.create_task(opened.ask("/wb/v1/models/a/load", {}))
         await opened.until_waiting()
         evicted = await opened.ask("/wb/v1/models/a/evict", {})
-        assert (evicted.status, evicted.json["message"]) == (200, "a is out of memory")
+        assert (evicted.status, evicted.json["message"]) == (200, "a was unloaded")
         refused = await load
         assert (refused.status, refused.code) == (503, "preempted")
-        assert b"taken out of memory by hand" in refused.body
+        assert b"unloaded by hand" in refused.body
         opened.engine.gate.set()
         assert (await opened.ask("/wb/v1/status")).json["models"]["a"]["state"] == "absent"
         assert (await opened.ask("/wb/v1/models/a/load", {})).status == 200

@@ -194,7 +194,7 @@ async def test_a_waking_that_breaks_is_told_and_nothing_of_it_is_left() -> None:
     async with room_of() as room:
         await room.load()
         room.engine.breaks = ValueError("a bug")
-        room.room.wake(m.Rouse("A", 2, 5_000))
+        room.room.wake(m.WakeModel("A", 2, 5_000))
         told = await room.hears(2)
         assert isinstance(told, m.LoadFailed) and "a bug" in told.reason
         assert room.engine.acts == ["load 1", "stop"]

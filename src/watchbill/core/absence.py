@@ -1,7 +1,7 @@
 """Absence: why a model is not in memory, as a fact with its figures, and in words.
 
-Every model that is absent has exactly one reason, the most lasting one first. `status`, `explain`, the journal and
-alerts all tell the same one. A permanent model that memory keeps away is worth an alert (RES-02, RES-04).
+A model that is absent has exactly one reason; where several apply, the most lasting one counts. `status`, `explain`,
+the journal and alerts all report the same one. A permanent model that does not fit raises an alert (RES-02, RES-04).
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ __all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "descri
 
 
 class Why(StrEnum):
-    """What keeps a model out of memory."""
+    """The reason why a model is not in memory."""
 
     FAILED = "failed"  # its last load or its engine failed
     NEVER_FITS = "never_fits"  # larger than what its device has for it beside permanent models
     MAINTENANCE = "maintenance"  # its device is lent
     UNWELL = "unwell"  # its device is too hot, too full, or draws too much
-    UNREADABLE = "unreadable"  # nothing recent is known of its device
+    UNREADABLE = "unreadable"  # there is no recent reading of its device
     SILENT = "silent"  # the program that hosts it does not answer
     SETTLING = "settling"  # its device has just run out of memory
-    BY_HAND = "by_hand"  # the operator took it out; it returns when it is asked for
-    NO_ROOM = "no_room"  # wanted, and there is too little memory now
-    WAITING = "waiting"  # wanted, and others come first
-    LEFT = "left"  # it was there, and left for a cause
-    UNUSED = "unused"  # not asked for since the start
+    BY_HAND = "by_hand"  # the operator unloaded it; the next request loads it again
+    NO_ROOM = "no_room"  # requested, and there is too little memory now
+    WAITING = "waiting"  # requested, and other models come first
+    LEFT = "left"  # it was in memory, and left for a cause
+    UNUSED = "unused"  # not requested since the start
 
 
-#: What keeps a permanent model away that only a person can change.
+#: Reasons for the absence of a permanent model that only a person can remove.
 _ALARMING = (Why.NEVER_FITS, Why.NO_ROOM)
 
 
@@ -45,20 +45,20 @@ class Absence:
     why: Why
     device: str | None = None
     needed: int = 0  # bytes, or places of a group or count
-    room: int = 0  # what there is for it
-    what: str | None = None  # the group or count of the device that is taken; None: its memory
-    cause: Cause | None = None  # of having left
+    room: int = 0  # how much of it is there for the model
+    what: str | None = None  # the exhausted group or count of the device; None: its memory
+    cause: Cause | None = None  # why it left
     detail: str = ""  # in the words of an engine or a card
 
 
 def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
-    """Why a model is not in memory; None when it is, or is on its way."""
+    """The reason why a model is not in memory; None when it is, or is on its way."""
     if model.stage is not Stage.ABSENT or model.spec.shared:
         return None
     if model.failure is not None:
         return Absence(Why.FAILED, detail=model.failure)
     if model.silence is not None:
-        return obstacle_of(state, model, now)  # nothing else can be said of it
+        return obstacle_of(state, model, now)  # no other reason can apply to it
     kept = state.permanents(model)
     room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in model.needs}
     if not all(state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(model.needs)):
@@ -67,7 +67,7 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
         return _lacking(Why.NEVER_FITS, model.needs, room)
     if (obstacle := obstacle_of(state, model, now)) is not None:
         return obstacle
-    if model.is_benched:
+    if model.is_evicted_by_hand:
         return Absence(Why.BY_HAND)
     if model.line or model.held_turn is not None or model.must_return:
         is_short = bool(state.shortage_of(model))
@@ -82,7 +82,7 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
 
 
 def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
-    """What keeps every model from being loaded where this one belongs: its host, or a device that it needs."""
+    """What prevents every load on this model's engine host or on one of its devices."""
     if model.silence is not None:
         return Absence(Why.SILENT, detail=model.silence)
     held = (_held_up(book, now) for book in state.ledger.books_of(model.needs))
@@ -90,7 +90,7 @@ def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
 
 
 def _lacking(why: Why, needs: Mapping[str, int], room: Mapping[str, int]) -> Absence:
-    """The first resource of which there is too little."""
+    """The first resource that is too small for the needs."""
     resource = next((r for r, amount in needs.items() if amount > room.get(r, 0)), next(iter(needs), ""))
     device, _, what = resource.partition("#")
     return Absence(why, device, needs.get(resource, 0), max(0, room.get(resource, 0)), what or None)
@@ -108,13 +108,13 @@ def _held_up(book: DeviceBook, now: int) -> Absence | None:
 
 
 def describe(absence: Absence) -> str:
-    """The reason in words, and what to do where a person can do something."""
+    """The reason in words, with advice where a person can do something."""
     device, needed, room = absence.device, format_bytes(absence.needed), format_bytes(absence.room)
     match absence.why:
         case Why.FAILED | Why.SILENT:
             return absence.detail
         case Why.NEVER_FITS if absence.what:
-            return f"it can never be on {device}: {_taken(absence.what)} by a permanent model"
+            return f"it can never be loaded on {device}: {_taken(absence.what)} by a permanent model"
         case Why.NEVER_FITS:
             return (
                 f"it needs {needed} of {device}, where {room} is all there is beside permanent models; "
@@ -133,13 +133,13 @@ def describe(absence: Absence) -> str:
         case Why.SETTLING:
             return f"{device} ran out of memory a moment ago"
         case Why.BY_HAND:
-            return "it was taken out by hand, and returns when it is asked for"
+            return "it was unloaded by hand; the next request loads it again"
         case Why.WAITING:
             return "it waits for its turn"
         case Why.LEFT:
             return f"it left: {absence.detail}" if absence.detail else "it left"
         case Why.UNUSED:
-            return "it has not been asked for yet"
+            return "it has not been requested yet"
 
 
 def _taken(what: str) -> str:
@@ -151,7 +151,7 @@ def _taken(what: str) -> str:
 
 
 def constraint_text(limit: Constraint) -> str:
-    """What a device suffers from, in words."""
+    """The health limit that a device exceeds, in words."""
     match limit.trouble:
         case Trouble.HEAT:
             return f"{limit.figure:.0f} C, and its limit is {limit.limit:.0f} C"
@@ -164,14 +164,14 @@ def constraint_text(limit: Constraint) -> str:
 
 
 class Missing:
-    """Permanent models that memory keeps away: told once for each reason."""
+    """Permanent models that do not fit into memory. Each reason is reported once."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._told: dict[str, Why] = {}
 
     def turn(self, now: int) -> None:
-        """Raises an alert for each permanent model that should be there and that there is no memory for."""
+        """Raises an alert for each permanent model that should be in memory and does not fit."""
         if not self._told and not self._state.misses_permanent():
             return
         missing = [s for s in self._state.in_stage(Stage.ABSENT) if s.must_return]

@@ -1,8 +1,8 @@
-"""Admission: who is let in, who is told to come back, and who has waited too long.
+"""Admission: which requests wait, which are refused at once, and which have waited too long.
 
-Admission is decided at once and printed: a request that cannot start within its lane's max_wait even by the
-optimistic forecast is refused now, with the forecast as its Retry-After, instead of waiting for nothing.
-Waiting in a lane always ends: with a grant, a refusal at the due time, or because the caller left.
+Admission is decided at once, and the decision is reported. A request that cannot start within its lane's max_wait,
+even by the optimistic forecast, is refused immediately with the forecast as its Retry-After, instead of waiting in
+vain. Waiting in a lane always ends: with a grant, with a refusal at the due time, or because the caller left.
 
 A request with companions (RES-13) takes its set as it was asked for, or with its largest member that has a smaller
 sibling stepped down, again and again, until the set fits beside what never leaves. A request that would wait too long
@@ -25,27 +25,27 @@ from watchbill.units import format_bytes
 
 __all__ = ["Admission"]
 
-#: A refused caller is asked back after this at the least, and at the most.
+#: Bounds of the Retry-After of a refused request.
 RETRY_AFTER_MIN_MS = 1_000
 RETRY_AFTER_MAX_MS = 3_600_000
-#: Keys of latest-wins lanes are forgotten beyond this many, unless their request is still in the house.
+#: Keys of latest-wins lanes are forgotten beyond this many, unless their request still waits or runs.
 LATEST_KEYS_MAX = 4_096
-#: Advice to a caller who meets a full lane or a closing daemon.
+#: Retry-After of a request that meets a full lane or a closing daemon.
 CLOSING_RETRY_MS = 5_000
-#: Asked for at every arrival, and a look into an enum takes ten times longer.
+#: Read at every arrival; looking a member up in its enum takes ten times longer.
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 _READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
 
 
 class _Hindrance(Enum):
-    """Why a model cannot serve who waits for it now."""
+    """Why a model cannot serve its waiting requests now."""
 
     GONE = "gone"  # quarantined, too large, or no longer in the config
     LENT = "lent"  # its device is in maintenance, and comes back
 
 
 class Admission:
-    """Everything that waits."""
+    """All waiting requests."""
 
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
@@ -56,11 +56,11 @@ class Admission:
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
-        0. the common case, a ready model with a free slot and nobody in a line: it starts
+        0. the common case, a ready model with a free slot and empty lines: it starts
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
-        2. whoever it supersedes is told; its lane is full: refused for now
-        3. one of them can start it in time by the optimistic forecast: admitted
-        4. otherwise refused with the forecast, and a held turn asks for the model's turn
+        2. a request that it supersedes is told; its lane is full: refused for now
+        3. one of the candidates can start it in time by the optimistic forecast: admitted
+        4. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
         """
         request = event.request
         model = self._state.models[request.model]
@@ -82,7 +82,7 @@ class Admission:
         forecasts: list[float] = []
         for choice in choices:
             forecast = self.policy.forecast(self._state, choice, request, now)
-            # A guess refuses no request: a large model that was never loaded here may well come quickly.
+            # A guess refuses no request: a large model that was never loaded here may load quickly.
             in_time = forecast.ms <= request.max_wait_ms or forecast.is_guess
             if in_time or not self.policy.refuses_late:
                 self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
@@ -97,7 +97,7 @@ class Admission:
         below = [] if request.exact else self._state.tiers_below(model)
         usable = [s for s in (model, *below) if self._may_serve(s, now)]
         if len(usable) > 1:
-            usable.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
+            usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
         return usable
 
     def _may_serve(self, model: ModelState, now: int) -> bool:
@@ -106,10 +106,10 @@ class Admission:
         return model.stage is Stage.READY or self._state.can_ever_fit(model)
 
     def _must_wait_for_health(self, model: Candidate) -> bool:
-        """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
+        """RES-27, RES-14: a device that is too hot, too full or lent takes no loads, so a tier elsewhere goes first."""
         ledger, needs = self._state.ledger, model.needs
         if ledger.in_maintenance(needs):
-            return model.stage is not _READY  # whatever is still there is on its way out
+            return model.stage is not _READY  # a model that is still in memory is leaving
         return model.stage in AWAY and ledger.is_constrained(needs)
 
     def _refuse_unservable(self, request: Request, model: ModelState, now: int) -> None:
@@ -134,7 +134,7 @@ class Admission:
         ledger, kept = self._state.ledger, self._state.permanents(model)
         unread = [name for name in model.needs if name in ledger.books and not ledger.capacity_known(name)]
         if unread:
-            return f"nothing is known of {', '.join(unread)}; watchbill doctor says why it cannot be read"
+            return f"there is no reading of {', '.join(unread)}; watchbill doctor says why it cannot be read"
         parts = [
             f"it needs {amount:,} of {resource}, where {ledger.capacity_of(resource):,} less "
             f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
@@ -145,7 +145,7 @@ class Admission:
         )
 
     def _supersede(self, request: Request) -> None:
-        """LANE-03: in a latest-wins lane the newest takes the place of whoever still waits, who is told at once."""
+        """LANE-03: in a latest-wins lane the newest request replaces the waiting one, which is told at once."""
         if self._state.catalog.find_lane(request.lane).policy != LATEST_WINS:
             return
         key = (request.lane, request.supersede_key)
@@ -172,7 +172,7 @@ class Admission:
     def _admit(
         self, request: Request, model: Candidate, forecast: float, now: int, due: int | None = None
     ) -> None:
-        """Puts a request into a line. One that was moved keeps its deadline, and is demand only once."""
+        """Puts a request into a line. A request that was moved keeps its deadline, and counts as demand only once."""
         if due is None:
             self._count_use(request, model, now)
         if request.companions:
@@ -181,7 +181,7 @@ class Admission:
         self._state.out.append(Admit(request.id, model.serving.name, round(forecast), request.companions))
 
     def _can_start_at_once(self, request: Request, model: ModelState, now: int) -> bool:
-        """Whether no lane, no line and no failure has a word in it: nobody waits anywhere."""
+        """Whether neither a lane, a line nor a failure affects it: no request waits anywhere."""
         state = self._state
         if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
             return False
@@ -190,7 +190,7 @@ class Admission:
         return model.in_use < model.slots_for(request.work_class, now)
 
     def _count_use(self, request: Request, model: Candidate, now: int) -> None:
-        """An arrival is demand for the model that was asked for, whichever tier serves it."""
+        """Counts an arrival as demand for the model that was requested, whichever tier serves it."""
         work_class, state = request.work_class, self._state
         if work_class is _ROTATION:
             return
@@ -219,7 +219,7 @@ class Admission:
         self._state.refuse(request.id, Refusal.WAIT_EXCEEDED, text, retry)
 
     def left(self, event: Left, now: int) -> None:
-        """Forgets a request whose caller is gone; what runs is stopped at the engine by the driver."""
+        """Forgets a request whose caller is gone. The driver stops a running one at the engine."""
         model = self._state.home.pop(event.id, None)
         if model is None:
             return
@@ -231,11 +231,11 @@ class Admission:
             self._state.unanswered(model.serving, event.parting, now)
 
     def rehome(self, now: int) -> None:
-        """RES-13: moves requests whose model cannot serve them now to another tier of its family, and tells the others.
+        """RES-13: moves requests whose model cannot serve them now to another tier of its family.
 
-        A model that is quarantined, removed, or turned out too large serves nobody: a request that no other tier can
-        take is answered at once. A model whose device is lent comes back: its requests wait on, unless a tier elsewhere
-        can take them.
+        A model that is quarantined, removed, or turned out too large serves no request. A request that no other tier
+        can take is then answered at once. A model whose device is lent comes back: its requests go on waiting, unless
+        a tier elsewhere can take them.
         """
         if not self._state.waiting:
             return
@@ -248,7 +248,7 @@ class Admission:
         if any(s.is_retired or s.is_quarantined(now) for s in model.members):
             return _Hindrance.GONE
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
-            return _Hindrance.GONE  # a size that was not known shows with the first load
+            return _Hindrance.GONE  # a size that was not declared is known after the first load
         is_lent = model.stage is not _READY and self._state.ledger.in_maintenance(model.needs)
         return _Hindrance.LENT if is_lent else None
 
@@ -273,7 +273,7 @@ class Admission:
             self._refuse_unservable(request, asked, now)
 
     def drop_held_turns(self, now: int) -> None:
-        """Gives up the place in the order of turns for which nobody came back."""
+        """Drops held turns whose caller did not come back in time."""
         if not self._state.has_held_turns:
             return
         self._state.has_held_turns = False
@@ -283,7 +283,7 @@ class Admission:
             self._state.has_held_turns |= model.held_turn is not None
 
     def expire(self, now: int) -> None:
-        """Answers everybody whose patience ends now."""
+        """Answers every request whose patience ends now."""
         while (first := self._state.patience.first()) and now >= first[0]:
             due, request_id = first
             self._expire_one(self._state.home[request_id], request_id, due, now)
@@ -300,24 +300,23 @@ class Admission:
         code = (
             Refusal.MAINTENANCE if self._state.ledger.in_maintenance(model.needs) else Refusal.WAIT_EXCEEDED
         )
-        if request.ends_at:  # whichever bound came first: without the death it would not wait
+        if request.ends_at:  # whichever bound came first: without the engine's death it would not wait
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
         self._state.note("expire", self._bound(request), model, request=request.id, ms=waited)
 
     def _bound(self, request: Request) -> str:
-        """Whose patience it was."""
-        lane = self._state.catalog.lanes.get(
-            request.lane
-        )  # None: our own rotation's, or removed since it came
+        """The bound that the request waited up to, in words."""
+        # None: a task of the rotation, or a lane that was removed since the arrival.
+        lane = self._state.catalog.lanes.get(request.lane)
         if lane is not None and request.max_wait_ms < lane.max_wait_ms:
             return "the deadline of its caller"
         return f"the max_wait of lane {request.lane}"
 
 
 def _out_of_time(model: str, request: Request) -> str:
-    """Its engine died, and its next try could not even begin."""
+    """The text for a request whose engine died and whose next try could not begin in time."""
     return f"{model} died during this request, and was not back within the time that lane {request.lane} gives it"
 
 
@@ -328,13 +327,13 @@ _Members = tuple[ModelState, ...]
 
 
 class SetChoices:
-    """What a request with companions may have."""
+    """The companion sets that can serve a request."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     def choices(self, request: Request, now: int) -> list[CompanionSet]:
-        """The sets that could serve it, the one asked for first."""
+        """The sets that could serve it, the requested one first."""
         found: list[CompanionSet] = []
         for members in self._ladder(request):
             usable = not any(s.is_retired or s.is_quarantined(now) for s in members)
@@ -343,11 +342,11 @@ class SetChoices:
                 companion_set.refresh(self._state.models, now)
                 found.append(companion_set)
         if len(found) > 1:
-            found.sort(key=self._must_wait_for_health)  # stable: a tier steps down only for that
+            found.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
         return found
 
     def refusal(self, request: Request, now: int) -> tuple[Refusal, str, int | None]:
-        """Code, text and advice for a request that no rung of its ladder can serve."""
+        """Code, text and Retry-After for a request that no rung of its ladder can serve."""
         ladder = list(self._ladder(request))
         fitting = [members for members in ladder if self._fits(members)]
         for model in fitting[0] if fitting else ():
@@ -371,22 +370,22 @@ class SetChoices:
         return [s.name for s in self._state.tiers_below(self._state.models[name])]
 
     def _fits(self, members: _Members) -> bool:
-        """Whether they could all be resident beside what never leaves."""
+        """Whether all members could be resident beside the models that never leave."""
         return self._state.ledger.fits_ever(total_needs(members), self._kept(members))
 
     def _kept(self, members: _Members) -> list[Mapping[str, int]]:
-        """What never leaves and is not of the set: permanent models, and what is reserved for core models."""
+        """The needs of models that never leave and are not of the set: permanent models, and reserved core models."""
         return self._state.permanents(*members)
 
     def _must_wait_for_health(self, companion_set: CompanionSet) -> bool:
-        """RES-27, RES-14: a device that is too hot, too full or lent takes nothing new: a tier elsewhere goes first."""
+        """RES-27, RES-14: a device that is too hot, too full or lent takes no loads, so a tier elsewhere goes first."""
         ledger = self._state.ledger
         if any(ledger.in_maintenance(s.needs) for s in companion_set.members):
             return companion_set.stage is not Stage.READY
         return companion_set.stage is Stage.ABSENT and ledger.is_constrained(companion_set.needs)
 
     def _shortage_text(self, members: _Members) -> str:
-        """The sizes, resource by resource, of what is too much; groups are resources of one place."""
+        """The sizes of each resource that is too small; a group is a resource of one place."""
         kept, ledger = self._kept(members), self._state.ledger
         parts: list[str] = []
         for resource, amount in sorted(total_needs(members).items()):

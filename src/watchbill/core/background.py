@@ -1,14 +1,14 @@
 """Background work that the core schedules by itself: the rotation of small tasks, and ingestion epochs.
 
-**Rotation** (RES-16): models take turns at their own small tasks while no other work wants the memory. A slow
-heartbeat: at each tick the next model in the configured order runs its task in the lowest class, in free memory or in
-place of idle models. Loading more than working doubles the interval, up to a maximum; working more than loading
-brings it back.
+**Rotation** (RES-16): models take turns at their own small tasks while no other work needs the memory. At each tick
+of a slow heartbeat, the next model in the configured order runs its task in the lowest class, in free memory or in
+place of idle models. The interval doubles, up to a maximum, when a task spent more time loading than working. It
+returns to its configured value when a task worked longer than it loaded.
 
-**Epochs** (RES-19): a bounded window in which ingestion work counts as normal work. Opened by its schedule, or earlier
-when an ingestion item is about to run out of patience; closed when the work is done or the window ends. Inside it the
-work goes before background work and after every person, and its model's turn is due at once: a higher class alone
-would not move a model that is busy with a long backlog.
+**Epochs** (RES-19): a bounded window in which ingestion work counts as normal work. A window opens by its schedule,
+or earlier when an ingestion item is about to run out of patience. It closes when the work is done or the time is
+over. Inside it the work goes before background work and after interactive work, and its model's turn is due at once:
+a higher class alone would not move a model that is busy with a long backlog.
 """
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ __all__ = ["Epochs", "Rotation"]
 
 
 class Rotation:
-    """Whose turn it is, and when the next one comes."""
+    """The order of the rotation, and the time of its next task."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -43,13 +43,13 @@ class Rotation:
         return self._running
 
     def next_turn(self, now: int) -> tuple[str | None, int | None]:
-        """Whose turn is next, and in how many milliseconds; None while rotation is off, or has no task."""
+        """The next model and the milliseconds until its turn; None while rotation is off, or has no task."""
         if self.interval_ms is None or self._next_at is None:
             return None, None
         return self._next_model(now), max(0, self._next_at - now)
 
     def task_ended(self, event: TaskEnded, now: int) -> None:
-        """Adapts the interval to what the task was worth."""
+        """Adapts the interval to the ratio of useful time to load time."""
         self._running, self._state.active_at = None, now
         rules, interval = self._state.catalog.rotation, self.interval_ms
         if rules.every_ms is not None and interval is not None:
@@ -62,7 +62,7 @@ class Rotation:
         self._state.note("rotation" if event.ok else "rotation_failed", text, model, ms=event.useful_ms)
 
     def turn(self, now: int) -> None:
-        """Starts the next task when its time has come and nothing explicit wants the memory."""
+        """Starts the next task when its time has come and no other request needs the memory."""
         interval = self.interval_ms
         if interval is None or self._state.is_closing:
             return
@@ -79,7 +79,7 @@ class Rotation:
             self._state.out.append(RunTask(model))
 
     def _is_wanted(self) -> bool:
-        """Whether somebody waits for a model that is not in memory."""
+        """Whether a request waits for a model that is not in memory."""
         return any(
             s.stage is not Stage.READY and s.line.top_class() is not WorkClass.ROTATION
             for s in self._state.lines()
@@ -97,17 +97,20 @@ class Rotation:
 
 
 def _has_task(model: ModelState) -> bool:
-    """Whether the config has a task for it. One whose definition changed has none before the new one is in force:
-    nobody could run the old one, and the rotation would wait for its end for ever."""
+    """Whether the config has a task for it.
+
+    A model whose definition changed has none until the new definition is in force: no task could run under the old
+    one, and the rotation would wait for its end without a limit.
+    """
     return model.spec.background is not None and not model.is_retired and model.successor is None
 
 
-#: An item that has used up this part of its patience opens the window early.
+#: An item that has used up this share of its patience opens the window early.
 IMPATIENCE = 0.9
 
 
 class Epochs:
-    """Which windows are open."""
+    """The windows that are open."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -115,7 +118,7 @@ class Epochs:
         self._next: dict[str, int] = {}
 
     def turn(self, now: int) -> None:
-        """Opens and closes windows, and raises what waits inside an open one."""
+        """Opens and closes windows, and raises the class of requests inside an open one."""
         for epoch in self._state.catalog.epochs.values():
             models = [self._state.models[n] for n in epoch.models if n in self._state.models]
             self._open_or_close(epoch, models, now)
@@ -130,7 +133,7 @@ class Epochs:
         return None if opened is None or epoch is None else max(0, opened + epoch.window_ms - now)
 
     def next_in(self, name: str, now: int) -> int | None:
-        """Milliseconds until a window opens by its schedule, if there is work then; None before it was planned."""
+        """Milliseconds until a window opens by its schedule, if there is work then; None before it is planned."""
         due = self._next.get(name)
         return None if due is None else max(0, due - now)
 

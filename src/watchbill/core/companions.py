@@ -1,15 +1,14 @@
 """Companion sets: models that a request needs at the same time, as one candidate for memory (RES-13).
 
-A set has a line like a model, and no memory of its own: what it needs of the ledger is what its absent members need,
-all of it or nothing. So one plan has one cover for the whole set, and no two sets can hold a part each and wait for
-the rest.
+A set has a line like a model, and no memory of its own. Its needs are those of its absent members, all of them or
+none. So one plan has one cover for the whole set, and two sets can never hold a part each and wait for the rest.
 
-- **under way**: planned, and not complete yet. Until it is, no swap takes a member away: the first of two would
-  otherwise be evicted while the second loads.
-- **ready**: every member is warm. Then its requests start on the first member like any others of it.
+- **under way**: planned, and not complete yet. Until then no swap evicts a member; otherwise the first of two would
+  be evicted while the second loads.
+- **ready**: every member is warm. Then the requests of the set start on its first member.
 
-Whatever else may happen to a member (an emergency, a failed load, the operator) ends that: the set waits on and is
-planned anew. A set without a line and a held turn is forgotten.
+Anything else that happens to a member (an emergency, a failed load, an operator's command) ends both: the set goes on
+waiting and is planned again. A set without a line and a held turn is forgotten.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +22,13 @@ _LEAVING = frozenset({Stage.DRAINING, Stage.STOPPING})
 
 
 def set_name(names: Iterable[str]) -> str:
-    """The name of a set. No model has such a name: theirs have no spaces."""
+    """The name of a set. It never collides with a model's name, because those have no spaces."""
     first, *others = names
     return " + ".join([first, *sorted(others)])
 
 
 class CompanionSet(Candidate):
-    """The first member serves, the others are there while it does."""
+    """A set of models. The first member serves, and the others stay in memory while it does."""
 
     is_set = True
 
@@ -42,7 +41,7 @@ class CompanionSet(Candidate):
 
     @property
     def members(self) -> tuple[ModelState, ...]:
-        """Its models. The first one serves, the others are in memory while it does."""
+        """Its models. The first one serves, and the others stay in memory while it does."""
         return self._members
 
     @property
@@ -52,16 +51,17 @@ class CompanionSet(Candidate):
 
     @property
     def wants_memory(self) -> bool:
-        """Whether there is work for which a member would have to be loaded, and none is still on its way out."""
+        """Whether it has work for which a member must be loaded, and no member is still leaving."""
         return self.stage is Stage.ABSENT and bool(self.line or self.held_turn)
 
     def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
-        """Looks where every member is. The models may have been replaced by a new config; the names stay."""
+        """Updates its stage from its members. A new config may have replaced the model states; the names stay."""
         self._members = tuple(models[s.name] for s in self._members)
         self.service, self.slowdown = self.serving.service, self.serving.slowdown
         stages = {s.stage for s in self.members}
         if stages == {Stage.READY}:
-            self.stage, self.held_turn = Stage.READY, None  # its owner finds the models here
+            # From here on the policy looks at the members themselves.
+            self.stage, self.held_turn = Stage.READY, None
         elif stages & _LEAVING:
             self.stage = Stage.DRAINING
         elif not stages.isdisjoint(AWAY):
@@ -69,7 +69,8 @@ class CompanionSet(Candidate):
         else:
             self.stage = Stage.LOADING
         if self.stage is Stage.READY and self.is_under_way:
-            for model in self.members:  # their turn begins now: who came first has waited for the others
+            # The first member has waited for the others, so its turn begins only now.
+            for model in self.members:
                 model.ready_at = now
         self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.held_turn)
         self.since = now
@@ -79,7 +80,7 @@ class CompanionSet(Candidate):
         self._foresee(now)
 
     def _foresee(self, now: int) -> None:
-        """Its load time: those of the members that are not there, one after the other as on one bus."""
+        """Its load time: the sum over the absent members, which load one after the other as on one bus."""
         missing = [s for s in self.members if s.stage is not Stage.READY]
         left = [
             max(0.0, s.load.ms - (now - s.since)) if s.stage is Stage.LOADING else s.load.ms for s in missing
@@ -93,33 +94,33 @@ class CompanionSet(Candidate):
         return max((s.drain_ms(now) for s in self.members if s.stage in _LEAVING), default=0.0)
 
     def mark_members(self) -> None:
-        """Tells the members for whom they stay: while the set is under way, or ready and not served yet."""
+        """Marks its members as kept while it is under way, or ready and not served yet."""
         if not (self.is_under_way or (self.stage is Stage.READY and self.line)):
             return
         wanted = self.turn_class()
         for model in self.members:
             model.awaited = wanted if model.awaited is None else min(model.awaited, wanted)
-            model.is_called |= self.is_under_way
+            model.is_kept_for_set |= self.is_under_way
         if self.stage is Stage.READY and self.silence is None:
             self.serving.companion_sets.append(self)
 
 
 class CompanionSets(dict[str, CompanionSet]):
-    """Every set that somebody waits for, by its name."""
+    """Every set with waiting requests or a held turn, by its name."""
 
     def of(self, members: tuple[ModelState, ...], now: int) -> CompanionSet:
-        """The set of these models, the first of which serves. It is kept while somebody waits for it."""
+        """The set of these models, of which the first serves. It is kept while requests wait for it."""
         name = set_name(s.name for s in members)
         if name not in self:
             self[name] = CompanionSet(members, now)
         return self[name]
 
     def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
-        """Looks where all members are, tells them who waits for them, and forgets what nobody waits for."""
+        """Updates all sets and their members, and forgets sets without waiting requests."""
         for model in models.values():
-            model.awaited, model.is_called, model.companion_sets = None, False, []
+            model.awaited, model.is_kept_for_set, model.companion_sets = None, False, []
         for name in sorted(self):
-            companion_set = self.pop(name)  # and back: the order is that of the names
+            companion_set = self.pop(name)  # inserted again below: the sets stay in the order of their names
             if companion_set.line or companion_set.held_turn:
                 companion_set.refresh(models, now)
                 companion_set.mark_members()
@@ -127,7 +128,7 @@ class CompanionSets(dict[str, CompanionSet]):
 
 
 def total_needs(models: Iterable[ModelState]) -> dict[str, int]:
-    """What they take from the ledger together."""
+    """The sum of their needs in the ledger."""
     total: dict[str, int] = {}
     for model in models:
         for resource, amount in model.needs.items():

@@ -1,7 +1,8 @@
-"""Who leaves: the cheapest set of victims that frees enough of every resource.
+"""Cover: the cheapest set of victims that frees enough of every resource.
 
-Exact for a small pool, by branch and bound over the victims in order of their cost; greedy with reverse deletion
-for a large one. Ties fall to the shorter reload, then to the name, so that the same state gives the same choice.
+The search is exact for a small pool: branch and bound over the victims in order of their cost. A large pool is
+covered greedily, with reverse deletion. Ties are decided by the shorter reload, then by the name, so that the same
+state gives the same choice.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Dispatch: who runs on a ready model, and until when.
+"""Dispatch: which request runs on a ready model, and until when.
 
-Grants come before every plan: a model that was loaded for somebody serves them before anyone may close it.
-A running request always ends: by itself, because its caller left, or because it was cut and the cut has a bound.
+Grants come before every plan: a model that was loaded for a request serves it before a plan may close the model.
+A running request always ends: by itself, because its caller left, or because it was cut, and every cut has a bound.
 """
 
 import msgspec
@@ -14,13 +14,14 @@ from watchbill.core.state import State
 
 __all__ = ["Dispatch"]
 
-#: An answer that failed without a byte after this was silence: an engine that can say what is wrong says so sooner.
+#: An answer that fails without a byte after this long counts as silence: an engine that can report an error does so
+#: sooner.
 MUTE_MS = 60_000
-_ROTATION = WorkClass.ROTATION  # asked for at every end, and a look into an enum takes ten times longer
+_ROTATION = WorkClass.ROTATION  # read at every end; looking a member up in its enum takes ten times longer
 
 
 class Dispatch:
-    """Everything that runs."""
+    """All running requests."""
 
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
@@ -29,7 +30,7 @@ class Dispatch:
     # ------------------------------------------------------------------ starts
 
     def grant(self, now: int) -> None:
-        """Starts whatever may start on the models that are ready."""
+        """Starts every request that may start on a ready model."""
         self._state.refresh(now)
         if not self._state.waiting:
             return
@@ -39,9 +40,9 @@ class Dispatch:
 
     def _grant_next(self, model: ModelState, now: int) -> bool:
         if model.silence is not None:
-            return False  # it would wait there instead of here, where it can still be served by a lower tier
+            return False  # here it can still be served by a lower tier; at the engine it could not
         if model.is_suspect:
-            return False  # the watchdog's question has the model to itself, and nobody has to make way
+            return False  # the watchdog's question has the model to itself, so no request makes way
         if model.in_use >= model.spec.concurrency and not self._could_make_way(model):
             return False
         request = self._next(model, now)
@@ -61,11 +62,11 @@ class Dispatch:
         return any(r.request.work_class >= WorkClass.BACKGROUND for r in model.running.values())
 
     def _make_way(self, model: ModelState, request: Request, now: int) -> None:
-        """Background work that has not begun to answer gives its slot to a person who waits; it keeps its place."""
+        """Cuts background work that has not begun to answer, for an interactive request. It keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
-            return  # in strict order the older one would be granted again, cut again, and so on for ever
+            return  # in strict order the older one would be granted and cut again without end
         if model.lingering or any(running.cut == CutKind.REQUEUE for running in model.running.values()):
-            return  # a slot is on its way already
+            return  # a slot is about to become free
         for running in model.running.values():
             if (
                 running.request.work_class >= WorkClass.BACKGROUND
@@ -77,7 +78,7 @@ class Dispatch:
                 return
 
     def _next(self, model: ModelState, now: int) -> Request | None:
-        """The first of its lines; but who is within one service time of the due goes before all."""
+        """The first request of its lines; a request within one service time of its due goes before all others."""
         if self.policy.in_order:
             return self._next_in_order(model)
         if not model.companion_sets:
@@ -101,8 +102,11 @@ class Dispatch:
 
     @staticmethod
     def _is_urgent(model: Candidate, due: int, request: Request, now: int) -> bool:
-        """Half of its patience is over at the least: where an answer takes longer than anybody waits, a request that
-        made way for a person would be urgent at once, start, make way, and so on for ever."""
+        """Whether a request is within one service time of its due, and at least half of its patience is over.
+
+        Without the second condition, where an answer takes longer than the patience of any request, a request that
+        made way would be urgent at once, start, make way again, and so on without end.
+        """
         return now >= due - min(model.service.ms, request.max_wait_ms / 2)
 
     def _lane_is_free(self, request: Request) -> bool:
@@ -122,7 +126,7 @@ class Dispatch:
     # ------------------------------------------------------------------ ends
 
     def first_byte(self, event: FirstByte, now: int) -> None:
-        """From its first token on a request can no longer be repeated elsewhere."""
+        """Marks a request as begun: after its first token it cannot be repeated elsewhere."""
         model = self._state.home.get(event.id)
         if model and event.id in model.running:
             model.running[event.id].begun = True
@@ -142,7 +146,7 @@ class Dispatch:
                     model.context.keep(event.prompt_bytes, event.first_ms)
             model.well()
         else:
-            state.is_still = False  # one that failed may have been the last straw
+            state.is_still = False  # a failed answer may be the last one that a suspicion needs
             self._blame(model, running, event, now)
         if request.work_class is not _ROTATION:
             state.release(model, request, now)
@@ -151,7 +155,7 @@ class Dispatch:
             state.rest(model)
 
     def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
-        """What a run without a good answer says of its engine, whoever ended it."""
+        """Counts a run without a good answer against its engine, whichever side ended it."""
         failed = running.cut is None and event.ok is False
         if failed or (running.cut == CutKind.RUN_TIMEOUT and _is_silent(running, event.parting, now)):
             model.failed(running.since)
@@ -162,15 +166,15 @@ class Dispatch:
 
     @staticmethod
     def _suspect(model: ModelState, running: Running, now: int) -> None:
-        """An answer failed. After a long silence one is enough for the watchdog to ask the model."""
+        """Counts a failed answer. After a long silence a single one is enough for the watchdog to ask the model."""
         is_mute = not running.begun and now - running.since >= MUTE_MS
         model.is_suspect = model.is_suspect or (is_mute and not model.spec.shared)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place.
 
-        What a request has waited so far counts if it was cut before its first byte. One that stopped at a boundary has
-        begun to answer, and begins a new wait.
+        A request that was cut before its first byte keeps the time that it has waited so far. One that stopped at a
+        boundary has begun to answer, and begins a new wait.
         """
         running = self._take(event.id, now)
         if running is None:
@@ -188,14 +192,14 @@ class Dispatch:
         self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 
     def let_go(self, event: LetGo, now: int) -> None:
-        """A slot is free: its engine no longer works on what was cut."""
+        """Frees a slot whose engine no longer works on the cut request."""
         model = self._state.models.get(event.model)
         lingering = model.lingering.pop(event.run, None) if model else None
         if model is None or lingering is None:
-            return  # the process that was at it is gone, or the bound came first
+            return  # its process is gone, or the bound came first
         self._state.is_still = False
         if lingering.was_silent and not event.is_known:
-            model.failed(now)  # it said nothing, and heard nothing either
+            model.failed(now)  # the engine sent nothing, and did not notice the cut either
 
     def _take(self, request_id: str, now: int) -> Running | None:
         state = self._state
@@ -210,7 +214,7 @@ class Dispatch:
     # ------------------------------------------------------------------ bounds
 
     def expire(self, now: int) -> None:
-        """Cuts what runs past its time limit, and forgets what was cut and never reported."""
+        """Cuts requests that run past their time limit, and drops those that were cut and never reported."""
         for model in self._state.models.values():
             for running in list(model.running.values()):
                 if now < running.deadline:
@@ -230,22 +234,24 @@ class Dispatch:
         self._state.note("stranded", "cut and never reported ended", model, request=running.request.id)
 
     def deadlines(self) -> list[int]:
-        """When something running must be looked at again."""
+        """The times at which running requests must be checked again."""
         models = self._state.models.values()
         ends = [r.deadline for s in models if s.running for r in s.running.values()]
         return ends + [each.until for s in models if s.lingering for each in s.lingering.values()]
 
 
 def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:
-    """Whether a run that had all its time was given nothing, or nothing any more: an engine whose words still come is
-    slow, and not hung."""
+    """Whether a run that used all its time received nothing, or nothing any more.
+
+    An engine that still sends tokens is slow, not hung.
+    """
     if parting is None:
         return not running.begun
     return not parting.has_spoken or parting.silent_ms >= min(LULL_MS, (now - running.since) / 2)
 
 
 def _due_again(running: Running, now: int) -> int:
-    """Until when a request may wait that had its turn and comes back."""
+    """Until when a request that ran and comes back may wait."""
     request = running.request
     if running.cut == CutKind.BOUNDARY:
         return now + request.max_wait_ms
@@ -257,7 +263,8 @@ def _due_again(running: Running, now: int) -> int:
 def _remainder(running: Running, now: int) -> Request:
     """A request that goes back, with what is left of its time: the lane's timeout holds for all its tries together.
 
-    Where its engine died the time goes on; who had to make way does not pay for the wait."""
+    The time runs on where its engine died. A request that had to make way does not pay for the wait.
+    """
     request, used = running.request, now - running.since
     was_cut = request.was_cut or running.cut == CutKind.REQUEUE
     if running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED):

@@ -1,12 +1,12 @@
 """Emergencies: memory runs out, or the budget shrank (RES-06).
 
-The probe is believed, whatever the books say. In an emergency the cheapest loss goes first, at once, permanent models
-too if that is what it takes, and after each victim the machine is looked at before the next one is chosen. One that was
-leaving already is given the same grace and no more.
+The probe wins over the ledger. In an emergency the cheapest loss is evicted at once, permanent models too if that is
+necessary. After each victim the machine is read again before the next one is chosen. A model that was leaving already
+gets the same grace and no more.
 
-The faster memory falls, the shorter the grace, and where one victim would come too late, several go at once. A program
-that takes 400 MB/s fills a reserve of 2 GiB in five seconds: one victim, two seconds of grace, a look, the next one,
-and the kernel had killed the permanent model.
+The faster memory falls, the shorter the grace. Several victims leave at once where one would come too late. A program
+that takes 400 MB/s fills a reserve of 2 GiB in five seconds: with one victim, two seconds of grace, a reading and the
+next victim, the kernel had killed the permanent model before that.
 """
 
 from collections import deque
@@ -23,26 +23,26 @@ from watchbill.units import format_bytes
 
 __all__ = ["EMERGENCY_GRACE_MS", "Emergency", "Trend"]
 
-#: In an emergency running work gets this long to end.
+#: In an emergency running work gets this long to finish.
 EMERGENCY_GRACE_MS = 2_000
-#: A model that is killed has given its memory back, and the machine was looked at, after about this time.
+#: About this long after a kill the model's memory is back, and the machine has been read again.
 BACK_MS = 1_000
-#: Memory may fall faster than it did in the last second.
+#: Allowance for memory that falls faster than in the last second.
 FALL_FACTOR = 1.5
 #: After an emergency nothing is loaded for this long, so that memory does not flap.
 SETTLE_MS = 10_000
 
 
 class Emergency:
-    """Makes room that nobody planned for."""
+    """Evicts models when memory runs out or a budget shrinks."""
 
     def __init__(self, state: State, residency: Residency) -> None:
         self._state, self._residency = state, residency
-        self._weighed = -1  # up to which change of memory the budgets were looked at
+        self._weighed = -1  # the last change of memory for which the budgets were checked
         self._trends: dict[str, Trend] = {}
 
     def observed(self, event: Observed, now: int) -> None:
-        """Judges every device by the newest look at it."""
+        """Judges every device by its newest reading."""
         for name, book in self._state.ledger.books.items():
             if book.reading is not None and name in event.devices:
                 trend = self._trends.setdefault(name, Trend())
@@ -51,11 +51,14 @@ class Emergency:
             self._judge(book, _shortfall(book) or stalls, now)
 
     def _judge(self, book: DeviceBook, short: str | None, now: int) -> None:
-        """RES-06. One victim at a time: after it is gone the machine is looked at before the next is chosen, unless
-        memory would be gone before that."""
+        """RES-06: evicts one victim at a time.
+
+        The machine is read after each victim before the next is chosen, unless memory would run out before that.
+        """
         name = book.device.name
         holders = [s for s in self._state.in_stage(*HOLDING) if s.needs.get(name)]
-        holders = [s for s in holders if s.silence is None] or holders  # who can give memory back goes first
+        # Models that can give memory back go first.
+        holders = [s for s in holders if s.silence is None] or holders
         if short is None or not holders:
             book.emergency_since = None
             return
@@ -77,7 +80,7 @@ class Emergency:
                 return
 
     def _outlook(self, book: DeviceBook) -> tuple[float, float]:
-        """How long running work may have, and what will be missing when the next victims are gone; below 0: nothing."""
+        """The grace for running work, and the bytes that will be missing after the next victims; below 0: none."""
         trend = self._trends.get(book.device.name)
         fall = FALL_FACTOR * trend.fall if trend is not None else 0.0
         if not fall or book.reading is None:
@@ -89,7 +92,8 @@ class Emergency:
     def _drive_out(self, victim: ModelState, device: str, why: str, grace_ms: float, now: int) -> None:
         self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, device))
         if victim.stage is Stage.DRAINING:
-            self._residency.enter(victim, Move.CLOSE, now)  # from now on it has its grace, as any victim has
+            # From now on it has the same grace as any other victim.
+            self._residency.enter(victim, Move.CLOSE, now)
         else:
             self._residency.close(victim, "", why, now, cause=Cause.PRESSURE)
         victim.emergency, victim.grace_ms = True, grace_ms
@@ -102,18 +106,18 @@ class Emergency:
 
     @staticmethod
     def _still_frees(model: ModelState, device: str, now: int) -> int:
-        """What is to be expected of one that leaves: nothing, where that takes longer than it should."""
+        """The bytes that a leaving model will free: 0 when it takes longer than it should."""
         is_late = model.stage is Stage.STOPPING and now > model.since + 2 * BACK_MS
         return 0 if is_late else model.frees().get(device, 0)
 
     def _loss(self, model: ModelState, now: int) -> tuple[bool, bool, bool, float, str]:
-        """Cheapest loss first; permanents late, the reserved core model last of all."""
+        """The order of victims: cheapest loss first, permanent models late, the reserved core model last."""
         core = self._state.is_reserved_core(model)
         loading = model.stage is Stage.LOADING
         return (core, model.spec.permanent, not loading, model.price(now), model.name)
 
     def restore_budgets(self, now: int) -> None:
-        """Makes room where the budget shrank, or a model grew: plans are dropped first, then models leave."""
+        """Frees memory where the budget shrank or a model grew: plans are dropped first, then models are evicted."""
         if self._weighed == self._state.changes:
             return
         self._weighed = self._state.changes
@@ -135,7 +139,7 @@ class Emergency:
                     self._residency.close(model, "", self._excess(name), now, cause=self._cause(name))
 
     def _warn(self, model: ModelState, resource: str, over: int) -> None:
-        """A permanent model that has to leave for want of budget is worth an alert (RES-02)."""
+        """Raises an alert for a permanent model that must leave because of the budget (RES-02)."""
         book = self._state.ledger.books.get(resource)
         if not model.spec.permanent or (book is not None and book.in_maintenance):
             return
@@ -153,7 +157,7 @@ class Emergency:
         return Cause.MAINTENANCE if book is not None and book.in_maintenance else Cause.BUDGET
 
     def _excess(self, resource: str) -> str:
-        """Why something has to leave that was right when it was loaded."""
+        """Why a model must leave that fitted when it was loaded."""
         device, _, what = resource.partition("#")
         if what.startswith("group:"):
             return f"{device} holds more than one model of group {what.removeprefix('group:')}"
@@ -164,7 +168,7 @@ class Emergency:
         return f"{device} holds more than its budget"
 
     def end_graces(self, now: int) -> None:
-        """Cuts what still runs on an emergency's victim when its grace is over."""
+        """Cuts requests that still run on an emergency's victim when its grace is over."""
         for model in self._state.in_stage(Stage.DRAINING):
             if not model.emergency:
                 continue
@@ -175,7 +179,7 @@ class Emergency:
 
 
 def _shortfall(book: DeviceBook) -> str | None:
-    """What a device lacks by its newest reading."""
+    """The shortage of a device by its newest reading, in words."""
     name, reserve = book.device.name, book.device.reserve
     if book.reading is None or book.reading.available >= reserve:
         return None
@@ -183,9 +187,9 @@ def _shortfall(book: DeviceBook) -> str | None:
     return f"{free} available on {name}, below its reserve of {format_bytes(reserve)}"
 
 
-#: Readings older than this say nothing about now.
+#: Readings older than this do not count.
 TREND_MS = 1_000
-#: Two readings closer than this are one: the figures of the kernel are not that fine.
+#: Two readings closer together than this are treated as one: the kernel's figures are not that precise.
 TREND_MS_MIN = 40
 LOOKS_MIN = 3
 LOOKS_MAX = 64
@@ -197,10 +201,10 @@ class Trend:
     __slots__ = ("_looks",)
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[int, int]] = deque(maxlen=LOOKS_MAX)  # when, and what was free
+        self._looks: deque[tuple[int, int]] = deque(maxlen=LOOKS_MAX)  # time, bytes free
 
     def look(self, at: int, available: int) -> None:
-        """Takes in one reading."""
+        """Adds one reading."""
         if self._looks and at - self._looks[-1][0] < TREND_MS_MIN:
             return
         self._looks.append((at, available))
@@ -209,7 +213,7 @@ class Trend:
 
     @property
     def fall(self) -> float:
-        """Bytes per millisecond that are taken; 0 while nothing falls."""
+        """Bytes lost per millisecond; 0 while memory does not fall."""
         if len(self._looks) < LOOKS_MIN:
             return 0.0
         falls = [(before[1] - after[1]) / (after[0] - before[0]) for before, after in pairwise(self._looks)]

@@ -1,8 +1,8 @@
-"""The forecast: when would a request start, if it joined now?
+"""The forecast: when a request would start if it joined now.
 
-Optimistic on purpose: means and no margins. It decides whether a request is let in at all, and it is printed, so
-that a caller can choose; the error between forecast and start is recorded for every request. A forecast that rests on
-a guess says so: a guess refuses no request.
+The forecast is optimistic on purpose: it uses means and no margins. It decides whether a request is admitted, and it
+is reported, so that a caller can choose. The error between forecast and start is recorded for every request. A
+forecast that rests on a guess is marked as one: a guess refuses no request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,21 +19,21 @@ __all__ = ["Forecast", "forecast_start"]
 
 
 class Forecast(NamedTuple):
-    """When a request would start."""
+    """The time at which a request would start."""
 
     ms: float
-    is_guess: bool  # a time that it rests on was never measured
+    is_guess: bool  # it rests on a time that was never measured
 
     def plus(self, ms: float, *, guessed_by: Iterable[Candidate] = ()) -> "Forecast":
-        """So much later, by the load times of these models."""
+        """The forecast delayed by `ms`, which rests on the load times of these models."""
         return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
 
     def after(self, ms: float) -> "Forecast":
-        """This late at the least."""
+        """The forecast delayed to `ms` at the least."""
         return Forecast(max(self.ms, ms), self.is_guess)
 
 
-#: What nothing stands in the way of, or nothing can be said about.
+#: The forecast of a request that can start now, or for which no forecast is possible.
 NOW = Forecast(0.0, False)
 
 
@@ -47,16 +47,14 @@ def forecast_start(
     turn_in_ms: float = 0.0,
     stays: Callable[[ModelState], bool] = lambda _: False,
 ) -> Forecast:
-    """When the request starts: once the model is warm and what stands before it is served.
+    """When the request starts: once the model is warm and the requests before it are served.
 
-    For a model that is not in memory: `ahead` are the models whose turn comes first, and its own turn does not begin
-    before `turn_in_ms` where another one has to leave for it. A model that `stays` does not leave sooner though it
+    For a model that is not in memory, `ahead` are the models whose turn comes first. Its own turn does not begin
+    before `turn_in_ms` where another model has to leave for it. A model that `stays` does not leave sooner when it
     runs dry for a moment: its callers are likely to come back.
     """
     if model.silence is not None or not state.ledger.can_forecast(model.needs):
-        return (
-            NOW  # maintenance, foreign use, a silent host: it waits up to its max_wait, nothing is foretold
-        )
+        return NOW  # maintenance, constraints, a silent host: it waits up to its max_wait, no forecast is possible
     warm = _Way(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
     serving = model.serving
     running = serving.in_use if model.stage is Stage.READY else 0
@@ -113,7 +111,7 @@ class _Way:
         return self.state.in_stage(Stage.PLANNED, Stage.LOADING)
 
     def _until_bus(self, model: Candidate, others: Sequence[ModelState]) -> Forecast:
-        """Until the loads before this one have ended, where they share its bus (RES-24)."""
+        """Until the loads before this one have ended, where they use the same bus (RES-24)."""
         own = model.members
         one_bus = self.state.catalog.policy.parallel_loads == 1
         before = [
@@ -133,11 +131,11 @@ class _Way:
         return max(leaving, default=0.0)
 
     def _until_dry(self, model: Candidate) -> float:
-        """Until a model has no work of this class or a higher one any more."""
+        """Until a model has no more work of this class or a higher one."""
         return model.service_of(model.work_of(self.work_class))
 
     def _until_room(self, model: Candidate) -> Forecast:
-        """Until there is room: nothing when it fits, else until the victims that could go first are gone."""
+        """Until there is room: 0 when it fits, otherwise until the first possible victims are gone."""
         own = model.members
         staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in own]
         leaving = cover(self.state.shortage_of(model), staying, self._until_gone) or ()
@@ -147,8 +145,8 @@ class _Way:
     def _until_gone(self, model: ModelState) -> float:
         """Until a model could be gone: its load, then its turn or the end of its work, then its drain.
 
-        A turn ends when the quantum is over and the other one's turn has come; a model that ran dry may go before
-        that. What runs now may well end inside the turn: the longer of the two counts, not their sum.
+        A turn ends when the quantum is over and the other model's turn has come. A model that ran dry may leave
+        earlier. Running requests may end inside the turn: the longer of the two counts, not their sum.
         """
         now, dry_ms = self.now, self._until_dry(model)
         if model.stage in (Stage.READY, Stage.ASLEEP):

@@ -1,7 +1,8 @@
-"""Guarded policies: one of somebody else's decides, and `turns` decides the step in which it fails (RES-21).
+"""Guarded policies: a policy from the config decides, and `turns` replaces it in each step in which it fails
+(RES-21).
 
-A policy that the config names by its class may have faults. Whatever it raises, and every change that it may not
-choose, costs it one decision and nothing more: the step goes on with `turns`, and an alert of bounded rate says why.
+A policy that the config names by its class may have faults. An exception, or a change that it may not choose, costs
+it one decision and nothing more: the step goes on with `turns`, and an alert of bounded rate gives the reason.
 """
 
 import math
@@ -29,7 +30,7 @@ def make_policy(rules: PolicyRules) -> Policy:
 
 
 class Guarded:
-    """A policy that cannot do harm."""
+    """A policy whose faults cannot do harm."""
 
     def __init__(self, name: str, make: Callable[[], Policy]) -> None:
         self._name, self._make = name, make
@@ -40,7 +41,7 @@ class Guarded:
         try:
             self._policy: Policy = make()
             self.refuses_late, self.in_order = bool(self._policy.refuses_late), bool(self._policy.in_order)
-        except Exception as error:  # noqa: BLE001  somebody else's code; the daemon goes on without it
+        except Exception as error:  # noqa: BLE001  foreign code; the daemon goes on without it
             self._policy, self.last_failure = self._fallback, _described(error)
             self.refuses_late, self.in_order = self._fallback.refuses_late, self._fallback.in_order
 
@@ -55,19 +56,19 @@ class Guarded:
         return copied
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
-        """What it foretells, where that is a time."""
+        """The policy's forecast, if it is a valid time."""
         try:
             ms, is_guess = self._policy.forecast(state, model, request, now)
             if math.isfinite(ms) and ms >= 0:
                 return Forecast(float(ms), bool(is_guess))
-            wrong = f"it foretold {ms!r} ms"
+            wrong = f"it forecast {ms!r} ms"
         except Exception as error:  # noqa: BLE001  see above
             wrong = _described(error)
         self._failed(state, "forecast", wrong, now)
         return self._fallback.forecast(state, model, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
-        """What it chooses, where that is allowed."""
+        """The policy's choice, if it is allowed."""
         try:
             plan = self._policy.choose(state, now)
             wrong = None if plan is None else illegal(state, plan, now)
@@ -112,5 +113,5 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
 
 
 def _described(error: Exception) -> str:
-    """What was raised, on one line."""
+    """The error, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

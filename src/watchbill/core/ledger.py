@@ -1,14 +1,14 @@
-"""The ledger: what every device can hold, and what is free of it.
+"""The ledger: the capacity of every device, and how much of it is free.
 
-A **resource** is anything of which there is only so much: the bytes of a device, its optional count of resident
-models, and one place per exclusive group on a device. A model needs some of each, and may load when every one is
-there. Treating a group as a resource of one place makes the law of exclusivity and the law of memory the same law.
+A **resource** is anything limited: the bytes of a device, its optional count of resident models, and one place per
+exclusive group on a device. A model needs some of each, and may load when all of them are free. Treating a group as a
+resource of one place makes the rule of exclusivity and the rule of memory the same rule.
 
-Two views. *Actual*: everything that occupies memory now, a stopping model until its memory is back (drivers
-release VRAM seconds after exit, and loading into that gap is the commonest OOM). *Planned*: what will be there when
-every change under way has ended. Both are capped by what the machine itself reports: a probe can only shrink. A load
-that was promised its memory and has not taken it yet is free only in the machine's eyes, one that is leaving only in
-the plan's: the stricter figure counts.
+There are two views. *Actual*: everything that occupies memory now, including a stopping model until its memory is
+back (drivers release VRAM seconds after exit, and loading into that gap is the commonest OOM). *Planned*: the state
+when every change under way has ended. Both are capped by the machine's own report: a reading can only reduce them.
+Memory that was promised to a load and is not allocated yet looks free to the machine. Memory of a leaving model is
+free only in the plan. The stricter figure counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ __all__ = [
     "shortage",
 ]
 
-#: A reading older than this is no base for a load; serving goes on.
+#: A reading older than this permits no load; serving goes on.
 READING_AGE_MAX_MS = 30_000
 
 
@@ -49,12 +49,12 @@ def needs_of(
 
 
 def _places_of(engine: str) -> str:
-    """The resource that a program takes from us which holds only so many models."""
+    """The resource for the places in an engine that holds a limited number of models."""
     return f"engine:{engine}#count"
 
 
 class DeviceBook:
-    """What is known about one device."""
+    """The figures of one device."""
 
     __slots__ = ("device", "emergency_since", "in_maintenance", "lent_for", "reading", "settled_at")
 
@@ -62,7 +62,7 @@ class DeviceBook:
         self.device = device
         self.reading: DeviceReading | None = None
         self.in_maintenance = False
-        self.lent_for = ""  # what the operator said the maintenance is for
+        self.lent_for = ""  # the operator's reason for the maintenance
         self.emergency_since: int | None = None
         self.settled_at = 0  # after an emergency nothing is loaded before this
 
@@ -74,31 +74,29 @@ class DeviceBook:
 
     @property
     def budget(self) -> int:
-        """What models may occupy in all."""
+        """The bytes that models may occupy in all."""
         return 0 if self.in_maintenance else max(0, self.capacity - self.device.reserve)
 
     @property
     def may_load(self) -> bool:
-        """Whether the last look at the device is fresh enough to load by, and showed it in good health."""
+        """Whether the last reading of the device is fresh enough for a load, and shows good health."""
         reading = self.reading
         return reading is not None and reading.age_ms <= READING_AGE_MAX_MS and reading.constrained is None
 
     def headroom(self, promised: int) -> int:
-        """What the machine itself has free above the reserve, less what was promised and is not taken yet."""
+        """The machine's free bytes above the reserve, less what was promised and is not allocated yet."""
         if self.reading is None:
             return 0
         return self.reading.available - self.device.reserve - promised
 
 
 class Ledger:
-    """All devices and what they hold."""
+    """All devices and the limits of their resources."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.books: dict[str, DeviceBook] = {}
         self._counts: dict[str, int] = {}
-        self.places: dict[
-            str, int
-        ] = {}  # engine -> how many of our models it holds at once, where that is known
+        self.places: dict[str, int] = {}  # engine -> how many of our models it holds at once, if known
         self.reserved_for: frozenset[str] = frozenset()  # core models that stay through every swap
         self.reconfigure(catalog)
 
@@ -123,7 +121,7 @@ class Ledger:
             self._counts[_places_of(engine)] = places
 
     def set_places(self, engine: str, places: int | None) -> bool:
-        """Takes over how many models an engine holds at once. Whether that is news."""
+        """Sets how many models an engine holds at once. Returns whether that changed."""
         if self.places.get(engine) == places:
             return False
         self.places.pop(engine, None)
@@ -133,11 +131,11 @@ class Ledger:
         return True
 
     def books_of(self, needs: Mapping[str, int]) -> list[DeviceBook]:
-        """The devices among the resources that somebody needs."""
+        """The devices among the resources of these needs."""
         return [self.books[resource] for resource in needs if resource in self.books]
 
     def can_forecast(self, needs: Mapping[str, int]) -> bool:
-        """Whether these devices are in their ordinary state; under force nothing is foretold."""
+        """Whether these devices are in their ordinary state; otherwise no forecast is possible."""
         return all(book.may_load and not book.in_maintenance for book in self.books_of(needs))
 
     def is_constrained(self, needs: Mapping[str, int]) -> bool:
@@ -149,17 +147,17 @@ class Ledger:
         return any(book.in_maintenance for book in self.books_of(needs))
 
     def readings(self) -> dict[str, tuple[int, int]]:
-        """What the machine last said: device -> capacity and what is available of it."""
+        """The last readings: device -> capacity and available bytes."""
         seen = {name: book.reading for name, book in self.books.items()}
         return {name: (reading.capacity, reading.available) for name, reading in seen.items() if reading}
 
     def limit(self, resource: str) -> int:
-        """How much of a resource there is in all."""
+        """The total amount of a resource."""
         book = self.books.get(resource)
         return book.budget if book is not None else self._counts.get(resource, 1)
 
     def fits_ever(self, needs: Mapping[str, int], kept: Iterable[Mapping[str, int]]) -> bool:
-        """Whether these needs could be met beside what never leaves, judged on capacity, not on today's use."""
+        """Whether these needs fit beside the needs that never leave, judged by capacity, not by current use."""
         taken = dict(needs)
         for other in kept:
             for resource in taken:
@@ -170,17 +168,17 @@ class Ledger:
         return True
 
     def capacity_known(self, device: str) -> bool:
-        """Whether the machine or the config ever said how much a device holds."""
+        """Whether the machine or the config ever reported the capacity of a device."""
         return self.books[device].capacity > 0
 
     def capacity_of(self, resource: str) -> int:
-        """What there is of a resource when nothing is in the way."""
+        """The amount of a resource when nothing else uses it."""
         book = self.books.get(resource)
         return book.capacity - book.device.reserve if book is not None else self.limit(resource)
 
 
 def shortage(needs: Mapping[str, int], free: Mapping[str, int]) -> dict[str, int]:
-    """What is missing of each resource."""
+    """The missing amount of each resource."""
     return {
         resource: amount - free.get(resource, 0)
         for resource, amount in needs.items()
@@ -224,7 +222,7 @@ def has_room(models: Sequence[ModelState], free: Mapping[str, int]) -> bool:
 
 
 def own_share(asking: Candidate) -> dict[str, int]:
-    """What somebody who asks in order to wake up holds already; of a device only what was seen."""
+    """The resources that a sleeping candidate holds already when it asks to wake; of a device only what was seen."""
     share: dict[str, int] = {}
     for model in asking.members:
         for resource, amount in model.asleep_needs.items() if model.sleeps else ():
@@ -234,7 +232,7 @@ def own_share(asking: Candidate) -> dict[str, int]:
 
 
 def _counted(model: ModelState, counted: frozenset[Stage]) -> dict[str, int]:
-    """What a model has of the ledger; of one that is, or will be, asleep only what it keeps then."""
+    """The resources that count for a model; for one that sleeps, or will, only what it keeps then."""
     if model.stage in counted and model.stage is not Stage.ASLEEP:
         return model.needs
     return model.asleep_needs if model.sleeps else {}
@@ -246,12 +244,12 @@ def _resources(ledger: Ledger, models: Sequence[ModelState]) -> list[str]:
 
 
 def _not_taken_yet(model: ModelState, device: str) -> int:
-    """Memory that a load was promised and that the machine still shows as free."""
+    """Memory that was promised to a load and that the machine still shows as free."""
     taken = model.held.get(device, 0) if model.stage is Stage.LOADING or model.sleeps else 0
     return max(0, model.needs.get(device, 0) - taken)
 
 
 def _held(model: ModelState, device: str) -> int:
-    """Memory that will be back when a model has gone, or sleeps; nothing is counted that was not seen."""
+    """Memory that comes back when a model leaves or sleeps; memory that was never seen does not count."""
     kept = model.asleep_needs.get(device, 0) if model.sleeps else 0
     return max(0, model.held.get(device, 0) - kept)

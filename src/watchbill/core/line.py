@@ -1,9 +1,9 @@
-"""Lines: the requests that wait for a model, in the order of being served, and until when each may wait.
+"""Lines: the waiting requests of a model in the order of service, and the due time of each.
 
-Order: class, then the operator's own calls, then arrival, where each step of priority is worth a fixed head start.
-That head start is aging: a request of priority 5 that has waited long enough goes before a fresh one of priority 1
-of its class, and because the order of two requests never changes while they wait, the line stays sorted by itself.
-Prices are taken from counts per class, so that they cost the same however long the line is.
+The order is by class, then the operator's own calls first, then arrival, where each step of priority is worth a fixed
+head start. That head start is aging: a request of priority 5 that has waited long enough goes before a fresh one of
+priority 1 of its class. The order of two requests never changes while they wait, so the line stays sorted. Costs are
+computed from counts per class, so that they take the same time for a line of any length.
 
 A line belongs to a model, and a model may be removed from the config, renamed or replaced while requests wait for it.
 Their deadlines are therefore kept once for all lines (`Patience`): a request that no line serves any more still ends
@@ -20,7 +20,7 @@ __all__ = ["Line", "Patience"]
 
 #: How much earlier than its arrival a request counts, per step of priority above the lowest.
 HEAD_START_MS = 30_000
-#: A heap is made anew when it holds this many times more entries than requests wait.
+#: A heap is rebuilt when it holds this many times more entries than requests wait.
 HEAP_SLACK = 4
 
 _Key = tuple[WorkClass, bool, int, str]
@@ -35,8 +35,8 @@ class Line:
         self._keys: list[_Key] = []
         self._waiting: dict[str, tuple[Request, int, _Key]] = {}  # id -> request, due, key
         self._dues: list[tuple[int, str]] = []  # a heap; entries of requests that left are skipped
-        # The same by arrival, a heap for each class; made when the oldest is asked for, and dropped when it holds too
-        # many requests that left.
+        # The same by arrival, a heap for each class. A heap is built when the oldest request is needed, and dropped
+        # when too many of its requests have left.
         self._arrivals: dict[WorkClass, list[tuple[int, str]]] | None = None
         self.counts = [0] * len(WorkClass)
 
@@ -57,7 +57,7 @@ class Line:
         self.counts[request.work_class] += 1
 
     def leave(self, request_id: str) -> Request:
-        """Takes a request out, wherever it stands."""
+        """Removes a request from any place in the line."""
         request, _, key = self._waiting.pop(request_id)
         del self._keys[bisect_left(self._keys, key)]
         self.counts[request.work_class] -= 1
@@ -71,11 +71,11 @@ class Line:
         return request
 
     def first(self) -> Request | None:
-        """Whose turn it is."""
+        """The request whose turn it is."""
         return self._waiting[self._keys[0][3]][0] if self._keys else None
 
     def earliest_due(self) -> tuple[int, Request] | None:
-        """Who runs out of patience first, and when."""
+        """The request that runs out of patience first, and when."""
         while self._dues:
             due, request_id = self._dues[0]
             entry = self._waiting.get(request_id)
@@ -85,20 +85,20 @@ class Line:
         return None
 
     def position(self, request_id: str) -> int:
-        """How many stand before this request."""
+        """The number of requests before this one."""
         return bisect_left(self._keys, self._waiting[request_id][2])
 
     def rank(self, request_id: str, urgent_at: float) -> tuple[float, _Key]:
-        """Its place among the requests of several lines: who is due by then first, the others in their order."""
+        """Its place among the requests of several lines: those due by then first, the others in their order."""
         _, due, key = self._waiting[request_id]
         return (due if due <= urgent_at else float("inf"), key)
 
     def ahead_of(self, request: Request) -> int:
-        """How many would stand before a request that is not in the line yet."""
+        """How many requests would stand before one that is not in the line yet."""
         return bisect_left(self._keys, _key(request))
 
     def top_class(self) -> WorkClass:
-        """The highest class that waits; rotation when nobody does."""
+        """The highest class that waits; rotation for an empty line."""
         return self._keys[0][0] if self._keys else WorkClass.ROTATION
 
     def due_of(self, request_id: str) -> int:
@@ -106,12 +106,12 @@ class Line:
         return self._waiting[request_id][1]
 
     def oldest_arrival(self) -> int | None:
-        """When the first in the line came."""
+        """The arrival time of the first request in the line."""
         first = self.first()
         return None if first is None else first.arrived_at
 
     def oldest(self) -> Request:
-        """Who has waited longest, of whatever class. Somebody must wait."""
+        """The request that has waited longest, of any class. The line must not be empty."""
         classes = (work_class for work_class in WorkClass if self.counts[work_class])
         return min(map(self._oldest_of, classes), key=lambda request: (request.arrived_at, request.id))
 
@@ -132,7 +132,7 @@ class Line:
         return entry[0]
 
     def ids(self) -> list[str]:
-        """Everybody, in order."""
+        """All request ids, in order."""
         return [key[3] for key in self._keys]
 
     def get(self, request_id: str) -> Request:
@@ -158,12 +158,12 @@ class Patience:
         return len(self._dues)
 
     def begin(self, request_id: str, due: int) -> None:
-        """A request waits from now on, until `due` at the latest."""
+        """Starts the wait of a request, until `due` at the latest."""
         self._dues[request_id] = due
         heappush(self._heap, (due, request_id))
 
     def end(self, request_id: str) -> None:
-        """A request waits no longer."""
+        """Ends the wait of a request."""
         del self._dues[request_id]
         if len(self._heap) > HEAP_SLACK * (len(self._dues) + 16):
             self._heap = [(due, id) for id, due in self._dues.items()]

@@ -1,16 +1,16 @@
 """The composer: one step of the whole core.
 
     1. the event goes to its machine (ROUTES is the table)
-    2. whoever waited or ran too long is answered; plans that nobody wants any more are dropped
-    3. grants: what can start starts, before anything is planned
+    2. requests that waited or ran too long are answered; plans without waiting requests are dropped
+    3. grants: requests that can start do so, before anything is planned
     4. forced changes: shrunken budgets, emergencies, idle time
     5. plans, one at a time, until the policy wants no more; grants between them
-    6. what has drained is stopped, what has its memory is loaded
-    7. the timer is armed for whatever waits
+    6. models that have drained are stopped, models that have their memory are loaded
+    7. the timer is armed for everything that waits
 
-What happens to one request mostly changes nothing but its own line: then the step ends after the grants, and while the
-house is still (`State.is_still`) there is nobody else to grant anything to. And before the armed time nothing can be
-overdue, so what only the clock can bring about (2 and 4) is not looked for.
+An event about one request usually changes nothing but its own line. Then the step ends after the grants, and while
+nothing waits and nothing moves (`State.is_still`) there are no other grants to make. Before the armed time nothing
+can be overdue, so the parts that depend only on the clock (2 and 4) are skipped.
 
 `step` never raises on a legal event, never waits and never logs. Same events, same actions.
 """
@@ -56,7 +56,7 @@ class Machine:
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
         self._missing = Missing(self.state)
-        self._seen = -1  # the state's changes when the last turn began
+        self._seen = -1  # the state's change count when the last turn began
         self.routes = {
             m.Arrived: self._admission.arrived,
             m.Left: self._admission.left,
@@ -82,7 +82,7 @@ class Machine:
         }
 
     def step(self, event: m.Event, now: int) -> list[m.Action]:
-        """Takes in one event and says what is to be done."""
+        """Takes one event and returns the actions that follow from it."""
         state, kind = self.state, type(event)
         state.out, state.wakes, state.is_in_doubt = [], [], False
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
@@ -92,10 +92,10 @@ class Machine:
         return state.out
 
     def _follow(self, event: m.Event, now: int) -> None:
-        """What can follow, where more than one request is concerned, or something is begun that has a bound."""
+        """Runs the rest of the step where more than one request is concerned, or something with a bound has begun."""
         state, kind, armed = self.state, type(event), self.state.armed
         if kind is m.FirstByte:
-            return  # a flag was set; nothing can follow from it
+            return  # only a flag was set
         is_failure = isinstance(event, m.Ended) and event.ok is False
         if not armed or is_failure or state.is_in_doubt or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
@@ -106,10 +106,10 @@ class Machine:
             self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
 
     def _is_over(self, armed: int, now: int) -> bool:
-        """Whether nothing more can follow from what happened to one request.
+        """Whether nothing more can follow from an event about one request.
 
-        Nobody wants a model that is not in memory, the timer comes in time for whatever was begun, and what is on its
-        way in or out has still to wait for its engine.
+        That is so when no model outside memory is needed, the timer fires in time for everything that has begun, and
+        models on their way in or out still wait for their engines.
         """
         state = self.state
         if state.is_wanting():
@@ -121,13 +121,13 @@ class Machine:
             return True
         if now >= armed - 1 or state.changes != self._seen or state.is_moved_on():
             return False
-        # In strict order one start may be what another model's first request waited for.
+        # In strict order one start may release another model's first request.
         return self._reconfigure.is_settled and not state.catalog.epochs and not self.policy.in_order
 
     def _turn(self, now: int, *, overdue: bool) -> None:
-        """Everything that can follow. Unless something may be overdue, only what was told can have changed."""
+        """Runs everything that can follow. Unless something may be overdue, only changes of the event count."""
         self._admission.rehome(now)
-        self._reconfigure.settle()  # or an old definition with a line would be planned, loaded and closed for ever
+        self._reconfigure.settle()  # or an old definition with a line would be loaded and closed without end
         self.state.refresh(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
         self._admission.drop_held_turns(now)
@@ -139,11 +139,11 @@ class Machine:
         self._operator.answer(now)
         self.epochs.turn(now)
         if overdue or is_new:
-            self._reset_faulty(now)  # before grants: nobody is sent to a model that is about to be reset
+            self._reset_faulty(now)  # before grants: no request is sent to a model that is about to be reset
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
-            self._admission.rehome(now)  # what was forced may have closed a model that can never come back
+            self._admission.rehome(now)  # a forced change may have closed a model that can never come back
         self._plan(now)
         self._residency.advance(now)
         self._reconfigure.settle()
@@ -190,7 +190,7 @@ class Machine:
             self._dispatch.grant(now)
 
     def _arm(self, now: int) -> None:
-        """A timer is always armed while anything waits. Only a change is said."""
+        """Arms the timer while anything waits. An action is emitted only when its time changes."""
         wakes = self.state.wakes
         wakes += self._dispatch.deadlines()
         wakes += self._watchdog.deadlines()
@@ -231,7 +231,7 @@ class Machine:
             wakes.append(deadline)
 
     def _closing(self, event: m.Closing, now: int) -> None:
-        """Nothing new is let in, what waits is answered, and every model drains."""
+        """Admits no more requests, answers the waiting ones, and drains every model."""
         self.state.is_closing = True
         for model in self.state.models.values():
             self.state.refuse_line(model, m.Refusal.SHUTTING_DOWN, "Watchbill is shutting down", 5_000)
@@ -239,5 +239,5 @@ class Machine:
                 self._residency.close(model, "", "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
 
     def _woke(self, event: m.Tick, now: int) -> None:
-        """The timer fired: everything else in the step is what it was for."""
+        """Does nothing itself: the rest of the step is what the timer was for."""
         self.state.armed = 0

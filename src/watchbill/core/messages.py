@@ -1,11 +1,11 @@
-"""What the core is told and what it asks for: events in, actions out.
+"""Messages of the core: events in, actions out.
 
-Both are frozen. Tokens never pass through here: only arrivals, starts, first bytes and ends do. Every action
-that expects an answer carries the attempt it belongs to; an answer with another attempt is late, and is dropped
-and counted. Times are monotonic milliseconds, sizes bytes.
+Both are frozen. Tokens never pass through here; only arrivals, starts, first bytes and ends do. Every action that
+expects an answer carries its attempt. An answer with another attempt is late: it is dropped and counted. Times are
+monotonic milliseconds, sizes are bytes.
 
-Nothing here is part of a circle, and every request makes several of them: the garbage collector need not follow them
-(`gc=False`).
+No message is part of a reference cycle, and every request creates several of them, so the garbage collector does not
+track them (`gc=False`).
 """
 
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ from msgspec import Struct
 
 from watchbill.catalog import Catalog, WorkClass
 
-# ------------------------------------------------------------------ words that scripts and metrics know
+# ------------------------------------------------------------------ words used by scripts and metrics
 
 
 class Mishap(StrEnum):
-    """What went wrong with a model: the journal's event, and a label in metrics."""
+    """How a model failed: the journal's event, and a label in metrics."""
 
-    LOAD_FAILED = "load_failed"  # it could not be brought up
-    DIED = "died"  # its engine went without being asked
-    RESET = "reset"  # the watchdog took it down
-    STUCK = "stuck"  # its engine does not go
-    DISK_FAILED = "disk_failed"  # a full or failing disk, and no fault of the model
+    LOAD_FAILED = "load_failed"  # its load failed
+    DIED = "died"  # its engine exited unexpectedly
+    RESET = "reset"  # the watchdog stopped it
+    STUCK = "stuck"  # its engine does not stop
+    DISK_FAILED = "disk_failed"  # a full or failing disk, not a fault of the model
 
 
 class Doubted(StrEnum):
-    """What keeps everybody from a model that is in memory, while nothing is known to be wrong with it."""
+    """Why no request is sent to a model in memory, although no fault of it is known."""
 
-    SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is under way
+    SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is open
 
 
 class Proof(StrEnum):
-    """What proved a model warm, as its `probe` names it."""
+    """The probe that proved a model warm, as its `probe` setting names it."""
 
     CHAT = "chat"
     EMBED = "embed"
@@ -43,36 +43,36 @@ class Proof(StrEnum):
     NONE = "none"
 
 
-# ------------------------------------------------------------------ what is known beforehand
+# ------------------------------------------------------------------ known before the first load
 
 
 class Footprint(Struct, frozen=True):
-    """What a model is expected to occupy per device, and what it occupies at the least once loaded."""
+    """The memory that a model is expected to occupy per device, and the least it occupies once loaded."""
 
     expected: Mapping[str, int]
     floor: Mapping[str, int] = {}
 
 
 class Knowledge(Struct, frozen=True):
-    """What its file and earlier runs tell about a model."""
+    """Facts about a model from its file and from earlier runs."""
 
     footprint: Footprint
     load_ms: float | None = None
     service_ms: float | None = None
-    failure: str | None = None  # why it cannot be loaded at all: a missing or corrupt file
+    failure: str | None = None  # why it can never be loaded: a missing or corrupt file
     wake_ms: float | None = None
-    asleep: Mapping[str, int] = {}  # what it occupies asleep
+    asleep: Mapping[str, int] = {}  # the memory it occupies asleep
 
 
 class Cause(StrEnum):
-    """Why a model leaves memory: one word for metrics and scripts; the sentence beside it is for people."""
+    """Why a model leaves memory: one word for metrics and scripts. The sentence beside it is for people."""
 
     SWAP = "swap"  # another model needs its memory
-    IDLE = "idle"  # nobody used it for its time to live, or the time that its last caller wished
+    IDLE = "idle"  # unused for its time to live, or for the time that its last caller asked for
     SLEEP = "sleep"  # the same, where its engine can sleep
     PRESSURE = "pressure"  # the machine runs out of memory
     BUDGET = "budget"  # its device holds more than it may
-    MAINTENANCE = "maintenance"  # its device is lent to somebody
+    MAINTENANCE = "maintenance"  # its device is lent to the operator
     HOST = "host"  # the program that hosts it unloads it
     OPERATOR = "operator"  # by hand
     CALLER = "caller"  # a caller's keep_alive of 0
@@ -80,14 +80,14 @@ class Cause(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-# ------------------------------------------------------------------ what waits
+# ------------------------------------------------------------------ requests
 
 
 class Request(Struct, frozen=True, gc=False):
-    """Somebody wants an answer from a model."""
+    """A caller's request for an answer from a model."""
 
     id: str
-    model: str  # a name in the catalog, aliases already resolved
+    model: str  # a name in the catalog, with aliases resolved
     lane: str
     work_class: WorkClass
     arrived_at: int
@@ -95,21 +95,21 @@ class Request(Struct, frozen=True, gc=False):
     timeout_ms: int
     priority: int = 3
     operator: bool = False  # before every other of its class
-    exact: bool = False  # no lower tier of the family will do
-    supersede_key: str | None = None  # in a latest-wins lane: of those with the same key only the newest runs
-    keep_alive_ms: int | None = None  # how long the model may idle after this one; a hint, 0: leave then
-    companions: tuple[str, ...] = ()  # models that it needs warm beside its own, all the time it runs
-    was_cut: bool = (
-        False  # once before its first byte: the next turn is its own, or it would begin anew for ever
-    )
-    ends_at: int = 0  # its engine died: `timeout_ms` of its first try holds for the next one, too; 0: not yet
+    exact: bool = False  # no lower tier of the family may serve it
+    supersede_key: str | None = None  # in a latest-wins lane only the newest request with the same key runs
+    keep_alive_ms: int | None = None  # how long the model may idle after this request; a hint, 0: leave then
+    companions: tuple[str, ...] = ()  # models that must be warm beside its own for the whole run
+    # Once before its first byte: it is not cut again, or it would start over without end.
+    was_cut: bool = False
+    # Set when its engine died: `timeout_ms` of the first try also covers the next one; 0: not set.
+    ends_at: int = 0
 
 
 # ------------------------------------------------------------------ events
 
 
 class Blame(Enum):
-    """Whose fault it is that a model is not there. Only its own failures lead a model to quarantine."""
+    """Which part failed when a model is not available. Only its own failures lead a model to quarantine."""
 
     MODEL = "model"
     HOST = "host"  # the program that hosts it does not answer, has no place for it, or dropped it
@@ -121,17 +121,17 @@ class Event(Struct, frozen=True, gc=False):
 
 
 class Arrived(Event, frozen=True):
-    """A request came in."""
+    """A request arrived."""
 
     request: Request
 
 
 class Parting(Struct, frozen=True, gc=False):
-    """What its engine was doing when a run ended before its answer did, whoever ended it."""
+    """The state of the engine when a run ended before its answer, whichever side ended it."""
 
-    silent_ms: int  # since the engine's last byte of the answer, or since it was asked
-    has_spoken: bool  # whether a byte of the answer came
-    lingers_as: str = ""  # the engine is still at it: LetGo comes under this name; empty: it has let go
+    silent_ms: int  # since the engine's last byte of the answer, or since the question
+    has_spoken: bool  # whether a byte of the answer arrived
+    lingers_as: str = ""  # the engine still works on it: LetGo comes under this name; empty: it has let go
 
 
 class Left(Event, frozen=True):
@@ -148,18 +148,20 @@ class FirstByte(Event, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """A run is over: the engine answered well, it failed or the run was cut, or (None) nothing was asked."""
+    """A run is over: the engine answered well, it failed or the run was cut, or (None) it was never asked."""
 
     id: str
     ok: bool | None
-    parting: Parting | None = None  # set where the run ended before its answer
+    parting: Parting | None = None  # set when the run ended before its answer
     first_ms: int | None = None  # from the question to the first byte of the answer
     prompt_bytes: int = 0  # of the question, where the engine keeps its context
 
 
 class Returned(Event, frozen=True):
-    """A request that was granted goes back to its queue: it was cut at a safe boundary, or its engine died
-    before the first byte."""
+    """A granted request goes back to its queue.
+
+    It was cut at a safe boundary, or its engine died before the first byte.
+    """
 
     id: str
     parting: Parting | None = None
@@ -170,7 +172,7 @@ class LetGo(Event, frozen=True):
 
     model: str
     run: str  # as `Parting.lingers_as` named it
-    is_known: bool = True  # False: the engine showed nothing of it within the bound
+    is_known: bool = True  # False: the engine did not show the run within the bound
 
 
 class Loaded(Event, frozen=True):
@@ -178,12 +180,12 @@ class Loaded(Event, frozen=True):
 
     model: str
     attempt: int
-    measured: Mapping[str, int]  # device -> bytes; empty when the engine cannot tell
+    measured: Mapping[str, int]  # device -> bytes; empty when the engine cannot report it
     proof: Proof = Proof.CHAT
 
 
 class LoadFailed(Event, frozen=True):
-    """The engine could not be brought up; whatever was started is gone again, unless `remains`."""
+    """The engine could not be started; everything that was started is gone again, unless `remains`."""
 
     model: str
     attempt: int
@@ -201,24 +203,24 @@ class Stopped(Event, frozen=True):
 
 
 class Slept(Event, frozen=True):
-    """The engine sleeps as it was told: its process is there, its weights are not."""
+    """The engine sleeps as it was told: its process runs, its weights are unloaded."""
 
     model: str
     attempt: int
-    measured: Mapping[str, int]  # what it still occupies; empty when the engine cannot tell
+    measured: Mapping[str, int]  # the memory it still occupies; empty when the engine cannot report it
 
 
 class Checked(Event, frozen=True):
-    """A model whose answers had failed was asked something easy."""
+    """The watchdog's question to a model whose answers had failed is over."""
 
     model: str
     attempt: int
-    failure: str | None = None  # what came instead of an answer
-    was_asked: bool = True  # False: it has nothing that it could be asked
+    failure: str | None = None  # the failure in place of an answer
+    was_asked: bool = True  # False: its probe has no question to ask
 
 
 class Died(Event, frozen=True):
-    """An engine that was loading, warm or draining is gone without being asked."""
+    """An engine that was loading, warm or draining exited unexpectedly."""
 
     model: str
     attempt: int
@@ -227,56 +229,55 @@ class Died(Event, frozen=True):
 
 
 class HostSeen(Event, frozen=True):
-    """What is known now of a program that hosts models for us (Ollama). Sent when it changes."""
+    """The state of a program that hosts models for us (Ollama). Sent when it changes."""
 
     engine: str
-    silence: str | None = (
-        None  # why it cannot be asked; nothing is known of its models until it answers again
-    )
-    places: int | None = None  # how many of our models it holds at once; None: no limit was noticed
+    # Why it cannot be asked; nothing is known about its models until it answers again.
+    silence: str | None = None
+    places: int | None = None  # how many of our models it holds at once; None: no limit was observed
     leaving: frozenset[str] = frozenset()  # our models that it unloads as soon as their answers have ended
 
 
 class Trouble(Enum):
-    """What is wrong with a device."""
+    """The kind of a device's health problem."""
 
     HEAT = "heat"  # degrees Celsius
-    MEMORY = "memory"  # per cent of it that other programs use
+    MEMORY = "memory"  # per cent of it used by other programs
     POWER = "power"  # watts
-    THROTTLED = "throttled"  # it slows itself down
+    THROTTLED = "throttled"  # it throttles itself
 
 
 class Constraint(Struct, frozen=True):
-    """Why nothing new should be loaded onto a device."""
+    """Why a device takes no loads."""
 
     trouble: Trouble
     figure: float
     limit: float
-    throttled: tuple[str, ...] = ()  # why it slows down
+    throttled: tuple[str, ...] = ()  # the reasons for throttling
 
 
 class DeviceReading(Struct, frozen=True):
-    """What the machine says about one device now."""
+    """The machine's report about one device."""
 
     capacity: int
     available: int
-    age_ms: int = 0  # how old the reading is; a failing probe keeps its last value
-    constrained: Constraint | None = None  # why nothing new should be loaded there
-    power_w: float | None = None  # what a card draws, and the most it may; None where it does not tell
+    age_ms: int = 0  # age of the reading; a failing probe keeps its last value
+    constrained: Constraint | None = None  # why it takes no loads
+    power_w: float | None = None  # the power draw and its limit; None where the card does not report it
     power_limit_w: float | None = None
 
 
 class ModelReading(Struct, frozen=True):
-    """What the machine says about one engine now."""
+    """The machine's report about one engine."""
 
     attempt: int
     alive: bool
     memory: Mapping[str, int]
-    asleep: bool | None = None  # whether its engine gave its weights back; None where nobody can tell
+    asleep: bool | None = None  # whether its engine unloaded its weights; None where that is unknown
 
 
 class Observed(Event, frozen=True):
-    """A periodic look at the machine. Repairs any drift between the books and the truth."""
+    """A periodic reading of the machine. It repairs any drift between the ledger and the machine."""
 
     taken_at: int
     devices: Mapping[str, DeviceReading]
@@ -285,23 +286,23 @@ class Observed(Event, frozen=True):
 
 
 class EvictAsked(Event, frozen=True):
-    """The operator, or a keep_alive of 0, wants a model out of memory."""
+    """The operator, or a keep_alive of 0, evicts a model."""
 
     command: int
     model: str
     force: bool = False
-    loads: tuple[str, ...] = ()  # requests that want no answer, only the model in memory
+    loads: tuple[str, ...] = ()  # requests that ask for no answer, only for the model in memory
     cause: Cause = Cause.OPERATOR
 
 
 class RetryAsked(Event, frozen=True):
-    """The operator wants a model tried again at once, whatever failed before."""
+    """The operator lets a model be tried again at once, whatever failed before."""
 
     model: str
 
 
 class MaintenanceAsked(Event, frozen=True):
-    """The operator claims all memory of a device, or gives it back."""
+    """The operator takes all memory of a device for maintenance, or gives it back."""
 
     command: int
     device: str
@@ -320,7 +321,7 @@ class TaskEnded(Event, frozen=True):
 
 
 class Reconfigured(Event, frozen=True):
-    """The operator changed the config; it was checked whole before it came here."""
+    """The operator changed the config. It was checked as a whole before."""
 
     catalog: Catalog
     known: Mapping[str, Knowledge]
@@ -331,37 +332,37 @@ class Tick(Event, frozen=True):
 
 
 class Closing(Event, frozen=True):
-    """The daemon shuts down: nothing new is admitted, what waits is refused, engines stop when drained."""
+    """The daemon shuts down: no request is admitted, waiting ones are refused, engines stop when drained."""
 
 
 # ------------------------------------------------------------------ actions
 
 
 class PlanKind(StrEnum):
-    """Why a model is to be loaded. The sentence beside it is for people."""
+    """Why a model is loaded. The sentence beside it is for people."""
 
-    FITS = "fits"  # beside what is resident
-    TURN = "turn"  # it has waited long enough behind what is resident
+    FITS = "fits"  # beside the resident models
+    TURN = "turn"  # it has waited long enough behind the resident models
     DUE = "due"  # its oldest request would run out of patience otherwise
-    RATE = "rate"  # more waits for it than would be missed of idle models
-    PERMANENT = "permanent"  # it must always be there
-    ROTATION = "rotation"  # its background task, over models that nobody uses
+    RATE = "rate"  # more work waits for it than the idle models are likely to get
+    PERMANENT = "permanent"  # it must always be resident
+    ROTATION = "rotation"  # its background task, in place of idle models
     FIFO = "fifo"  # the oldest request of all waits for it
     TURNS = "turns"  # the same, after the others' quanta
-    CUSTOM = "custom"  # a policy of the operator's own wants it; the sentence says why
+    CUSTOM = "custom"  # chosen by the operator's own policy; the sentence says why
 
 
 class Action(Struct, frozen=True, gc=False):
-    """Something the driver shall do."""
+    """An instruction to the driver."""
 
 
 class Admit(Action, frozen=True):
-    """The request was let in and waits for its Grant. One that finds everything free is granted without."""
+    """The request is admitted and waits for its Grant. A request that can start at once is granted without."""
 
     id: str
-    model: str  # the one that will serve
+    model: str  # the model that will serve
     forecast_ms: int
-    companions: tuple[str, ...] = ()  # the tiers that will be beside it
+    companions: tuple[str, ...] = ()  # the tiers that will be resident beside it
 
 
 class Refusal(StrEnum):
@@ -376,12 +377,12 @@ class Refusal(StrEnum):
     WAIT_EXCEEDED = "wait_exceeded"  # it cannot start in time, or did not
     MAINTENANCE = "maintenance"  # the same, while its device is lent
     ENGINE_FAILED = "engine_failed"  # its engine died, and its next try could not begin in time
-    PREEMPTED = "preempted"  # the operator took the model out of memory
-    STALE = "stale"  # a newer request of its lane took its place
+    PREEMPTED = "preempted"  # the operator evicted the model
+    STALE = "stale"  # a newer request of its lane replaced it
 
 
 class Refuse(Action, frozen=True):
-    """The request ends here without a start."""
+    """The request ends without a start."""
 
     id: str
     code: Refusal
@@ -395,7 +396,7 @@ class Grant(Action, frozen=True):
     id: str
     model: str
     attempt: int
-    companions: tuple[str, ...] = ()  # warm beside it, and not taken away while it runs
+    companions: tuple[str, ...] = ()  # warm beside it, and not evicted while it runs
 
 
 class CutKind(StrEnum):
@@ -416,16 +417,16 @@ class Cut(Action, frozen=True):
 
 
 class Load(Action, frozen=True):
-    """Bring the model up; answer with Loaded or LoadFailed before `deadline_ms` from now have passed."""
+    """Load the model; answer with Loaded or LoadFailed before `deadline_ms` from now have passed."""
 
     model: str
     attempt: int
     deadline_ms: int
-    expected_ms: int | None = None  # what its loads usually take; None before the first
+    expected_ms: int | None = None  # its usual load time; None before the first load
 
 
 class Stop(Action, frozen=True):
-    """Take the model down and answer with Stopped when its memory is back. `hard` skips the polite steps."""
+    """Stop the model, and answer with Stopped when its memory is back. `hard` skips the graceful steps."""
 
     model: str
     attempt: int
@@ -434,14 +435,14 @@ class Stop(Action, frozen=True):
 
 
 class Sleep(Action, frozen=True):
-    """Put the model to sleep; answer with Slept, or, where that failed, take it down and answer with Stopped."""
+    """Put the model to sleep and answer with Slept. Where that fails, stop it and answer with Stopped."""
 
     model: str
     attempt: int
 
 
-class Rouse(Action, frozen=True):
-    """Wake the model; answer with Loaded or, when nothing of it is left, with LoadFailed, as for a Load."""
+class WakeModel(Action, frozen=True):
+    """Wake the model; answer with Loaded, or with LoadFailed when nothing of it is left, as for a Load."""
 
     model: str
     attempt: int
@@ -449,7 +450,7 @@ class Rouse(Action, frozen=True):
 
 
 class Check(Action, frozen=True):
-    """Ask a warm model something that it can answer if it is well; answer with Checked."""
+    """Ask a warm model a question that a healthy model can answer; answer with Checked."""
 
     model: str
     attempt: int
@@ -467,11 +468,11 @@ class Note(Action, frozen=True):
     request: str | None = None
     cause: Cause | None = None  # of an `evict`
     plan: PlanKind | None = None  # of a `plan`, and of an `evict` that makes room for one
-    target: str | None = None  # what the plan is for: a model, or several together
+    target: str | None = None  # the plan's target: a model, or several together
 
 
 class Alert(Action, frozen=True):
-    """A person should know."""
+    """A message that a person should see."""
 
     kind: str
     text: str
@@ -494,6 +495,6 @@ class Reply(Action, frozen=True):
 
 
 class Wake(Action, frozen=True):
-    """Send a Tick at this time instead of the one that was wished for before. Stands until the Tick or a new wish."""
+    """Send a Tick at this time; it replaces the time asked for before. Valid until the Tick or a newer Wake."""
 
     at: int

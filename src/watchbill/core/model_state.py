@@ -1,7 +1,7 @@
-"""The state of one model: everything the core knows about it. Its stage, its line, who runs on it, what was learned.
+"""The state of one model: its stage, its line, its running requests, and what was learned about it.
 
-A model is state and questions; it decides nothing. `residency` has the table of its stages and the acts that change
-them.
+A model is state and questions about it; it decides nothing. `residency` has the table of its stages and the acts that
+change them.
 """
 
 import math
@@ -29,64 +29,64 @@ __all__ = [
     "Stage",
 ]
 
-#: First guesses, shown as guesses until something was measured.
+#: First guesses, marked as guesses until there is a measurement.
 LOAD_GUESS_BYTES_PER_MS = 200_000
 LOAD_GUESS_FLOOR_MS = 1_000
 SERVICE_GUESS_MS = 5_000
 STOP_GUESS_MS = 1_000
-#: How much longer an answer takes for each further one beside it, before that was measured.
+#: How much longer an answer takes for each further one beside it, until that is measured.
 SLOWDOWN_GUESS = 0.3
 SLOWDOWN_WEIGHT = 0.1
 #: Background and leased work reaches a safe boundary within about this time.
 BOUNDARY_MS = 1_500
-#: A cut request that is not reported ended by then is counted as gone.
+#: A cut request that is not reported ended by then counts as gone.
 CUT_LIMIT_MS = 10_000
-#: A run that was cut keeps its slot until its engine has let go, at most this long. The engine layer's own bound
-#: (`UPSTREAM_LET_GO_MS`) ends before.
+#: A run that was cut keeps its slot until its engine has let go, at most this long. The bound of the engine layer
+#: (`UPSTREAM_LET_GO_MS`) ends earlier.
 LINGER_LIMIT_MS = 15_000
-#: Silence is judged by the time to the first byte that was learned: so many times longer is not the model's way.
+#: Silence is suspicious when it lasts this many times longer than the learned time to the first byte.
 SILENCE_FACTOR = 5
 SILENCE_MS_MIN = 1_000
 FIRST_BYTE_GUESS_MS = 2_000
-#: The slowest model measured needs 2 s for a token: an engine that said something this recently is at work.
+#: The slowest measured model needs 2 s for a token: an engine that sent something this recently is working.
 LULL_MS = 3_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
-_INTERACTIVE = WorkClass.INTERACTIVE  # asked for at every start; a look into an enum is slow
-#: A load that takes longer than this no longer counts as being on the bus.
+_INTERACTIVE = WorkClass.INTERACTIVE  # read at every start; looking a member up in its enum is slow
+#: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
-#: Callers that ask again at once need about this long.
+#: The pause of a caller that sends its next request right after an answer.
 PAUSE_MS = 20
-#: Priorities are 1 to 5; a request moves up one for each such part of its patience that is over.
+#: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
 PRIORITY_LOWEST = 5
 AGING_STEPS = 3
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
 QUARANTINE_MAX_MS = 3_600_000
-#: A load that failed because of the program that hosts the model is tried again after this.
+#: A load that failed because of the program that hosts the model is retried after this.
 HOST_RETRY_MS = 1_000
 
 
 class Stage(Enum):
-    """Where a model is on its way into memory and out of it."""
+    """The stage of a model on its way into memory and out of it."""
 
-    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every look into a table
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every table lookup
 
     ABSENT = "absent"  # no memory held
     PLANNED = "planned"  # memory promised, its victims are leaving
     LOADING = "loading"  # memory held, the engine was told to load
     READY = "ready"  # serving
-    DRAINING = "draining"  # no new work; leaves when nothing runs any more
+    DRAINING = "draining"  # no new work; leaves when its running requests have ended
     STOPPING = "stopping"  # the engine was told to stop, or to sleep; memory held until it is back
-    ASLEEP = "asleep"  # its process is there, its weights are not; it wakes sooner than it loads
+    ASLEEP = "asleep"  # its process runs without its weights; it wakes faster than it loads
 
 
 HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING, Stage.ASLEEP})
 STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY, Stage.ASLEEP})
-#: Neither warm nor on the way: whoever wants it must plan for it.
+#: Neither warm nor on the way in: a request for it needs a plan.
 AWAY = (Stage.ABSENT, Stage.ASLEEP)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
@@ -97,26 +97,26 @@ class Running(Struct, gc=False):
     request: Request
     since: int
     beside: int  # how many ran when it started, itself included
-    begun: bool = False  # the first token came, or it was cut once before it: not to be cut before a boundary
+    begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
     cut: CutKind | None = None
     cut_at: int = 0
-    is_orphaned: bool = False  # its engine died or was reset: its time goes on until another one has it
+    is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
 
     @property
     def is_patient(self) -> bool:
-        """Whether it may be sent back to its line for the sake of another: it has half of its patience left."""
+        """Whether it may go back to its line in favour of another request: it has half of its patience left."""
         request = self.request
         return 2 * (self.since - request.arrived_at) <= request.max_wait_ms
 
     @property
     def patience_left_ms(self) -> int:
-        """How long it may wait again. One that had to go back without being patient has half of a new wait."""
+        """How long it may wait again. A request that was sent back without being patient gets half of a new wait."""
         request = self.request
         return max(request.arrived_at + request.max_wait_ms - self.since, request.max_wait_ms // 2)
 
     @property
     def deadline(self) -> int:
-        """When it must be looked at: its time limit, or the end of the patience with its cut."""
+        """When it must be checked: at its time limit, or when its cut should have been reported."""
         if self.cut is None or self.cut == CutKind.BOUNDARY:
             ends = self.since + self.request.timeout_ms
             return min(ends, self.request.ends_at) if self.request.ends_at else ends
@@ -125,18 +125,18 @@ class Running(Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Lingering:
-    """A run that is over for everybody but its engine: its slot is not free yet."""
+    """A run that is over, except at its engine: its slot is not free yet."""
 
     until: int
-    was_silent: bool  # the engine had said nothing for longer than is its way
+    was_silent: bool  # the engine was silent for longer than usual
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTurn:
     """The place in the order of turns of a request that was refused or ran out of patience.
 
-    It has no weight, but its model is loaded one day. Without it a model whose callers all give up would fall back
-    behind the others each time, and two of three would take turns for ever.
+    It has no weight, but its model will be loaded. Without it a model whose callers all give up would fall behind the
+    others each time, and two of three models would take turns without end.
     """
 
     due: int
@@ -146,7 +146,7 @@ class HeldTurn:
 class Candidate:
     """Something that requests wait for: a model, or models that are needed together (`companions`).
 
-    It has a line and a rank among the others, and it is what a policy chooses. A request that waits in its line runs on
+    It has a line and a rank among the others, and a policy chooses between candidates. A request in its line runs on
     the model that is `serving`.
     """
 
@@ -158,23 +158,23 @@ class Candidate:
         self.stage = Stage.ABSENT
         self.since = NEVER  # start of the present stage
         self.line = Line()
-        self.running: dict[str, Running] = {}  # of a set: none, they run on its first member
+        self.running: dict[str, Running] = {}  # empty for a set: its requests run on the first member
         self.held_turn: HeldTurn | None = None
         self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the state
         self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS)
         self.service = MeanEstimate(SERVICE_GUESS_MS)
         self.slowdown: float = SLOWDOWN_GUESS
         self.rate = ArrivalRate()
-        self.last_class = WorkClass.ROTATION  # of its newest arrival
+        self.last_class = WorkClass.ROTATION  # the class of its newest arrival
         self.last_used = self.top_class_at = NEVER
         self.retry_at = NEVER
         self.failure: str | None = None  # the last reason, for people
-        self.silence: str | None = None  # why the program that hosts it cannot be asked; nobody is sent there
+        self.silence: str | None = None  # why its host cannot be asked; no request is sent there
         self.is_under_way = False  # of a set: planned, and not complete yet
 
     @property
     def members(self) -> "tuple[ModelState, ...]":
-        """The models that must be in memory for it, the one that is serving first."""
+        """The models that must be in memory for it, the serving one first."""
         raise NotImplementedError
 
     @property
@@ -189,7 +189,7 @@ class Candidate:
 
     @property
     def wants_memory(self) -> bool:
-        """Whether there is work for which a model would have to be loaded."""
+        """Whether it has work for which a model must be loaded."""
         raise NotImplementedError
 
     @property
@@ -198,7 +198,7 @@ class Candidate:
         return not self.line and not self.running
 
     def drain_ms(self, now: int) -> float:
-        """Milliseconds until memory that is to leave for it would be back."""
+        """Milliseconds until the memory that leaves for it would be back."""
         raise NotImplementedError
 
     def top_class(self) -> WorkClass:
@@ -206,12 +206,12 @@ class Candidate:
         return self.line.top_class()
 
     def work_of(self, work_class: WorkClass) -> int:
-        """How many requests of this class or a higher one it has to serve."""
+        """The number of requests of this class or a higher one that it has to serve."""
         running = sum(1 for r in self.running.values() if r.request.work_class <= work_class)
         return running + sum(self.line.counts[: work_class + 1])
 
     def turn_class(self) -> WorkClass:
-        """For whom its turn would be: the highest class that waits, or that of its held turn."""
+        """The class of its turn: the highest class that waits, or that of its held turn."""
         waiting = self.line.top_class()
         return waiting if self.held_turn is None else min(waiting, self.held_turn.work_class)
 
@@ -221,24 +221,24 @@ class Candidate:
         return self.held_turn is not None or self.top_class() is not WorkClass.ROTATION
 
     def due(self) -> int | None:
-        """When the most impatient of its line, or its held turn, must have had a turn."""
+        """When the most impatient request of its line, or its held turn, must have had a turn."""
         first, held_turn = self.line.earliest_due(), self.held_turn
         if first is None:
             return None if held_turn is None else held_turn.due
         return first[0] if held_turn is None else min(first[0], held_turn.due)
 
     def next_came(self) -> tuple[float, str]:
-        """When the next to be served came. Not the oldest of all, for which the whole line would be looked at."""
+        """The arrival time of the next request to be served. Finding the oldest of all would scan the whole line."""
         came = self.line.oldest_arrival()
         return (float("inf") if came is None else came, self.name)
 
     @property
     def held_turn_ends(self) -> float:
-        """When its held turn is given up, if nobody has come back for it."""
+        """When its held turn is dropped, if its caller has not come back."""
         return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
 
     def weight_waiting(self, *, leased_counts: bool) -> float:
-        """What its line weighs. Leased work weighs nothing while a person waits."""
+        """The weight of its line. Leased work has no weight while an interactive request waits."""
         weights = self.rules.weights
         return sum(
             count * weights[work_class]
@@ -260,44 +260,44 @@ class Candidate:
     # ------------------------------------------------------------------ durations
 
     def batch_factor(self, count: int) -> float:
-        """How much slower one answer is when so many are served at once."""
+        """How much slower one answer is when `count` are served at once."""
         slots = self.spec.concurrency
         return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
 
     def service_of(self, count: int) -> float:
-        """Milliseconds to serve so many requests."""
+        """Milliseconds to serve `count` requests."""
         if not count:
             return 0.0
         return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
 
     @property
     def quantum_ms(self) -> float:
-        """How long a turn lasts at the least."""
+        """The minimum length of a turn."""
         return self.rules.alpha * self.load.ms
 
 
 class ModelState(Candidate):
     """One model."""
 
-    left: Cause | None = None  # why it left memory last
+    left: Cause | None = None  # why it was last unloaded
 
     def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
         super().__init__(spec.name, spec, rules)
         self.stage = Stage.READY if spec.shared else Stage.ABSENT
         self.attempt = self.plan_order = 0
-        self.lingering: dict[str, Lingering] = {}  # cut runs that the engine is still at, by their name
-        self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside them
+        self.lingering: dict[str, Lingering] = {}  # cut runs that the engine still works on, by their name
+        self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside their own model
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_called = False  # its set is on its way in: no swap takes it
-        self.companion_sets: list[Candidate] = []  # the sets that are ready and whose next it would serve
+        self.is_kept_for_set = False  # its set loads, or waits for its first start: no swap evicts it
+        self.companion_sets: list[Candidate] = []  # the ready sets whose next request it would serve
         self.footprint = known.footprint
-        self.measured: dict[str, int] = {}  # the most it was seen to occupy while warm
-        self.seen: dict[str, int] = {}  # what a look after its load showed of it
-        self.healthy: dict[str, int] = {}  # the most that was seen of it before a good answer
-        self.held: dict[str, int] = {}  # what the last look at the machine showed of it
-        self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process stays
+        self.measured: dict[str, int] = {}  # the most memory it was seen to occupy while warm
+        self.seen: dict[str, int] = {}  # its memory in the readings after its load
+        self.healthy: dict[str, int] = {}  # the most memory seen before a good answer
+        self.held: dict[str, int] = {}  # its memory in the last reading of the machine
+        self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process keeps running
         self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
-        self.asleep_size = dict(known.asleep)  # what it was last seen to occupy asleep
+        self.asleep_size = dict(known.asleep)  # the memory it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
         self.load = self.cold_load = MedianEstimate(
@@ -307,17 +307,17 @@ class ModelState(Candidate):
         self.first = MeanEstimate(FIRST_BYTE_GUESS_MS)  # to its first byte
         self.halt = MeanEstimate(STOP_GUESS_MS)
         self.context = Context(spec.concurrency)
-        self.plan_class = WorkClass.ROTATION  # for whom it is loaded
-        self.keep_alive_ms: int | None = None  # what its last caller wished in place of its own idle time
+        self.plan_class = WorkClass.ROTATION  # the class that it is loaded for
+        self.keep_alive_ms: int | None = None  # asked for by its last caller, in place of its own idle time
         self.idle_ms: int = spec.idle_ms  # how long it stays without work: one or the other
         self.ready_at = NEVER
         # -- the way in and out
-        self.clear_since: int | None = None  # since when nothing stands in the way of its plan
+        self.clear_since: int | None = None  # since when its plan has waited for nothing else
         self.plan_for = self.name  # its own plan, or that of a set
-        self.leaving_for = self.leaving_why = ""  # the model that takes its place, and the reason
+        self.leaving_for = self.leaving_why = ""  # the model that replaces it, and the reason
         self.aborts = self.reversals = 0
-        self.emergency, self.grace_ms = False, 0.0  # memory runs out, and it has this long to drain
-        self.is_benched = False  # taken out by hand
+        self.emergency, self.grace_ms = False, 0.0  # in an emergency: how long it may drain
+        self.is_evicted_by_hand = False  # the operator unloaded it
         self.successor: Model | None = None  # its new definition, once it is out of memory
         self.is_retired = False  # no longer in the config
         # -- trouble
@@ -326,14 +326,14 @@ class ModelState(Candidate):
         self.hopeless = known.failure is not None  # the same load fails again: its file is missing or corrupt
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = self.bad_since = 0  # in a row, and since when
-        self.unheard_ms = 0  # of runs without a byte, since the last byte or bad answer
-        self.resets = 0  # without a good answer, or long health, in between: being warm alone proves little
-        self.is_suspect = False  # the watchdog asks it something: nobody is sent to it before it has answered
+        self.unheard_ms = 0  # total time of runs without a byte, since the last byte or bad answer
+        self.resets = 0  # without a good answer or long health in between: being warm alone proves little
+        self.is_suspect = False  # the watchdog's question to it is open: it gets no request before its answer
         self.loads = self.evictions = self.wakings = 0  # for people
         self._recall(known)
 
     def _recall(self, known: Knowledge) -> None:
-        """Takes in what earlier runs learned."""
+        """Takes over the figures that earlier runs learned."""
         for kind, ms in (
             (self.load, known.load_ms),
             (self.wake, known.wake_ms),
@@ -358,7 +358,7 @@ class ModelState(Candidate):
         return (self,)
 
     def enter(self, stage: Stage, now: int) -> None:
-        """Takes the next stage. While it sleeps `load` means its waking, whose first guess is what a load takes."""
+        """Enters the next stage. While it sleeps, `load` means waking; the first guess for that is its load time."""
         if stage is Stage.READY:
             self.rate.came(now)
         elif self.stage is Stage.READY:
@@ -367,7 +367,7 @@ class ModelState(Candidate):
             self.context.forget()
         self.stage, self.since = stage, now
         if self.lingering and stage not in (Stage.READY, Stage.DRAINING):
-            self.lingering = {}  # what its process was doing ends with it
+            self.lingering = {}  # the runs of its process end with it
         if stage is Stage.ASLEEP:
             if self.wake.is_guess:
                 self.wake = MedianEstimate(self.cold_load.ms)
@@ -380,37 +380,37 @@ class ModelState(Candidate):
     # ------------------------------------------------------------------ sizes
 
     def sizes(self) -> dict[str, int]:
-        """What the model occupies, or will: measured where it was, never below its floor."""
+        """The memory it occupies, or will: measured where possible, never below its floor."""
         if not self.measured:
             return dict(self.footprint.expected)
         floor = self.footprint.floor
         return {d: max(size, floor.get(d, 0)) for d, size in self.measured.items()}
 
     def usual(self, device: str) -> int:
-        """What it needs of a device: as declared, foretold, or seen while it was well; 0 where nothing is known."""
+        """The memory it needs of a device: as declared, predicted, or seen while healthy; 0 where that is unknown."""
         return max(self.healthy.get(device, 0), self.footprint.expected.get(device, 0))
 
     def shrink(self) -> None:
-        """Forgets what it was seen to occupy beyond what it needs: it was reset for that."""
+        """Drops the readings above what it needs: it was reset because of them."""
         self.measured = {device: min(size, self.usual(device)) for device, size in self.measured.items()}
 
     def sizes_asleep(self) -> dict[str, int]:
-        """What it occupies asleep: as seen, as declared, or, where nobody knows, all that it occupies warm."""
+        """The memory it occupies asleep: as seen, as declared, or, where that is unknown, all that it occupies warm."""
         known = self.asleep_size or self.spec.asleep
         return {d: min(known.get(d, size), size) for d, size in self.sizes().items()}
 
     def frees(self) -> dict[str, int]:
-        """What is back when it goes."""
+        """The resources that are free again when it leaves."""
         return self.asleep_needs if self.stage is Stage.ASLEEP else self.needs
 
     # ------------------------------------------------------------------ trouble
 
     def is_quarantined(self, now: int) -> bool:
-        """Whether it failed so often, or so surely, that nobody should wait for it now."""
+        """Whether it failed so often, or so surely, that no request should wait for it now."""
         return now < self.retry_at and (self.hopeless or self.failures >= LOAD_ATTEMPTS)
 
     def put_off(self, reason: str, now: int) -> None:
-        """Notes a failure that is not its own: it is tried again soon, and never quarantined for it."""
+        """Records a failure that is not its own: it is retried soon, and never quarantined for it."""
         self.failure, self.retry_at = reason, now + HOST_RETRY_MS
 
     def forgive(self, now: int) -> None:
@@ -433,31 +433,31 @@ class ModelState(Candidate):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits and nothing runs, here or elsewhere beside it."""
+        """Whether it has no waiting or running requests, and no request elsewhere needs it."""
         return not self.line and not self.running and not self.users and self.awaited is None
 
     def keep_alive(self, wished_ms: int | None) -> None:
-        """Takes over what a caller wishes, or that nobody wishes anything."""
+        """Takes over the idle time that a caller asked for; None: its own idle time."""
         self.keep_alive_ms = wished_ms
         self.idle_ms = self.spec.idle_ms if wished_ms is None else wished_ms
 
     @property
     def wants_memory(self) -> bool:
-        """Whether there is work for which it would have to be loaded."""
+        """Whether it has work for which it must be loaded."""
         return self.stage in AWAY and bool(self.line or self.held_turn)
 
     @property
     def is_planned_for(self) -> bool:
         """Whether there is still a reason to load it."""
-        return bool(self.line or self.held_turn is not None or self.spec.permanent or self.is_called)
+        return bool(self.line or self.held_turn is not None or self.spec.permanent or self.is_kept_for_set)
 
     @property
     def must_return(self) -> bool:
-        """Whether it is permanent, not there, and nobody took it out by hand."""
-        return self.spec.permanent and self.stage is Stage.ABSENT and not self.is_benched
+        """Whether it is permanent, not in memory, and was not unloaded by hand."""
+        return self.spec.permanent and self.stage is Stage.ABSENT and not self.is_evicted_by_hand
 
     def top_class(self) -> WorkClass:
-        """The highest class of its work; rotation when there is none. Ghosts do not count."""
+        """The highest class of its work; rotation when there is none. Held turns do not count."""
         top = self.line.top_class()
         for running in self.running.values():
             top = min(top, running.request.work_class)
@@ -467,37 +467,37 @@ class ModelState(Candidate):
         return top
 
     def worth_class(self, now: int) -> WorkClass:
-        """For whom it is kept: the highest class of its work, or of its last caller while it lingers."""
+        """The class that it is kept for: the highest class of its work, or of its last caller while it lingers."""
         if not self.is_idle:
             return self.top_class()
         return WorkClass.ROTATION if self.has_lingered(now) else self.last_class
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
-        """How many may run when one of this class is to start: a slot is kept for a top class seen lately."""
+        """How many requests may run once one of this class starts. One slot is kept for a top class seen lately."""
         slots = 0 if self.is_suspect or self.silence is not None else self.spec.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:
-        """Whether one of this class would start at once: the model is ready, nobody waits, a slot is free."""
+        """Whether a request of this class would start at once: the model is ready, no request waits, a slot is free."""
         return self.stage is Stage.READY and not self.line and self.in_use < self.slots_for(work_class, now)
 
     @property
     def in_use(self) -> int:
-        """How many slots its engine has no room in: what runs, and what it has not let go of."""
+        """The slots that its engine uses: running requests, and runs that it has not let go of."""
         return len(self.running) + len(self.lingering)
 
-    # ------------------------------------------------------------------ what an end says of its engine
+    # ------------------------------------------------------------------ what the end of a run says about its engine
 
     @property
     def silence_ms(self) -> float:
-        """How long it may be silent before its first byte without anybody wondering."""
+        """How long the engine may be silent before its first byte without suspicion."""
         usual = max(self.first.ms, self.service.ms / SILENCE_FACTOR) if self.first.is_guess else self.first.ms
         return max(SILENCE_MS_MIN, SILENCE_FACTOR * usual)
 
     def well(self) -> None:
-        """A good answer: whatever was held against it is over, and what was seen of it is what it needs."""
+        """Records a good answer: earlier failures are forgotten, and the memory that was seen is what it needs."""
         for device, size in self.seen.items():
             if size > self.healthy.get(device, 0):
                 self.healthy[device] = size
@@ -505,14 +505,18 @@ class ModelState(Candidate):
         self.is_suspect = False
 
     def failed(self, since: int) -> None:
-        """A bad answer to a question of that time."""
+        """Records a bad answer to a question of that time."""
         if not self.bad_answers:
             self.bad_since = since
         self.bad_answers += 1
 
     def unanswered(self, parting: Parting, now: int) -> bool:
-        """A run ended before its answer, by its caller or by us. Whether that counts as a bad answer: every so much
-        silence without a byte does, be it that of one caller or of several that were less patient."""
+        """Records a run that its caller or the core ended before its answer. Returns whether it counts as a bad
+        answer.
+
+        It does for each `silence_ms` without a byte, summed over the runs of one caller or of several less patient
+        ones.
+        """
         if parting.has_spoken:
             self.unheard_ms = 0
             return False
@@ -526,7 +530,7 @@ class ModelState(Candidate):
     # ------------------------------------------------------------------ durations
 
     def learn_service(self, taken_ms: float, beside: int) -> None:
-        """Takes in one answer; its neighbours' share of the time goes into the slow-down, not into the mean."""
+        """Learns from one answer. The time that its neighbours cost goes into the slow-down, not into the mean."""
         service = self.service
         if beside <= 1:
             service.learn(taken_ms)
@@ -539,12 +543,12 @@ class ModelState(Candidate):
 
     @property
     def stuck_at(self) -> float:
-        """When its load takes so much longer than usual that it is hardly still reading its weights."""
+        """When its load takes so much longer than usual that it is probably no longer reading its weights."""
         usual = self.load_from_disk_ms if self.load.is_guess else self.load.high_ms
         return self.since + STUCK_FACTOR * usual + STUCK_EXTRA_MS
 
     def is_stuck(self, now: int) -> bool:
-        """Whether its load hangs, as far as can be told before its limit."""
+        """Whether its load seems to hang, before its limit is reached."""
         return self.stage is Stage.LOADING and now >= self.stuck_at
 
     @property
@@ -553,7 +557,9 @@ class ModelState(Candidate):
         return self.rules.linger * self.load.ms
 
     def residual(self, now: int) -> float:
-        """Milliseconds until what runs is done or at a boundary. Never "mean minus age": a long answer is long."""
+        """Milliseconds until running requests are done or at a boundary. Never "mean minus age": a long answer is
+        long.
+        """
         longest = 0.0
         beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())
         for running in beside:
@@ -568,30 +574,30 @@ class ModelState(Candidate):
         """Milliseconds until its memory would be back if it were closed now."""
         return self.residual(now) + self.halt.ms
 
-    # ------------------------------------------------------------------ its turn and its price
+    # ------------------------------------------------------------------ its turn and its cost
 
     def has_lingered(self, now: int) -> bool:
-        """Idle for so long that nobody seems to come back."""
+        """Whether it has been idle for so long that its callers are unlikely to come back."""
         return self.is_idle and now - self.last_used >= self.linger_ms
 
     def has_had_turn(self, now: int) -> bool:
-        """Whether its quantum is over, so that its place may be given away. Rotation work has no quantum."""
+        """Whether its quantum is over, so that it may be swapped out. Rotation work has no quantum."""
         if self.stage is Stage.ASLEEP:
-            return True  # it gave its place up by itself
+            return True  # it ended its turn by itself
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
 
     def demand(self, now: int) -> float:
-        """The weight per millisecond that is asked of it while it is there."""
+        """The weight of requests per millisecond while it is resident."""
         return self.rate.expected(now, self.load.ms)
 
     def has_paused(self, now: int) -> bool:
-        """Idle for longer than a caller needs that asks again at once."""
+        """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""
         return self.is_idle and now - self.last_used >= PAUSE_MS
 
     @property
     def inertia(self) -> float:
-        """How much more its work weighs than a stranger's, so that a near tie changes nothing."""
+        """The factor by which its own work outweighs another model's, so that a near tie changes nothing."""
         return self.spec.inertia if self.spec.inertia is not None else self.rules.inertia
 
     def price(self, now: int) -> float:

@@ -1,4 +1,4 @@
-"""The operator's commands: a model out of memory by hand, a device lent for maintenance (RES-14)."""
+"""The operator's commands: evict a model by hand, lend a device for maintenance (RES-14)."""
 
 from watchbill.core.messages import Cause, CutKind, EvictAsked, MaintenanceAsked, Refusal, Reply, RetryAsked
 from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
@@ -11,18 +11,18 @@ _WHY = "the operator asked for it"
 
 
 class Operator:
-    """Commands, and who waits for their end."""
+    """Commands, and the operators that wait for their end."""
 
     def __init__(self, state: State, residency: Residency) -> None:
         self._state, self._residency = state, residency
-        self._commands: dict[str, list[int]] = {}  # model -> operators who wait for it to be gone
-        self._claims: dict[str, list[int]] = {}  # device -> operators who wait for it to be empty
+        self._commands: dict[str, list[int]] = {}  # model -> commands that wait until it is gone
+        self._claims: dict[str, list[int]] = {}  # device -> commands that wait until it is empty
 
     def evict_asked(self, event: EvictAsked, now: int) -> None:
-        """Takes a model out by hand; the reply comes when its memory is back.
+        """Evicts a model by hand; the reply comes when its memory is back.
 
-        Who wanted nothing but its load is refused, and nobody's turn is kept that nobody waits for. Who waits for an
-        answer keeps the place and brings the model back; the reply says so.
+        Requests that asked for nothing but the load are refused, and a held turn without waiting requests is dropped.
+        Requests that wait for an answer keep their place and bring the model back; the reply says so.
         """
         model, reply = self._state.models[event.model], self._state.out.append
         if model.spec.shared:
@@ -30,16 +30,16 @@ class Operator:
             reply(Reply(event.command, False, text))
             return
         if model.spec.permanent and not event.force:
-            text = f"{model.name} is permanent; add --force to take it out all the same"
+            text = f"{model.name} is permanent; add --force to unload it anyway"
             reply(Reply(event.command, False, text))
             return
-        model.is_benched = True
+        model.is_evicted_by_hand = True
         self._dismiss(model, event.loads)
         if model.stage is Stage.ABSENT:
             reply(Reply(event.command, True, self._said(model, "is not in memory")))
         elif model.stage is Stage.PLANNED and not model.sleeps:
             self._residency.unplan(model, now)
-            reply(Reply(event.command, True, self._said(model, "was about to load; that was dropped")))
+            reply(Reply(event.command, True, self._said(model, "was about to load; its plan was dropped")))
         else:
             self._commands.setdefault(model.name, []).append(event.command)
             why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
@@ -49,7 +49,7 @@ class Operator:
                     self._state.cut(running, CutKind.PREEMPTED if running.begun else CutKind.REQUEUE, now)
 
     def _dismiss(self, model: ModelState, loads: tuple[str, ...]) -> None:
-        text = f"{model.name} was taken out of memory by hand before it was warm"
+        text = f"{model.name} was unloaded by hand before it was warm"
         for line in self._lines(model):
             line.held_turn = None
         for request_id in loads:
@@ -58,11 +58,11 @@ class Operator:
                 self._state.refuse(request_id, Refusal.PREEMPTED, text)
 
     def _lines(self, model: ModelState) -> list[Candidate]:
-        """Where somebody may wait for a model: before itself, and before the sets it belongs to."""
+        """The lines in which requests may wait for a model: its own, and those of its sets."""
         return [model, *(c for c in self._state.companion_sets.values() if model in c.members)]
 
     def _said(self, model: ModelState, what: str) -> str:
-        """What became of a model, and whether it stays so."""
+        """The reply about a model, with a warning if waiting requests bring it back."""
         waiting = sum(len(line.line) for line in self._lines(model))
         if not waiting:
             return f"{model.name} {what}"
@@ -74,7 +74,7 @@ class Operator:
         return f"{model.name} {what}; {who} it back"
 
     def retry_asked(self, event: RetryAsked, now: int) -> None:
-        """Lifts a quarantine by hand: the cause is gone, as far as the operator knows."""
+        """Lifts a quarantine by hand: the operator removed the cause."""
         model = self._state.models[event.model]
         if model.failure is None or model.stage is not Stage.ABSENT:
             return
@@ -83,7 +83,7 @@ class Operator:
         self._state.remeasured()
 
     def maintenance_asked(self, event: MaintenanceAsked, now: int) -> None:
-        """RES-14: lends all memory of a device; the reply comes when everything has left it."""
+        """RES-14: lends all memory of a device; the reply comes when every model has left it."""
         book = self._state.ledger.books.get(event.device)
         if book is None:
             self._state.out.append(Reply(event.command, False, f"there is no device {event.device}"))
@@ -99,20 +99,20 @@ class Operator:
             self._state.out.append(Reply(event.command, True, f"{event.device} is back in service"))
 
     def answer(self, now: int) -> None:
-        """Tells the operators whose model is gone, or whose device is empty, by now."""
+        """Replies to the operators whose model is gone, or whose device is empty, by now."""
         for name in list(self._commands):
             model = self._state.models.get(name)  # None: gone from memory, and from the config
             if model is not None and model.stage in (Stage.ASLEEP, Stage.READY):
-                # It was about to sleep when it was asked to leave, or on its way out for a model that nobody wants now.
+                # It was about to sleep when the command came, or was leaving for a model that no request needs now.
                 self._residency.close(model, "", _WHY, now, cause=Cause.OPERATOR)
             elif model is None or model.stage is Stage.ABSENT:
-                ok, text = True, f"{name} is out of memory"
+                ok, text = True, f"{name} was unloaded"
                 if model is not None:
-                    # What was in memory a moment ago and is hopeless now did not go when it was told to.
+                    # A model that was in memory a moment ago and is hopeless now did not stop when it was told to.
                     ok = not (model.hopeless and model.is_quarantined(now))
-                    text = self._said(model, "is out of memory") if ok else f"{name}: {model.failure}"
+                    text = self._said(model, "was unloaded") if ok else f"{name}: {model.failure}"
                 self._state.out += [Reply(command, ok, text) for command in self._commands.pop(name)]
         for device in list(self._claims):
             if not self._state.used(device, *HOLDING, Stage.PLANNED):
                 for command in self._claims.pop(device):
-                    self._state.out.append(Reply(command, True, f"{device} is empty and yours"))
+                    self._state.out.append(Reply(command, True, f"{device} is empty and lent to you"))

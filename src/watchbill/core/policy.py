@@ -1,27 +1,29 @@
 """The policy: which model is loaded next, and which ones leave for it (RES-11, RES-21).
 
-One object, chosen in the config by `[policy] name`; any class that keeps the protocol `Policy` can take the place of
-the three shipped ones. A policy only chooses among legal changes: the ledger, exclusive groups, permanent models and
-reservations bind every one of them. It is called inside a step of the core, so it must not wait, read a clock or a
-file, be random, or change the state that it is given.
+A policy is one object, chosen in the config by `[policy] name`. Any class that implements the protocol `Policy` can
+replace the three shipped ones. A policy only chooses among legal changes: the ledger, exclusive groups, permanent
+models and reservations bind every policy. It is called inside a step of the core, so it must not wait, read a clock
+or a file, be random, or change the state that it is given.
 
 `rate`, the default, in three parts:
 
-- **Turns.** Class first, then priority. A model has its turn when its callers have waited long enough behind what is
-  resident (a soft turn: one load time behind a lower class, three behind equals), and always before their patience
-  ends (a hard turn). A turn takes the place of models whose quantum is over.
-- **The balance**, for models that ran dry: an idle model leaves when more waits (**pressure**) than it is likely to be
-  asked for until it could be back (**momentum**, scaled by its **inertia**). So a model of which agents make a pause
-  stays, and one whose burst is served goes at once.
-- **What fits** loads at once, around what is kept for the head of the turns.
+- **Turns.** Class first, then priority. A model has its turn when its requests have waited long enough behind the
+  resident models (a soft turn: one load time behind a lower class, three behind equals), and always before their
+  patience ends (a hard turn). A turn replaces models whose quantum is over.
+- **The balance**, for models that ran dry: an idle model leaves when the waiting work (**pressure**) exceeds the work
+  that it is likely to get until it could be back (**momentum**, scaled by its **inertia**). So a model stays while
+its
+  agents pause, and one whose burst is served leaves at once.
+- **Models that fit** load at once, beside the memory that is kept for the head of the turns.
 
-While load times are uncertain (`uncertainty`) turns go by age, as `turns` does it.
+While load times are uncertain (`uncertainty`) turns go by age, as in the policy `turns`.
 
-Why class is not a weight: with rates alone, loops with answers of 0.2 s kept a person waiting for two minutes, because
-twenty light requests a second outweigh one heavy request over a load time.
+Why class is not a weight: with rates alone, loops with answers of 0.2 s kept a person waiting for two minutes,
+because twenty light requests a second outweigh one heavy request over a load time.
 
-Why not simply "the late one wins now": with several models late at once that is earliest deadline first with set-up
-times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for others' quanta.
+Why overdue requests do not simply win at once: with several overdue models that is earliest deadline first with
+set-up times, and the machine does nothing but load. A turn therefore lasts at least a quantum, and waits for the
+quanta of others.
 """
 
 import math
@@ -42,7 +44,7 @@ __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Tur
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A change of what is resident: the target comes in, the victims leave."""
+    """A change of residency: the target is loaded, the victims leave."""
 
     target: Candidate
     victims: Cover
@@ -51,10 +53,10 @@ class Plan:
 
 
 class Policy(Protocol):
-    """Which change comes next. Has no state of its own: the same state and time give the same answer."""
+    """Chooses the next change. It has no state of its own: the same state and time give the same answer."""
 
     refuses_late: bool  # a request whose forecast exceeds its max_wait is refused when it arrives
-    in_order: bool  # no request starts before an earlier one, whichever model it is for
+    in_order: bool  # no request starts before an earlier one, for any model
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """When a request would start on this model, by means and without margins."""
@@ -65,55 +67,56 @@ class Policy(Protocol):
         ...
 
 
-# ------------------------------------------------------------------ confidence in what was learned
+# ------------------------------------------------------------------ confidence in the learned figures
 
 
 def uncertainty(state: State, candidates: Iterable[Candidate]) -> str | None:
-    """Why rates cannot be compared now, or None: which figure of which model is uncertain."""
+    """Why rates cannot be compared now: the uncertain figure and its model. None when they can."""
     short = [model for model in candidates if state.shortage_of(model)]
     if not short:
-        return None  # what fits needs no comparison
+        return None  # models that fit need no comparison
     for model in (*short, *state.in_stage(Stage.READY)):
         why = None if model.spec.permanent else _uncertainty_of(model)
         if why is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
-            return f"{why} of {model.name}"
+            return why
     return None
 
 
 def _uncertainty_of(model: Candidate) -> str | None:
     if model.load.is_guess:
-        return "nothing was measured yet of the load"
+        return f"the load time of {model.name} is not measured yet"
     if model.load.is_off:
-        return "the last load was more than 3 times off the learned time"
+        return f"the last load of {model.name} was more than 3 times off the learned time"
     if model.is_idle:
-        return None  # its answers do not count in any price
+        return None  # its answers count in no price
     if model.service.is_guess:
-        return "nothing was measured yet of the answers"
+        return f"the answer time of {model.name} is not measured yet"
     if model.service.is_off:
-        return "answers take more than 3 times the learned time"
+        return f"answers of {model.name} take more than 3 times the learned time"
     return None
 
 
 # ------------------------------------------------------------------ the shipped policies
 
 
-#: A turn is due this part of the request's max_wait before it would be too late, and no more than one load time.
+#: A turn is due this share of the request's max_wait before it would be too late, and no more than one load time.
 TURN_MARGIN = 0.05
-#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times, behind
-#: a lower class, and, where a person waits, behind equals. Two equals that are both kept busy then load a third of the
-#: time. Background work has no soft turn behind equals: swapping batches sooner makes each of them later.
+#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times. The
+#: first figure holds behind a lower class, the second behind equals where an interactive request waits. Two equals
+#: that are both kept busy then load a third of the time. Background work has no soft turn behind equals: swapping
+#: batches sooner makes each of them later.
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
-#: Against a lower class an idle model leaves right after an answer once this part of its turn is over.
+#: In favour of a higher class, an idle model leaves right after an answer once this share of its turn is over.
 LINGER_LOWER = 0.5
-#: How long "right after" is: a caller that asks again at once has done so, and the timer is not exact.
+#: The length of "right after": a caller that sends its next request at once has done so, and the timer is not exact.
 JUST_MS = 3 * PAUSE_MS
 _Rank = tuple[WorkClass, bool, int]
-#: A load under way is given up for a higher class at most this often per target.
+#: A load under way is aborted for a higher class at most this often per target.
 ABORTS_MAX = 2
 
 
-# ------------------------------------------------------------------ what every policy needs
+# ------------------------------------------------------------------ shared by all policies
 
 
 def waiting(state: State, now: int) -> list[Candidate]:
@@ -123,18 +126,18 @@ def waiting(state: State, now: int) -> list[Candidate]:
 
 
 def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
-    """The models that may leave for another one: not those of its own set, nor of one that is under way."""
+    """The models that may leave for another one: not members of its own set, nor of a set under way."""
     own = () if target is None else target.members
     return [
         s
         for s in state.in_stage(Stage.READY, Stage.ASLEEP)
-        if not (s.spec.permanent or s.is_called or s in own or state.is_reserved_core(s))
-        and s.silence is None  # what cannot be told to leave gives no memory back
+        if not (s.spec.permanent or s.is_kept_for_set or s in own or state.is_reserved_core(s))
+        and s.silence is None  # its host cannot be asked to unload it, so it frees no memory
     ]
 
 
 def returning(state: State, now: int) -> Plan | None:
-    """A permanent model that is not there returns into free memory, or over idle models."""
+    """The plan for an absent permanent model: into free memory, or in place of idle models."""
     for model in state.in_stage(Stage.ABSENT):
         wanted = model.must_return and not state.is_closing
         if not wanted or now < model.retry_at or not state.may_load(model, now):
@@ -147,7 +150,7 @@ def returning(state: State, now: int) -> Plan | None:
 
 
 def arrival_order(model: Candidate) -> tuple[bool, float, str]:
-    """Rotation last, then the oldest waiter; of two who came together the one that dispatch would start."""
+    """Rotation last, then the oldest request; of two that came together, the one that dispatch would start."""
     if not model.line:
         return (model.top_class() is WorkClass.ROTATION, float("inf"), model.name)
     oldest = model.line.oldest()
@@ -155,7 +158,7 @@ def arrival_order(model: Candidate) -> tuple[bool, float, str]:
 
 
 class _InArrivalOrder:
-    """The oldest waiter's model comes in; the least recently used that may leave goes."""
+    """Loads the model of the oldest request; the least recently used models that may leave do so."""
 
     name = ""
     kind: PlanKind
@@ -166,7 +169,8 @@ class _InArrivalOrder:
         return forecast_start(state, model, request, now)
 
     def may_leave(self, model: ModelState, now: int) -> bool:
-        # What was just granted would only be cut: two models would evict each other for ever, answering nobody.
+        # A request that was just granted would be cut: two models would evict each other without end, and serve no
+        # request.
         return not model.running and not model.users
 
     def choose(self, state: State, now: int) -> Plan | None:
@@ -176,7 +180,7 @@ class _InArrivalOrder:
         return next((plan for plan in plans if plan is not None), None)
 
     def bring_in(self, state: State, target: Candidate, now: int) -> Plan | None:
-        """Makes room by those that may leave, the least recently used first."""
+        """Frees memory by the models that may leave, the least recently used first."""
         by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
         order = {s.name: 2.0**i for i, s in enumerate(by_use)}
         leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
@@ -188,7 +192,7 @@ class _InArrivalOrder:
         )
 
     def _yields(self, model: ModelState, target: Candidate, now: int) -> bool:
-        """Rotation takes only what nobody uses: two of its models would otherwise push each other out for ever."""
+        """Rotation replaces only idle models: otherwise two of its models would evict each other without end."""
         if target.top_class() is WorkClass.ROTATION:
             return model.has_lingered(now)
         return self.may_leave(model, now)
@@ -198,20 +202,20 @@ class _InArrivalOrder:
 
 
 class Fifo(_InArrivalOrder):
-    """Strict arrival order, whatever it costs. For comparison, and for those who want nothing else."""
+    """Strict arrival order at any cost. For comparison, and for operators who need exactly that."""
 
     name = "fifo"
     kind = PlanKind.FIFO
     in_order = True
 
     def _heads(self, state: State, now: int) -> list[Candidate]:
-        """Only the oldest of all: a model loaded for anybody else could not serve before it must leave again."""
+        """Only the oldest of all: a model loaded for another request could not serve before it must leave again."""
         lined = [s for s in (*state.managed, *state.companion_sets.values()) if s.line]
         return [s for s in sorted(lined, key=arrival_order)[:1] if s in waiting(state, now)]
 
 
 class Turns(_InArrivalOrder):
-    """Arrival order with a quantum: loading takes at most 1 / (1 + alpha) of the time. Needs no learned figure."""
+    """Arrival order with a quantum: loading takes at most 1 / (1 + alpha) of the time. It needs no learned figure."""
 
     name = "turns"
     kind = PlanKind.TURNS
@@ -225,31 +229,31 @@ class Turns(_InArrivalOrder):
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What is gained and lost by giving the place of idle models to one that waits, in weight per millisecond.
+    """The gain and loss of replacing idle models by one that waits, in weight per millisecond.
 
-    Both sides look at the same span: the round trip until the models that leave could be back.
+    Both sides cover the same span: the round trip until the leaving models could be back.
     """
 
     waiting: float  # weight of the requests that wait for this memory now
-    coming: float  # weight of the requests that would probably come for the target during its turn
+    coming: float  # weight of the requests that will probably come for the target during its turn
     load_ms: float  # of the target
-    residual_ms: float  # until what runs on the victims has ended
-    reload_ms: float  # of the victim that takes longest to be back, its load and its lost context
-    momentum: float  # weight per millisecond that is asked of the victims, inertia included
+    residual_ms: float  # until the running requests of the victims have ended
+    reload_ms: float  # of the victim that takes longest to be back: its load and its lost context
+    momentum: float  # weight per millisecond of the requests to the victims, inertia included
 
     @property
     def round_trip_ms(self) -> float:
-        """Until what leaves could be back at the earliest."""
+        """The time until the leaving models could be back at the earliest."""
         return self.residual_ms + self.load_ms + self.reload_ms
 
     @property
     def pressure(self) -> float:
-        """What the change would serve, spread over the round trip."""
+        """The work that the change would serve, spread over the round trip."""
         return (self.waiting + self.coming) / self.round_trip_ms
 
     @property
     def tips(self) -> bool:
-        """Whether more is gained than lost."""
+        """Whether the gain exceeds the loss."""
         return self.pressure > self.momentum
 
 
@@ -271,7 +275,7 @@ class Rate:
     in_order = False
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
-        """What the rule would do if nothing else came: the turns before it, its own turn, its load."""
+        """What the rule does if no further request comes: the turns before it, its own turn, its load."""
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
         ahead = [turn.model for turn in self._turns(state, now) if _is_before(turn, model, request)]
@@ -291,7 +295,7 @@ class Rate:
         return forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
 
     def choose(self, state: State, now: int) -> Plan | None:
-        """1. permanents return  2. the head of the turns  3. whatever fits, or tips the balance, beside it."""
+        """1. permanents return  2. the head of the turns  3. models that fit, or tip the balance, beside it."""
         if plan := returning(state, now):
             return plan
         candidates = waiting(state, now)
@@ -309,7 +313,7 @@ class Rate:
     def _turns(self, state: State, now: int) -> list[Turn]:
         """The models whose turn has come, in the order of their turns.
 
-        Hard turns go first: without them a request would run out of patience. Then class, then priority.
+        Hard turns go first: without one a request would run out of patience. Then class, then priority.
         """
         due: list[Turn] = []
         later: list[tuple[float, Turn]] = []
@@ -345,7 +349,7 @@ class Rate:
 
     @staticmethod
     def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
-        """A turn goes to the best class and priority that waits for this room, though its own has not come yet."""
+        """Gives a turn to the best class and priority that waits for this room, even before its own turn has come."""
         first = head.model.rank(now)
         better = [
             (turn.model.rank(now), turn.due, turn.model.name, turn)
@@ -356,10 +360,10 @@ class Rate:
 
     @staticmethod
     def _passing_hard(due: Sequence[Turn], later: Iterable[tuple[float, Turn]], now: int) -> Turn | None:
-        """A higher class that could not wait for the end of the first turn goes before it.
+        """A higher class that cannot wait for the end of the first turn goes before it.
 
-        Without this rule a backlog with its fifteen minutes nearly over takes the one minute that a person has left.
-        Overdue models are never passed: the turns of a lower class are delayed, not dropped.
+        Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left.
+        Overdue models are never overtaken: the turns of a lower class are delayed, not dropped.
         """
         head = due[0]
         if head.due <= now:
@@ -389,7 +393,7 @@ class Rate:
 
     @staticmethod
     def _earmark(state: State, head: Candidate, now: int) -> Cover:
-        """The victims that could be gone first; nobody else may take their place."""
+        """The victims that could be gone first; no other model may take their place."""
 
         def until(model: ModelState) -> float:
             return max(now, model.ready_at + model.quantum_ms) + model.drain_ms(now)
@@ -399,7 +403,7 @@ class Rate:
 
     @staticmethod
     def _is_done(model: ModelState, work_class: WorkClass, now: int) -> bool:
-        """Whether its place may be given to work of this class: leased work has no quantum against a person."""
+        """Whether it may leave for work of this class: leased work has no quantum against an interactive request."""
         leased = model.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
         return leased or model.has_had_turn(now)
 
@@ -408,9 +412,9 @@ class Rate:
     def _best(
         self, state: State, targets: Sequence[Candidate], head: Candidate | None, earmarked: Cover, now: int
     ) -> Plan | None:
-        """What fits, or displaces idle models for a gain: by class, priority, then age.
+        """The best model that fits, or replaces idle models for a gain: by class, priority, then age.
 
-        A model displaces nothing while one of a better class or priority waits for the same room.
+        A model replaces nothing while one of a better class or priority waits for the same room.
         """
         passed_over: list[tuple[_Rank, Candidate]] = []
         for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
@@ -425,7 +429,7 @@ class Rate:
     def _option(
         self, state: State, target: Candidate, head: Candidate | None, earmarked: Cover, now: int
     ) -> Plan | None:
-        """How a model could come in now without any turn."""
+        """How a model could be loaded now without a turn."""
         mine = target is head
         short = state.shortage_of(target) if mine else _around(state, target, head, earmarked)
         if not short:
@@ -434,16 +438,16 @@ class Rate:
         leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
         leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
         if not leaving:
-            return None  # the common case under load: everything is busy with work of the same class
+            return None  # the common case under load: every model is busy with work of the same class
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
         return None if victims is None else self._weigh(state, target, victims, now)
 
     def _weigh(self, state: State, target: Candidate, victims: Cover, now: int) -> Plan | None:
-        """A swap, or None when what would leave is worth more."""
+        """A swap, or None when the leaving models are worth more."""
         if target.top_class() is WorkClass.ROTATION:
             if not target.line:
                 return None  # a held turn has no weight
-            reason = "its background turn, over models nobody uses"
+            reason = "its background task is due; only idle models leave for it"
             return Plan(target, victims, PlanKind.ROTATION, reason)
         balance = self.balance(state, target, victims, now)
         if not balance.tips:
@@ -455,7 +459,7 @@ class Rate:
         return Plan(target, victims, PlanKind.RATE, reason)
 
     def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
-        """Weighs what waits against what would leave."""
+        """Weighs the waiting work against the work of the leaving models."""
         leased_counts = not state.local_interactive_waits()
         lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
         return Balance(
@@ -469,11 +473,11 @@ class Rate:
 
     @staticmethod
     def _momentum(victim: ModelState, target: Candidate, now: int) -> float:
-        """What is asked of a victim per millisecond, scaled by its inertia.
+        """The demand for a victim per millisecond, scaled by its inertia.
 
-        Against a lower class lingering has a limit. Callers come in a rhythm: right after an answer the next one is
-        farthest away, so that is the time to go, once half of the turn is over; and at the latest one linger time after
-        the turn. Equals have their soft turns.
+        Lingering has a limit when a higher class waits. Callers come in a rhythm: right after an answer the next
+        request is farthest away. So the victim leaves right after an answer once half of its turn is over, and at the
+        latest one linger time after its turn. Equals have their soft turns.
         """
         oldest = target.line.oldest_arrival()
         if victim.is_idle and oldest is not None and target.turn_class() > victim.worth_class(now):
@@ -487,7 +491,7 @@ class Rate:
         return victim.price(now)
 
     def _may_yield(self, state: State, target: Candidate, now: int) -> list[ModelState]:
-        """The idle models: a quantum protects work, not emptiness. Rotation takes only what lingered out."""
+        """The idle models: a quantum protects work, not idle time. Rotation takes only models that have lingered."""
         rotation = target.top_class() is WorkClass.ROTATION
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
@@ -502,14 +506,14 @@ class Rate:
 
 
 def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
-    """What the models that may leave occupy, and how long each would take to go."""
+    """The resources of the models that may leave, and how long each would take to leave."""
     return [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
 
 
 def _lead_ms(
     model: Candidate, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
 ) -> float:
-    """How long before its due a turn must begin: the longest drain of what is in the way, load, and service."""
+    """How long before its due a turn must begin: the longest drain of a model in the way, load, and service."""
     needs, drain = model.needs.keys(), 0.0
     for taken, drain_ms in drains:
         if drain_ms > drain and not needs.isdisjoint(taken):
@@ -524,7 +528,7 @@ def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
 
 
 def _soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsure: bool) -> float:
-    """When a model has waited long enough behind what is resident, though its patience is not at its end.
+    """When a model has waited long enough behind the resident models, although its patience is not over.
 
     `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
     """
@@ -542,11 +546,11 @@ def _soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsur
 
 
 def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
-    """Whether a model whose quantum is over makes place for this turn.
+    """Whether a model whose quantum is over makes room for this turn.
 
-    For a hard turn, unless it holds a request with less patience. For a soft one, unless it serves a higher class; and
-    against an equal it may finish: a line that is served within one more quantum would only have to come back, and
-    while one answer takes longer than a quantum the other slots would stand idle until it ends.
+    For a hard turn it does, unless it holds a request with less patience. For a soft turn it does, unless it serves a
+    higher class. Against an equal it may finish: a line that is served within one more quantum would only have to
+    come back, and while one answer takes longer than a quantum the other slots would be idle until it ends.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
@@ -576,7 +580,7 @@ def _is_before(turn: Turn, model: Candidate, request: Request) -> bool:
 
 
 def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Mapping[str, int]:
-    """What a model lacks once the head of the turns has what it was promised."""
+    """What a model lacks once the head of the turns has the memory that it was promised."""
     if head is None:
         return state.shortage_of(target)
     free = state.planned_free(target)

@@ -1,13 +1,13 @@
 """Reconfiguring: a new catalog takes the place of the old one while everything runs.
 
-Unchanged models do not notice. A new one is added. Where only keys changed that the process does not see, the
-model takes them over and stays warm (`EFFECTS` is the table). Any other change, or a removal, closes its door like
-a victim's, and it is replaced or forgotten when its memory is back. A model that is put back before is not removed.
-Requests that wait for a changed model keep their place; those that wait for a removed one are moved or refused by
-`admission` before the model is forgotten.
+Unchanged models are not affected. A new one is added. Where only keys changed that the process does not see, the
+model takes them over and stays warm (`EFFECTS` is the table). Any other change, or a removal, closes the model like a
+victim, and it is replaced or forgotten when its memory is back. A model that is put back into the config before that
+is not removed. Requests that wait for a changed model keep their place. Those that wait for a removed one are moved
+or refused by `admission` before the model is forgotten.
 
-A changed key of a model restarts it only if the running process, its address or its memory would differ. Everything
-else is read by Watchbill itself, and taken over while the model stays warm.
+A changed key restarts a model only if the running process, its address or its memory would differ. Every other key is
+read by Watchbill itself, and takes effect while the model stays warm.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ __all__ = ["EFFECTS", "SEEN_BY", "Effect", "Reconfigure", "effect_of"]
 
 
 class Reconfigure:
-    """What still has to change."""
+    """The changes of the config that are not in force yet."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._known: Mapping[str, Knowledge] = {}
-        self.is_settled = True  # every model is as the config has it
+        self.is_settled = True  # every model matches the config
 
     def reconfigured(self, event: Reconfigured, now: int) -> None:
-        """Takes the new catalog over; models that are in memory and changed follow when they are out of it."""
+        """Takes the new catalog over. Models that changed while in memory follow when they have left it."""
         state, self.is_settled = self._state, False
         self._known = event.known
         state.declare(event.catalog)
@@ -52,7 +52,7 @@ class Reconfigure:
         self.settle()
 
     def _drop_held_turns(self, model: ModelState) -> None:
-        """Keeps no turn for a model that is removed, alone or in set."""
+        """Drops the held turns of a model that is removed, its own and those of its sets."""
         for line in (model, *self._sets_of(model)):
             line.held_turn = None
 
@@ -62,7 +62,7 @@ class Reconfigure:
 
     @staticmethod
     def _redefine(model: ModelState, spec: Model, catalog: Catalog) -> None:
-        """Takes a definition over at once, or keeps it for when the model is out of memory."""
+        """Takes a definition over at once, or keeps it until the model is out of memory."""
         effect = effect_of(model.spec, spec, catalog)
         is_away = model.stage is Stage.ABSENT and not model.running
         if effect is Effect.RESTART or (
@@ -80,7 +80,7 @@ class Reconfigure:
         ]
 
     def settle(self) -> None:
-        """Replaces and forgets what is out of memory by now."""
+        """Replaces and forgets models that are out of memory by now."""
         if self.is_settled:
             return
         changed = [s for s in self._state.models.values() if s.is_retired or s.successor is not None]
@@ -100,22 +100,24 @@ class Reconfigure:
         known = self._known.get(old.name, Knowledge(Footprint({})))
         new = self._state.add(old.successor, known)
         new.line, new.attempt, new.loads, new.evictions = old.line, old.attempt, old.loads, old.evictions
-        # Of a shared one: the server of somebody else goes on answering them.
+        # A shared model: another operator's server goes on answering them.
         new.users, new.running, new.lingering = old.users, old.running, old.lingering
         for request_id in (*new.line.ids(), *new.running):
             self._state.home[request_id] = new
 
 
 class Effect(Enum):
-    """What a changed key of a model leads to."""
+    """The effect of a changed key of a model."""
 
     NONE = 0  # nothing changed
     AT_ONCE = 1  # Watchbill reads it: the new value holds from now on
-    NEXT_LOAD = 2  # read when a process is started, asked whether it is well, or stopped: the running one keeps the old
-    RESTART = 3  # the running process, its address or its memory would differ: it leaves, and comes back when wanted
+    NEXT_LOAD = 2  # read when a process is started, checked or stopped: the running one keeps the old value
+    RESTART = (
+        3  # the running process, its address or its memory would differ: it leaves until the next request
+    )
 
 
-#: Every field of a model in the catalog. A test compares it with the fields, and with the keys of the config.
+#: Every field of a model in the catalog. A test compares it with the fields and with the keys of the config.
 EFFECTS: Mapping[str, Effect] = {
     "name": Effect.RESTART,
     "engine": Effect.RESTART,
@@ -157,7 +159,7 @@ EFFECTS: Mapping[str, Effect] = {
     "asleep": Effect.AT_ONCE,
     "quota": Effect.AT_ONCE,
 }
-#: Fields that only the processes of these drivers are started with; with any other driver they hold at once.
+#: Fields that only the processes of these drivers are started with; with any other driver they take effect at once.
 SEEN_BY: Mapping[str, frozenset[str]] = {
     "concurrency": frozenset({"llamacpp", "scripted"}),
     "sleep_ms": frozenset({"llamacpp"}),
@@ -166,7 +168,7 @@ _FIELDS = tuple(field.name for field in fields(Model))
 
 
 def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:
-    """The strongest effect of what differs between two definitions of a model. `catalog` is that of the new one."""
+    """The strongest effect of the differences between two definitions. `catalog` is that of the new one."""
     engine = catalog.engines.get(new.engine)
     driver = engine.driver if engine is not None else ""
     changed = (name for name in _FIELDS if getattr(old, name) != getattr(new, name))

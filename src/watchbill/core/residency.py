@@ -1,21 +1,21 @@
 """Residency: which models occupy memory, and what may happen to each of them next.
 
-Everything that changes a model's stage is in this file: the table `NEXT`, and the acts that use it. Whoever decides
-(a policy's plan, an emergency, the operator, a deadline) calls an act. An act changes the stage of one model and asks
-for one thing to be done; it never touches a process.
+Everything that changes a model's stage is in this file: the table `NEXT`, and the acts that use it. A policy's plan, an
+emergency, an operator's command or a deadline calls an act. An act changes the stage of one model and emits one
+action; it never touches a process.
 
     ABSENT ──plan──▶ PLANNED ──memory is free──▶ LOADING ──warm──▶ READY
        ▲                │ no longer wanted          │ failed, late     │ closed: by a swap, its idle
        │                ▼                           ▼                  ▼ time, the operator, an emergency
        └──memory back── STOPPING ◀──nothing runs── DRAINING ◀──────────┘
 
-An engine that can sleep may also go from READY to ASLEEP, by itself or by the same way out, and from there by a plan
-to PLANNED and LOADING like an absent one: that load is its waking. A sleeping model takes no work, so the memory that
-it gave back can be given away: no request reaches it before that memory was promised to it again.
+An engine that can sleep may also go from READY to ASLEEP, by itself or on the same way out. From there a plan leads to
+PLANNED and LOADING, as for an absent model: that load is its waking. A sleeping model takes no work, so the memory that
+it freed can be given to others: no request reaches it before that memory was promised to it again.
 
-A draining model takes no new work and is never reopened, except that a plan which is no longer wanted may reopen its
-victims once, before the first of them was stopped. Every stage that waits for an answer has a deadline, and what
-happens at the deadline is defined here; without that rule a lost answer would hold memory until a restart.
+A draining model takes no new work and is never reopened, with one exception: a plan that is dropped may reopen its
+victims once, before the first of them was stopped. Every stage that waits for an answer has a deadline, and the
+consequence of the deadline is defined here. Without that rule a lost answer would hold memory until a restart.
 
 Answers count only if they carry the attempt that was asked for. Late ones are dropped and counted. A move that the
 table does not have raises IllegalTransition and changes nothing.
@@ -43,11 +43,11 @@ from watchbill.core.messages import (
     Proof,
     Refusal,
     Request,
-    Rouse,
     Sleep,
     Slept,
     Stop,
     Stopped,
+    WakeModel,
 )
 from watchbill.core.model_state import HOLDING, MOVING, ModelState, Running, Stage
 from watchbill.core.policy import Plan
@@ -58,17 +58,17 @@ __all__ = ["NEXT", "Move", "Residency", "stage_after"]
 
 
 class Move(Enum):
-    """What may happen to a model's residency."""
+    """A step in a model's residency."""
 
-    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every look into the table
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every table lookup
 
-    PLAN = "plan"  # memory was promised to it
-    DROP = "drop"  # its plan is given up
-    SLEEP_ON = "sleep_on"  # the plan to wake it is given up
+    PLAN = "plan"  # memory is promised to it
+    DROP = "drop"  # its plan is dropped
+    SLEEP_ON = "sleep_on"  # the plan to wake it is dropped
     LOAD = "load"  # its memory is free: the engine is told to load, or to wake
     WARM = "warm"  # the engine answered that it serves
     CLOSE = "close"  # no new work; again: it has less time to drain
-    REOPEN = "reopen"  # the plan for which it was leaving is given up
+    REOPEN = "reopen"  # the plan for which it was leaving is dropped
     STOP = "stop"  # the engine is told to stop, or to sleep
     SLEPT = "slept"  # it sleeps, as it was told or by itself
     WOKE = "woke"  # it woke by itself
@@ -107,22 +107,22 @@ def stage_after(model: ModelState, move: Move) -> Stage:
     return stage
 
 
-#: Limits of a load: what was never measured gets more.
+#: Limits of a load: one that was never measured gets more.
 LOAD_LIMIT_FACTOR = 3
 LOAD_LIMIT_EXTRA_MS = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
-#: A load that failed for the disk is tried again after this, if somebody wants it.
+#: A load that failed because of the disk is retried after this, if a request waits for it.
 DISK_RETRY_MS = 3_000
-#: A model that was ready for so long is not suspected for what happened before.
+#: A model that was ready for this long is cleared of earlier failures.
 PROVEN_MS = 600_000
-#: The engine layer ends a load at its limit and says why; the core waits a little longer for that answer.
+#: The engine layer ends a load at its limit with a reason; the core waits a little longer for that answer.
 LOAD_ANSWER_MS = 15_000
-#: The engine layer's own stop ladder ends well before this.
+#: The engine layer's own stop sequence ends well before this.
 STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
-#: A planned load that still does not fit is given up so long after the last of what stood in its way is gone.
+#: A planned load that still does not fit is dropped this long after the last obstacle is gone.
 PLAN_LIMIT_MS = 15_000
-#: What the journal says of a model that is warm: no more than was proved.
+#: The journal's text for a warm model: no more than was proved.
 _PROVEN = {
     Proof.CHAT: "warm: healthy, and a real prompt was answered",
     Proof.EMBED: "warm: healthy, and a real text was embedded",
@@ -138,7 +138,7 @@ class Residency:
         self._state = state
 
     def enter(self, model: ModelState, move: Move, now: int) -> None:
-        """Brings a model to its next stage."""
+        """Moves a model to its next stage."""
         stage = stage_after(model, move)
         self._state.moving += (stage in MOVING) - (model.stage in MOVING)
         model.enter(stage, now)
@@ -148,17 +148,17 @@ class Residency:
         elif stage is Stage.PLANNED:
             model.clear_since = None
         elif stage is Stage.READY:
-            model.held_turn = None  # its owner finds the model here
+            model.held_turn = None  # from here on the policy looks at the model itself
         self._state.remeasured()
 
     # ------------------------------------------------------------------ plans
 
     def start(self, plan: Plan, now: int) -> None:
-        """Begins a change: the target is promised its memory, the victims are closed."""
+        """Begins a change: memory is promised to the target, the victims are closed."""
         self._state.plans_made += 1
         target = plan.target
         sleeping = self._may_sleep(plan)
-        for model in target.arriving:  # one model, or all that a set lacks: together or not at all
+        for model in target.arriving:  # one model, or all absent members of a set: together or not at all
             model.plan_order, model.plan_class = self._state.plans_made, target.top_class()
             model.plan_for = target.name
             self.enter(model, Move.PLAN, now)
@@ -179,7 +179,7 @@ class Residency:
         )
 
     def _may_sleep(self, plan: Plan) -> list[ModelState]:
-        """The victims that need only sleep: what they give back then is enough, and they are back sooner."""
+        """The victims that only need to sleep: the memory that they free is enough, and they are back sooner."""
         short, sleeping = self._state.shortage_of(plan.target), list[ModelState]()
         for victim in plan.victims:
             known = victim.asleep_size or victim.spec.asleep
@@ -204,7 +204,7 @@ class Residency:
         plan: PlanKind | None = None,
         sleep: bool = False,
     ) -> None:
-        """Closes a model's door. Closed is final; what runs reaches its safe boundary first (RES-12)."""
+        """Closes a model for new work. Closing is final; running requests reach their safe boundary first (RES-12)."""
         model.left = cause
         if model.stage is Stage.PLANNED:
             self.unplan(model, now)
@@ -228,10 +228,11 @@ class Residency:
                     self._state.cut(running, CutKind.BOUNDARY, now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
-        """Whether an answer that has not begun runs on though its model leaves for another.
+        """Whether an answer that has not begun may finish although its model leaves for another.
 
-        Its patience may be too short for another wait. And for a soft turn of an equal it is shorter than a swap: sent
-        back, it would wait for its model's next turn, and four of them would bring the model back for one answer.
+        Its patience may be too short for another wait. For a soft turn of an equal, finishing takes less time than a
+        swap: sent back, it would wait for its model's next turn, and four of them would bring the model back for one
+        answer.
         """
         if plan is not None and not running.is_patient:
             return True
@@ -249,12 +250,12 @@ class Residency:
         self._state.note("evict", why, model, size=size, cause=cause, plan=plan, target=target)
 
     def unplan(self, model: ModelState, now: int) -> None:
-        """Drops a plan that nobody wants any more. Its victims reopen if none of them was stopped yet, once."""
+        """Drops a plan that is not needed any more. Its victims reopen, once, if none of them was stopped yet."""
         mine = [s for s in self._state.managed if s.leaving_for == model.plan_for]
         reopens = model.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
         for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == model.plan_for]:
             self.enter(planned, Move.SLEEP_ON if planned.sleeps else Move.DROP, now)
-            self._state.note("unplan", "nobody waits for it any more, or the room is gone", planned)
+            self._state.note("unplan", "no request waits for it any more, or the memory is gone", planned)
             planned.reversals += 1
         for victim in mine:
             victim.leaving_for = ""
@@ -268,21 +269,21 @@ class Residency:
     # ------------------------------------------------------------------ the next step
 
     def has_leaving(self, model: ModelState) -> bool:
-        """Whether somebody is still on the way out for it."""
+        """Whether a model is still leaving for it."""
         return any(
             s.leaving_for == model.plan_for for s in self._state.in_stage(Stage.DRAINING, Stage.STOPPING)
         )
 
     def drop_unwanted_plans(self, now: int) -> None:
-        """A target whose callers all left releases its plan."""
+        """Drops the plan of a target whose callers all left."""
         for model in self._state.in_stage(Stage.PLANNED):
             if model.stage is Stage.PLANNED and not model.is_planned_for:
                 self.unplan(model, now)
 
     def advance(self, now: int) -> None:
-        """Stops what has drained, and loads what has its memory, in the order of the plans."""
+        """Stops models that have drained, and loads those that have their memory, in the order of the plans."""
         for model in self._state.in_stage(Stage.DRAINING):
-            # A process that is stopped takes what it still works on with it; one that sleeps must have let go of it.
+            # A process that is stopped takes its unfinished runs with it; one that sleeps must have let go of them.
             sleeps = model.sleeps and not model.emergency
             if not model.running and not model.users and not (sleeps and model.lingering):
                 self._put_away(model, now)
@@ -302,7 +303,7 @@ class Residency:
     def _bus_is_free(self, model: ModelState, now: int) -> bool:
         """RES-24: models load one at a time per device and per host, unless the config allows more.
 
-        A load that takes far longer than it should is stuck: it keeps its memory, and no longer the others' turn.
+        A load that takes far longer than it should is stuck: it keeps its memory, and no longer delays the others.
         """
         loading = [s for s in self._state.in_stage(Stage.LOADING) if not s.is_stuck(now)]
         self._state.wakes += [s.stuck_at for s in loading]
@@ -316,7 +317,7 @@ class Residency:
         )
 
     def _put_away(self, model: ModelState, now: int) -> None:
-        """It has drained: it is stopped, or put to sleep where that is enough and memory did not run out."""
+        """Stops a drained model, or puts it to sleep where that is enough and memory did not run out."""
         if not model.sleeps or model.emergency:
             self.halt(model, model.leaving_why, now, hard=model.emergency)
             return
@@ -329,12 +330,12 @@ class Residency:
         wakes = model.sleeps
         self.enter(model, Move.LOAD, now)
         if wakes:
-            self._state.out.append(Rouse(model.name, model.attempt, self.load_limit(model)))
-            self._state.note("wake", "its memory is there", model, size=sum(model.sizes().values()))
+            self._state.out.append(WakeModel(model.name, model.attempt, self.load_limit(model)))
+            self._state.note("wake", "memory reserved, waking", model, size=sum(model.sizes().values()))
             return
         expected = None if model.load.is_guess else round(model.load.ms)
         self._state.out.append(Load(model.name, model.attempt, self.load_limit(model), expected))
-        self._state.note("load", "its memory is there", model, size=sum(model.sizes().values()))
+        self._state.note("load", "memory reserved, loading", model, size=sum(model.sizes().values()))
 
     def halt(self, model: ModelState, why: str, now: int, *, hard: bool) -> None:
         """Stops a model; its memory counts until it is back."""
@@ -348,10 +349,10 @@ class Residency:
     # ------------------------------------------------------------------ failures
 
     def reset(self, model: ModelState, why: str, now: int, *, mishap: Mishap = Mishap.RESET) -> None:
-        """Takes a model down at once because it cannot be trusted any more.
+        """Stops a model at once because it cannot be trusted any more.
 
-        Its failures are those of its turns, whatever its loads did: one that loads well and answers nothing would
-        otherwise be loaded for ever.
+        Failures count per turn, not per load: a model that loads well and answers nothing would otherwise be loaded
+        again without end.
         """
         if model.stage is Stage.READY and now - model.ready_at >= PROVEN_MS:
             model.resets = 0
@@ -362,29 +363,31 @@ class Residency:
         self.halt(model, why, now, hard=True)
 
     def lose(self, model: ModelState, why: str, now: int) -> None:
-        """A model is gone through no fault of its own: its work returns or fails, and nothing is held against it."""
+        """Handles a model that is gone without a fault of its own: its work returns or fails, and no failure counts."""
         self._cut_off(model, now)
         self._state.note("lost", why, model)
         self.halt(model, why, now, hard=True)
 
     def _cut_off(self, model: ModelState, now: int) -> None:
-        """Ends what runs on a model that is gone."""
+        """Ends the requests that run on a model that is gone."""
         for running in model.running.values():
             running.is_orphaned = True
             self._state.cut(running, CutKind.ENGINE_FAILED if running.begun else CutKind.REQUEUE, now)
         for running in model.users.values():
-            if not running.begun:  # one that has begun has an engine of its own, which is well
+            if not running.begun:  # a request that has begun runs on its own engine, which is well
                 self._state.cut(running, CutKind.REQUEUE, now)
 
     def put_off(self, model: ModelState, reason: str, now: int) -> None:
-        """A load failed through no fault of the model: who waits goes on waiting, and it is tried again soon."""
+        """Handles a load that failed without a fault of the model: requests go on waiting, and it is retried soon."""
         model.put_off(reason, now)
         model.trouble = Mishap.LOAD_FAILED
         self._state.note(Mishap.LOAD_FAILED, reason, model)
 
     def await_disk(self, model: ModelState, reason: str, now: int) -> None:
-        """A full or failing disk kept a model from loading. That is not held against the model: who waits is told, and
-        the next load may go well."""
+        """Handles a load that failed because of a full or failing disk.
+
+        The failure does not count against the model. Waiting requests are told, and the next load may succeed.
+        """
         is_news = model.trouble is not Mishap.DISK_FAILED
         model.trouble, model.failure, model.retry_at = Mishap.DISK_FAILED, reason, now + DISK_RETRY_MS
         text = f"{model.name}: {reason}"
@@ -402,10 +405,10 @@ class Residency:
         now: int,
         mishap: Mishap = Mishap.LOAD_FAILED,
     ) -> None:
-        """Counts a failure. If it leads to a quarantine, `admission` moves or refuses the requests that wait."""
+        """Counts a failure. If it leads to a quarantine, `admission` moves or refuses the waiting requests."""
         model.fail(reason, hopeless=hopeless, now=now)
         model.trouble = mishap
-        self._state.remeasured()  # a hopeless permanent keeps no memory from others
+        self._state.remeasured()  # memory is no longer kept free for a hopeless permanent model
         self._state.note(mishap, reason, model)
         if not model.is_quarantined(now):
             return
@@ -419,7 +422,7 @@ class Residency:
         """How long a load may take."""
         if model.spec.load_timeout_ms is not None:
             return model.spec.load_timeout_ms
-        # A model seen only from the page cache may come from a cold disk next time: its size sets the floor.
+        # A model that so far came from the page cache may come from a cold disk next time: its size sets the floor.
         usual = max(model.load.high_ms, model.load_from_disk_ms)
         limit = round(LOAD_LIMIT_FACTOR * usual) + LOAD_LIMIT_EXTRA_MS
         return max(limit, LOAD_LIMIT_UNMEASURED_MS) if model.load.is_guess else limit
@@ -427,7 +430,7 @@ class Residency:
     # ------------------------------------------------------------------ answers of the engines
 
     def loaded(self, event: Loaded, now: int) -> None:
-        """A model is warm."""
+        """Handles a model that is warm."""
         model = self._current(event.model, event.attempt, Stage.LOADING)
         if model is None:
             return
@@ -437,7 +440,7 @@ class Residency:
         self.enter(model, Move.WARM, now)
         model.ready_at = model.last_used = self._state.active_at = now
         model.loads, model.wakings = model.loads + (not woke), model.wakings + woke
-        model.bad_answers, model.is_suspect, model.is_benched = 0, False, False
+        model.bad_answers, model.is_suspect, model.is_evicted_by_hand = 0, False, False
         self._measure(model, event.measured)
         model.seen = {}
         size = sum(model.sizes().values())
@@ -450,7 +453,7 @@ class Residency:
         )
 
     def load_failed(self, event: LoadFailed, now: int) -> None:
-        """A model could not be brought up. What may be left of it counts until it was stopped."""
+        """Handles a failed load. Memory that may still be taken counts until the engine was stopped."""
         model = self._current(event.model, event.attempt, Stage.LOADING)
         if model is None:
             return
@@ -466,7 +469,7 @@ class Residency:
             self.halt(model, event.reason, now, hard=True)
 
     def stopped(self, event: Stopped, now: int) -> None:
-        """A model is gone and its memory is back."""
+        """Handles a model that is gone and whose memory is back."""
         model = self._current(event.model, event.attempt, Stage.STOPPING)
         if model is None:
             return
@@ -475,7 +478,7 @@ class Residency:
         self.enter(model, Move.GONE, now)
 
     def slept(self, event: Slept, now: int) -> None:
-        """A model sleeps as it was told."""
+        """Handles a model that sleeps as it was told."""
         model = self._current(event.model, event.attempt, Stage.STOPPING)
         if model is not None:
             self._fall_asleep(model, event.measured, model.leaving_why, now)
@@ -490,11 +493,11 @@ class Residency:
         self._state.note("asleep", why, model, ms=taken, size=sum(model.sizes_asleep().values()))
 
     def died(self, event: Died, now: int) -> None:
-        """An engine went without being asked: its work returns or fails, its remains are cleared away."""
+        """Handles an engine that exited unexpectedly: its work returns or fails, its remains are removed."""
         stages = (Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.ASLEEP, Stage.PLANNED)
         model = self._current(event.model, event.attempt, *stages)
         if model is not None and model.stage is Stage.PLANNED and model.sleeps:
-            self.unplan(model, now)  # what was to be woken is gone
+            self.unplan(model, now)  # the model that was to be woken is gone
         if model is None or model.stage is Stage.PLANNED:
             return
         if event.blame is Blame.HOST:
@@ -503,10 +506,11 @@ class Residency:
             self.reset(model, f"its engine died: {event.reason}", now, mishap=Mishap.DIED)
 
     def host_seen(self, event: HostSeen, now: int) -> None:
-        """What a program that hosts models says of itself, or that it says nothing.
+        """Takes over the report of a program that hosts models, or its silence.
 
-        In its silence its models count as they were last seen, memory included: one that is only stopped for a while
-        still has them. Nobody is sent there and nothing is loaded there until it has said what it holds."""
+        While it is silent, its models count as they were last seen, memory included: a program that is only paused
+        still has them. No request is sent there and nothing is loaded there until it has reported its models.
+        """
         hosted = [s for s in self._state.managed if s.spec.engine == event.engine]
         was_silent = self._state.silent.pop(event.engine, None) is not None
         if event.silence is not None:
@@ -538,7 +542,7 @@ class Residency:
             self._state.note("host_back", f"{event.engine} answers again")
             return
         self._state.note("host_silent", event.silence)
-        names = ", ".join(s.name for s in hosted if s.line or s.stage is not Stage.ABSENT) or "nobody"
+        names = ", ".join(s.name for s in hosted if s.line or s.stage is not Stage.ABSENT) or "no model"
         text = f"{event.engine}: {event.silence}; {names} waits until it answers again"
         self._state.out.append(Alert("host", text))
 
@@ -549,10 +553,10 @@ class Residency:
             return None
         return model
 
-    # ------------------------------------------------------------------ looks at the machine
+    # ------------------------------------------------------------------ readings of the machine
 
     def observed(self, event: Observed, now: int) -> None:
-        """Takes over what the machine says, and notices what nobody told."""
+        """Takes over the readings of the machine, and detects changes that no event reported."""
         self._state.remeasured()
         for name, reading in event.devices.items():
             if name in self._state.ledger.books:
@@ -577,13 +581,16 @@ class Residency:
                     model.seen = dict(reading.memory)
 
     def _see_sleep(self, model: ModelState, reading: ModelReading, taken_at: int, now: int) -> None:
-        """An engine may fall asleep by itself. Its memory is given away only from here on, where no request
-        can reach it any more before that memory was promised to it again; until then it counts as warm."""
+        """Handles an engine that fell asleep, or woke, by itself.
+
+        Its memory is given to others only from here on, when no request can reach it any more before that memory was
+        promised to it again. Until then it counts as warm.
+        """
         fresh = taken_at > max(model.since, model.last_used)
         if model.stage is Stage.READY and reading.asleep and model.is_idle and fresh:
             self._fall_asleep(model, reading.memory, "its engine fell asleep by itself", now)
         elif model.stage is Stage.ASLEEP and fresh and not reading.asleep:
-            self.enter(model, Move.WOKE, now)  # its memory counts again, whoever has it now
+            self.enter(model, Move.WOKE, now)  # its memory counts again, even if it was given to others
             self._state.note("awake", "its engine woke by itself", model)
         elif model.stage is Stage.ASLEEP and reading.memory:
             model.asleep_size = dict(reading.memory)
@@ -602,26 +609,26 @@ class Residency:
         """RES-07: an idle model leaves after its time to live."""
         for model in self._state.in_stage(Stage.READY, Stage.ASLEEP):
             if model.silence is not None:
-                continue  # it cannot be told to leave
+                continue  # its host cannot be asked to unload it
             if self._is_sleepy(model, now):
-                self.close(model, "", "nobody used it; it sleeps", now, cause=Cause.SLEEP, sleep=True)
+                self.close(model, "", "idle; it is put to sleep", now, cause=Cause.SLEEP, sleep=True)
                 continue
             if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
             if now >= model.last_used + model.idle_ms:
-                wished = ", as its last caller wished" if model.keep_alive_ms is not None else ""
+                wished = ", as its last caller asked" if model.keep_alive_ms is not None else ""
                 why = f"idle for {model.idle_ms // 1000} s{wished}"
                 self.close(model, "", why, now, cause=Cause.IDLE)
 
     @staticmethod
     def _is_sleepy(model: ModelState, now: int) -> bool:
-        """Whether it is time to tell an idle model to sleep. One that sleeps by itself is only watched."""
+        """Whether it is time to put an idle model to sleep. One that sleeps by itself is only watched."""
         sleep_ms = model.spec.sleep_ms
         is_told = model.spec.sleeps_when_told and model.stage is Stage.READY and model.is_idle
         return is_told and sleep_ms is not None and now >= model.last_used + sleep_ms
 
     def enforce_deadlines(self, now: int) -> None:
-        """What waits for an answer that does not come is ended here."""
+        """Ends every stage whose answer did not come before its deadline."""
         for model in self._state.in_stage(Stage.LOADING, Stage.STOPPING, Stage.PLANNED):
             deadline = self.deadline(model)
             if deadline is None or now < deadline:
@@ -650,12 +657,12 @@ class Residency:
         return None
 
     def _stop_again(self, model: ModelState, now: int) -> None:
-        """Tells it once more. A host that cannot be asked has not refused: its models count until it answers."""
+        """Tells it to stop again. A host that cannot be asked has not refused: its models count until it answers."""
         model.stop_tries += model.silence is None
         if model.stop_tries < STOP_TRIES:
             self.halt(model, model.leaving_why, now, hard=True)
             return
-        text = f"{model.name} does not go away; what it holds is counted as foreign use from now on"
+        text = f"{model.name} does not stop; its memory counts as foreign use from now on"
         self._state.out.append(Alert("stuck", text, model.name))
         self.enter(model, Move.GONE, now)
         why = "its engine could not be stopped"

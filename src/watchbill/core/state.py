@@ -1,11 +1,12 @@
 """The core's state: the models, the ledger, and the two views of what is free.
 
-Shared by the small machines of the core (`admission`, `dispatch`, `residency`), which never call each other: what two
-of them do to a request (join a line, leave it, be refused, be cut) is a method of the state.
+The small machines of the core (`admission`, `dispatch`, `residency`) share it and never call each other: an act on a
+request that two of them need (join a line, leave it, refuse it, cut it) is a method of the state.
 
-Most steps change no model's stage and nobody's memory, so who is in which stage and what is free are summed up once
-and kept until one of those changes. Whoever changes them says so: `Residency.enter` and `weigh` do, and `remeasured`
-is for the rest. `stale` counts everything anew and names what is no longer true; the judge of the simulation asks it.
+Most steps change no stage and no memory. The models per stage and the free amounts are therefore summed up once and
+kept until one of those changes. Code that changes them must report it: `Residency.enter` and `weigh` do, and
+`remeasured` is for the rest. `stale` sums everything up again and names what differs; the simulation's judge calls
+it.
 """
 
 from collections.abc import Mapping
@@ -42,13 +43,13 @@ from watchbill.core.model_state import (
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
-#: A caller may wish a model to stay idle this long; a longer stay is the operator's to grant.
+#: The longest idle time that a caller may ask for; a longer one needs the config.
 KEEP_ALIVE_MAX_MS = 24 * 3_600_000
-#: While anything waits or is in memory the core looks again at the latest after this.
+#: While anything waits or is in memory the core runs a step at least this often.
 WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
-_ROTATION = WorkClass.ROTATION  # asked for at every start, and a look into an enum takes ten times longer
+_ROTATION = WorkClass.ROTATION  # read at every start; looking a member up in its enum takes ten times longer
 
 
 class State:
@@ -65,34 +66,33 @@ class State:
         self._misses_permanent: bool | None = None
         self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
         self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
-        self._attempts = (
-            0  # the highest of a model that was forgotten: a late answer of its process fits no new one
-        )
-        self.changes = 0  # of stages and of memory, counted: the same number, nothing changed
-        self.is_still = False  # nobody waits, nothing moves, nothing is missing; False: or nobody has looked
+        # The highest attempt of a forgotten model: a late answer of its process matches no new one.
+        self._attempts = 0
+        self.changes = 0  # count of the changes of stages and of memory
+        self.is_still = False  # nothing waits, moves or is missing; False also before that was checked
         self.models: dict[str, ModelState] = {}
         self.managed: list[ModelState] = []  # those whose engines are ours to start and stop
-        self.companion_sets = CompanionSets()  # those that somebody waits for
+        self.companion_sets = CompanionSets()  # those with waiting requests or a held turn
         for name in sorted(catalog.models):
             self.add(catalog.models[name], known.get(name, _EMPTY))
         self.home: dict[str, Candidate] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
         self.patience = Patience()  # their deadlines
-        self.has_held_turns = False  # somebody may have a held turn; without it nobody has
+        self.has_held_turns = False  # there may be held turns; False: there are none
         self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # models on their way in or out of memory
         self.plans_made = self.late_answers = 0
         self.is_closing = False
-        self.is_in_doubt = False  # this step held something against an engine: the watchdog looks
+        self.is_in_doubt = False  # this step counted something against an engine: the watchdog must look
         self.out: list[Action] = []
-        self.wakes: list[float] = []  # when something of this step must be looked at again
+        self.wakes: list[float] = []  # times at which something of this step must be checked again
         self.armed = 0  # when the timer comes; 0: not armed
 
     # ------------------------------------------------------------------ models
 
     def declare(self, catalog: Catalog) -> None:
-        """Takes over what the operator declared."""
+        """Takes over the operator's declarations."""
         self.catalog = catalog
         lanes = {ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
         self.open_lanes = frozenset(name for name, lane in lanes.items() if lane.is_open)
@@ -119,7 +119,7 @@ class State:
         self._sort()
 
     def weigh(self, model: ModelState) -> None:
-        """Renews what a model needs of the ledger after its size became better known."""
+        """Updates the needs of a model in the ledger after its size became better known."""
         places = self.ledger.places
         model.needs = {} if model.spec.shared else needs_of(model.spec, model.sizes(), self.catalog, places)
         if model.spec.sleep_ms is not None:
@@ -127,7 +127,7 @@ class State:
         self.remeasured()
 
     def remeasured(self) -> None:
-        """Forgets what was summed up: somebody's stage, size or held memory, a reading or a budget changed."""
+        """Drops all cached sums: a stage, a size, a held amount, a reading or a budget changed."""
         self.changes += 1
         self.is_still = False
         self._staged, self._ever, self._short = {}, {}, {}
@@ -138,7 +138,7 @@ class State:
         return [*self.models.values(), *self.companion_sets.values()]
 
     def refresh(self, now: int) -> None:
-        """Looks where the members of every set are, and tells them who waits for them."""
+        """Updates every set from its members, and marks the members that it keeps."""
         if self.companion_sets:
             self.companion_sets.refresh(self.models, now)
 
@@ -150,12 +150,12 @@ class State:
         return found
 
     def resources(self) -> list[str]:
-        """Everything that models take from the ledger: devices, their counts and their groups."""
+        """Every resource that models take from the ledger: devices, their counts and their groups."""
         shared = {resource for model in self.managed for resource in model.needs}
         return [*self.ledger.books, *sorted(shared - self.ledger.books.keys())]
 
     def permanents(self, *but: ModelState) -> list[Mapping[str, int]]:
-        """What the models that never leave need, apart from some of them: the permanent ones, and reserved cores."""
+        """The needs of the models that never leave, except `but`: permanent ones, and reserved core models."""
         kept: list[Mapping[str, int]] = [
             s.needs for s in self.managed if s.spec.permanent and s not in but and not s.hopeless
         ]
@@ -167,7 +167,7 @@ class State:
         return kept
 
     def can_ever_fit(self, model: ModelState) -> bool:
-        """Whether a model could be resident beside what never leaves."""
+        """Whether a model could be resident beside the models that never leave."""
         if model.name not in self._ever:
             self._ever[model.name] = self._fits_ever(model)
         return self._ever[model.name]
@@ -176,23 +176,23 @@ class State:
         return model.spec.shared or self.ledger.fits_ever(model.needs, self.permanents(model))
 
     def may_load(self, model: Candidate, now: int) -> bool:
-        """Whether every device it needs was looked at lately and has settled after an emergency."""
+        """Whether every device it needs has a fresh reading and has settled after an emergency."""
         if self.is_closing or any(s.silence is not None for s in model.arriving):
             return False
-        for book in self.ledger.books_of(model.needs):  # noqa: SIM110  asked for everybody who waits; a loop takes half the time
+        for book in self.ledger.books_of(model.needs):  # noqa: SIM110  runs for every waiting model; a loop takes half the time
             if now < book.settled_at or not book.may_load:
                 return False
         return True
 
     def is_leaving_when_idle(self, model: ModelState) -> bool:
-        """RES-07, RES-25: whether its idle time counts. With room for everybody nobody leaves who was not told to."""
+        """RES-07, RES-25: whether its idle time counts. While all models fit, none leaves without being told to."""
         if model.spec.permanent or self.is_reserved_core(model):
             return False
         stays = model.spec.stays_if_room and model.keep_alive_ms is None
         return not (stays and self.has_room_for_all())
 
     def has_room_for_all(self) -> bool:
-        """Whether everything that is not in memory would fit beside what is (RES-25)."""
+        """Whether every model that is not in memory would fit beside the resident ones (RES-25)."""
         if self._has_room is None:
             self._has_room = has_room(self.managed, self.planned_free())
         return self._has_room
@@ -218,7 +218,7 @@ class State:
         return family[family.index(model) + 1 :]
 
     def local_interactive_waits(self) -> bool:
-        """Whether a person waits anywhere: then leased work weighs nothing."""
+        """Whether an interactive request waits anywhere: then leased work has no weight."""
         return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.lines())
 
     def serving(self) -> tuple[ModelState, ...]:
@@ -229,7 +229,7 @@ class State:
         return found
 
     def stale(self) -> list[str]:
-        """What was summed up and is no longer true: nothing, unless a change was not told to `remeasured`."""
+        """Cached sums that are no longer true: none, unless a change was not reported to `remeasured`."""
         told = [
             f"in stage {stages}"
             for stages, found in self._staged.items()
@@ -248,7 +248,7 @@ class State:
         if self._has_room not in (None, has_room(self.managed, self.planned_free())):
             told.append("room for all")
         if self.waiting != len(self.patience) or self.waiting != sum(len(s.line) for s in self.lines()):
-            told.append("who waits")
+            told.append("requests that wait")
         if self.is_still and (self.waiting or self.moving or self.has_held_turns or self.companion_sets):
             told.append("still")
         if not self.has_held_turns and any(s.held_turn is not None for s in self.lines()):
@@ -258,10 +258,10 @@ class State:
         wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.models[name])]
         return told + [f"whether {name} can ever fit" for name in wrong]
 
-    # ------------------------------------------------------------------ what is free
+    # ------------------------------------------------------------------ free amounts
 
     def planned_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
-        """What is free for a model when every change under way has ended."""
+        """The free amounts for a model when every change under way has ended."""
         if self._planned is None:
             self._planned = planned_room(self.ledger, self.managed)
         return self._less_reserved(self._planned, asking)
@@ -274,7 +274,7 @@ class State:
         return short
 
     def actual_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
-        """What is free for a model now."""
+        """The free amounts for a model now."""
         if self._actual is None:
             self._actual = actual_room(self.ledger, self.managed)
         return self._less_reserved(self._actual, asking)
@@ -287,11 +287,11 @@ class State:
         return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
 
     def used(self, device: str, *stages: Stage) -> int:
-        """What the models in these stages need of a device."""
+        """The needs of the models in these stages of a device."""
         return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
 
     def _reserved(self, device: str, asking: Candidate | None) -> int:
-        """What must stay free on a device for its reserved core model while that is not resident."""
+        """The amount that must stay free on a device for its reserved core model while that is not resident."""
         reservation = self.ledger.books[device].device.reservation
         core = self.models.get(reservation.model) if reservation else None
         if reservation is None or core is None or core is asking:
@@ -314,7 +314,7 @@ class State:
         self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
 
     def withdraw(self, model: Candidate, request_id: str) -> Request:
-        """Takes a request out of its line and its lane."""
+        """Removes a request from its line and its lane."""
         request = model.line.leave(request_id)
         self.patience.end(request_id)
         if model.held_turn is not None and not model.line:
@@ -324,9 +324,10 @@ class State:
         return request
 
     def release(self, model: ModelState, request: Request, now: int) -> None:
-        """A request is no longer served. What its caller wished for the model's idle time holds until the next one.
+        """Ends the service of a request. The idle time that its caller asked for holds until the next request.
 
-        A wish and no more: it protects against no swap and no emergency, and a closed door stays closed."""
+        It is only a hint: it prevents no swap and no eviction in an emergency, and a closed model stays closed.
+        """
         model.last_used = now
         wished = request.keep_alive_ms
         if wished != model.keep_alive_ms:
@@ -335,7 +336,7 @@ class State:
             self.rest(model)
 
     def rest(self, model: ModelState) -> None:
-        """Looks again at a model without work when its idle time is over."""
+        """Schedules a check of a model without work for the end of its idle time."""
         if model.stage not in (Stage.READY, Stage.ASLEEP) or not model.is_idle or model.spec.shared:
             return
         if model.spec.sleeps_when_told and model.spec.sleep_ms and model.stage is Stage.READY:
@@ -344,7 +345,7 @@ class State:
             self.wakes.append(model.last_used + model.idle_ms)
 
     def start(self, model: ModelState, request: Request, now: int) -> None:
-        """Gives a request its turn on a ready model."""
+        """Starts a request on a ready model."""
         request_id, running, companions = request.id, model.running, request.companions
         self.home[request_id] = model
         running[request_id] = Running(request, now, len(running) + 1, request.was_cut)
@@ -360,20 +361,20 @@ class State:
         self.out.append(Grant(request_id, model.name, model.attempt, companions))
 
     def part(self, model: ModelState, parting: Parting | None, now: int, *, silent: bool) -> None:
-        """A run ended before its answer did. Its slot stays taken until the engine has let go of it."""
+        """Handles a run that ended before its answer. Its slot stays taken until the engine has let go of it."""
         if parting is None or not parting.lingers_as or model.stage not in (Stage.READY, Stage.DRAINING):
             return
         lingering = model.lingering[parting.lingers_as] = Lingering(now + LINGER_LIMIT_MS, silent)
         self.wakes.append(lingering.until)
 
     def unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
-        """A run was taken from its engine by somebody who is not the engine: what that says, and its slot."""
+        """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""
         counts = parting is not None and model.unanswered(parting, now)
         self.is_in_doubt = self.is_in_doubt or counts
         self.part(model, parting, now, silent=counts)
 
     def dismiss(self, request: Request, now: int) -> None:
-        """Its companions are no longer needed by a request that runs no more."""
+        """Releases the companions of a request that no longer runs."""
         for name in request.companions:
             if (beside := self.models.get(name)) is not None:
                 beside.users.pop(request.id, None)
@@ -381,7 +382,7 @@ class State:
                 self.rest(beside)
 
     def is_wanting(self) -> bool:
-        """Whether a model that is not in memory should be: somebody waits for it, or it is permanent."""
+        """Whether a model should be in memory and is not: a request waits for it, or it is permanent."""
         if self.companion_sets:
             return True
         if not (self.waiting or self.has_held_turns or self.misses_permanent()):
@@ -390,29 +391,29 @@ class State:
         return any(s.line or s.held_turn is not None or s.must_return for s in self.in_stage(*AWAY))
 
     def misses_permanent(self) -> bool:
-        """Whether a permanent model is not there, be it that somebody took it out by hand."""
+        """Whether a permanent model is not in memory, including one that was unloaded by hand."""
         if self._misses_permanent is None:
             self._misses_permanent = self._count_missing() > 0
         return self._misses_permanent
 
     def _count_missing(self) -> int:
-        """How many permanent models are not there, be it that somebody took them out by hand."""
+        """How many permanent models are not in memory, including those that were unloaded by hand."""
         return sum(s.spec.permanent for s in self.in_stage(Stage.ABSENT))
 
     def is_moved_on(self) -> bool:
-        """Whether a model on its way can take its next step: it has drained, or nobody wants its plan any more."""
+        """Whether a model on its way can take its next step: it has drained, or its plan is not needed any more."""
         return any(not s.running and not s.users for s in self.in_stage(Stage.DRAINING)) or any(
             not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
 
     def hold_turn(self, model: Candidate, held_turn: HeldTurn) -> None:
-        """Keeps the place in the order of turns of somebody who is gone."""
+        """Keeps the place in the order of turns for a request that is gone."""
         if any(s.is_retired for s in model.members):
             return
         model.held_turn, self.has_held_turns, self.is_still = held_turn, True, False
 
     def refuse(self, request_id: str, code: Refusal, text: str, retry_after_ms: float | None = None) -> None:
-        """Ends a request that never started, or goes back no more."""
+        """Ends a request that never started, or does not go back to its line."""
         self.home.pop(request_id, None)
         self.out.append(
             Refuse(request_id, code, text, None if retry_after_ms is None else round(retry_after_ms))
@@ -421,7 +422,7 @@ class State:
     def refuse_line(
         self, model: ModelState, code: Refusal, text: str, retry_after_ms: float | None = None
     ) -> None:
-        """Answers everybody who waits for a model that will not come, alone or in set."""
+        """Refuses every request that waits for a model that will not come, alone or in a set."""
         for line in (model, *(c for c in self.companion_sets.values() if model in c.members)):
             line.held_turn = None
             for request_id in line.line.ids():

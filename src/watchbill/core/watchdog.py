@@ -1,21 +1,22 @@
-"""The watchdog: notices what nobody reports (RES-20, RES-18).
+"""The watchdog: detects failures that no event reports (RES-20, RES-18).
 
-A model that answers nothing but failures, or takes more memory than its quota, is reset like one that died: its work
-returns or fails, repeated failure leads to quarantine. Failures in a row may be the callers' fault, and one caller must
-not take a model from all others: before the reset it is asked something easy. A request that was given not one byte in
-all its time is reason enough to ask.
+A model that answers nothing but failures, or uses more memory than its quota, is reset like one that died: its work
+returns or fails, and repeated failure leads to quarantine. Failures in a row may be the callers' fault, and one
+caller must not take a model from all others. So before the reset the model is asked a simple question. A request that
+received not one byte in all its time is reason enough to ask.
 
-A model without a quota of its own may grow while memory is free; the ledger books it. Where memory is short, one that
-takes far more than it ever needed is reset, before others have to go for it.
+A model without a quota of its own may grow while memory is free; the ledger counts it. Where memory is short, a model
+that uses far more than it ever needed is reset, before other models have to leave for it.
 
-No answer is a proof only where the model had nothing else to do. Engines take one long prompt after the other, whatever
-slots they have free, may have fewer slots than the config says, and say nothing for minutes: a question among others
-waits like any other. So its door is closed while it is asked. What ran before ends well, which settles it, or by its
-own time limit; then the model is asked alone. That keeps nobody waiting for long: a model that is well answers at once,
-and what keeps it from answering us keeps it from answering anybody.
+A missing answer is a proof only where the model had nothing else to do. Engines process one long prompt after the
+other, whatever slots they have free, may have fewer slots than the config says, and are silent for minutes: a
+question among other requests waits like any of them. So the model takes no new requests while it is asked. Requests
+that ran before end well, which settles the question, or end by their own time limit. Then the model is asked alone.
+That delays no request for long: a healthy model answers at once, and a fault that keeps it from answering us keeps it
+from answering its callers, too.
 
-And silence is an alarm: where background rotation should keep the house busy, nothing happening means that something
-is wrong.
+Silence is also reported: where background rotation should keep the daemon busy, a long time without any event means
+that something is wrong.
 """
 
 from dataclasses import dataclass
@@ -29,44 +30,44 @@ __all__ = ["Watchdog"]
 
 #: Failed answers in a row that count as a dead engine.
 BAD_ANSWERS_MAX = 3
-#: A model that was asked something easy has failed when no answer came in this time: as long as a model that starts
-#: has, and a little more, because the engine layer says why it failed.
+#: A model fails the question when no answer came in this time: the time that a starting model has, and a little more,
+#: because the engine layer reports why it failed.
 CHECK_MS = 70_000
-#: One that is asked alone, and is known to answer faster, has less: so many times the silence that is usual for it, the
-#: time of a load (its weights may have to be read again), and this at the least, because what was just cut may take its
-#: engine that long to drop.
+#: A model that is asked alone and is known to answer faster has less time: this many times its usual silence, the
+#: time of a load (its weights may have to be read again), and at least this, because its engine may take that long to
+#: drop requests that were just cut.
 ALONE_FACTOR = 4
 ALONE_MS_MIN = 20_000
-#: A model that can be asked nothing is reset when its answers have failed for this long: three may come in a second,
-#: and be one caller's fault.
+#: A model without a question is reset when its answers have failed for this long: three failures may come in a
+#: second, all of one caller.
 UNASKED_MS = 60_000
-#: One that answered is not asked again before this is over: who sends bad requests for ever must not have it answer us
-#: for ever.
+#: A model that answered is not asked again before this is over: a caller that goes on sending bad requests must not
+#: keep it busy with our questions.
 WELL_MS = 30_000
-#: Where memory is short a model may take this much more than it needed before.
+#: Where memory is short a model may use this many times the memory that it needed before.
 QUOTA_FACTOR = 1.15
-#: Silence is counted from the rotation's interval and this.
+#: Silence is measured against the rotation's interval and this.
 SILENCE_EXTRA_MS = 60_000
 
 
 @dataclass(slots=True)
 class _Question:
-    """Something easy that a model is asked."""
+    """A simple question that a model is asked."""
 
     since: int
-    until: int  # when no answer is a failure
+    until: int  # a missing answer counts as a failure from then on
     is_alone: bool  # nothing else ran there, and no request is sent there meanwhile
     number: int  # in a row, each of them a failed answer like any other
-    failure: str | None = None  # what came in place of an answer
+    failure: str | None = None  # the failure in place of an answer
 
 
 class Watchdog:
-    """Looks at every step; barks rarely."""
+    """Runs in every step and rarely acts."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._silent_since: int | None = None  # of the silence that was already reported
-        self._asked: dict[tuple[str, int], _Question] = {}  # models and attempts that are asked now
+        self._asked: dict[tuple[str, int], _Question] = {}  # models and attempts with an open question
         self._well: dict[tuple[str, int], int] = {}  # those that gave a good answer -> when
 
     def faults(self, now: int) -> list[tuple[ModelState, str]]:
@@ -74,7 +75,7 @@ class Watchdog:
         found: list[tuple[ModelState, str]] = []
         for model in self._state.in_stage(Stage.READY):
             if model.silence is not None:
-                continue  # nothing is known of it until the program that hosts it answers again
+                continue  # nothing is known about it until the program that hosts it answers again
             if over := self._over_quota(model):
                 found.append((model, over))
             elif (model.is_suspect or model.bad_answers >= BAD_ANSWERS_MAX) and (
@@ -84,22 +85,21 @@ class Watchdog:
         return found
 
     def _examine(self, model: ModelState, now: int) -> str | None:
-        """Has a model asked something easy. Why it is not well, once that is known."""
+        """Has a model asked a simple question. Returns why it is not well, once that is known."""
         which = (model.name, model.attempt)
         question = self._asked.get(which)
         if question is None:
             if now < self._well.get(which, -WELL_MS) + WELL_MS:
                 model.is_suspect = False
             elif model.lingering and not model.running:
-                model.is_suspect = (
-                    True  # it is asked when it has let go of what was cut: alone, which is a proof
-                )
+                # It is asked once it has let go of cut requests: alone, which is a proof.
+                model.is_suspect = True
             else:
                 self._ask(model, now)
             return None
         is_over = now >= question.until
         if not question.is_alone:
-            # It may have been busy with the others. A good end of one of them ends all this.
+            # It may have been busy with other requests. A good end of one of them settles the question.
             had_time = question.failure is not None or now >= question.since + ALONE_MS_MIN
             if is_over or (had_time and not model.in_use):
                 self._ask(model, now)
@@ -111,8 +111,8 @@ class Watchdog:
             return None
         self._forget(which)
         if question.failure is None:
-            return "it said nothing when it was asked something easy"
-        return f"it failed when it was asked something easy: {question.failure}"
+            return "it did not answer a simple question"
+        return f"it failed to answer a simple question: {question.failure}"
 
     def _ask(self, model: ModelState, now: int, number: int = 1) -> None:
         which, is_alone = (model.name, model.attempt), not model.in_use
@@ -127,7 +127,9 @@ class Watchdog:
             model.is_suspect = False
 
     def checked(self, event: Checked, now: int) -> None:
-        """A model was asked something easy. If it answered, its callers had asked what it cannot do."""
+        """Handles the answer to a question. If the model answered, its callers had sent requests that it cannot
+        serve.
+        """
         self._tidy()
         which = (event.model, event.attempt)
         if which not in self._asked:
@@ -146,14 +148,14 @@ class Watchdog:
             model.bad_answers = model.unheard_ms = 0
 
     def deadlines(self) -> list[int]:
-        """When a model that was asked must have answered, or may be asked again."""
+        """When an asked model must have answered, or may be asked again."""
         self._tidy()
         asked = [question.until for question in self._asked.values()]
         asked += [question.since + ALONE_MS_MIN for question in self._asked.values() if not question.is_alone]
         return asked + [at + WELL_MS for at in self._well.values()]
 
     def _tidy(self) -> None:
-        """Forgets who is no longer ready, and what was asked of those that gave a good answer since."""
+        """Forgets models that are no longer ready, and questions to those that gave a good answer since."""
         if not (self._asked or self._well):
             return
         ready = {(model.name, model.attempt): model for model in self._state.in_stage(Stage.READY)}
@@ -171,8 +173,8 @@ class Watchdog:
                 return f"{more}; raise models.{name}.quota, or leave it out"
             usual = model.usual(device)
             if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(device):
-                more = f"{uses} while {device} is short, and {format_bytes(usual)} were all that it needed so far"
-                return f"{more}; set models.{name}.memory to what it may use"
+                more = f"{uses} while {device} is short of memory, and needed {format_bytes(usual)} before"
+                return f"{more}; set models.{name}.memory to the amount that it may use"
         return None
 
     def _is_short(self, device: str) -> bool:
@@ -184,13 +186,13 @@ class Watchdog:
         return over or book.reading.available < book.device.reserve
 
     def listen(self, interval_ms: int | None, now: int) -> None:
-        """Raises the alarm when nothing has happened for too long."""
+        """Raises an alert when nothing has happened for too long."""
         rules, last = self._state.catalog.rotation, self._state.active_at
         bound = rules.silence_ms or (None if interval_ms is None else interval_ms + SILENCE_EXTRA_MS)
         if not rules.silence or bound is None:
             return
         lent = any(book.in_maintenance for book in self._state.ledger.books.values())
-        if last is None or lent:  # the operator is at work: that is no silence
+        if last is None or lent:  # maintenance by the operator is no silence
             last = self._state.active_at = now
         if now - last < bound:
             self._state.wakes.append(last + bound)
@@ -201,12 +203,12 @@ class Watchdog:
 
 
 def _alone_ms(model: ModelState) -> int:
-    """How long a model that has nothing else to do may take for something easy."""
+    """How long a model that has nothing else to do may take for a simple question."""
     load_ms = model.load_from_disk_ms if model.load.is_guess else model.load.high_ms
     return round(min(CHECK_MS, max(ALONE_MS_MIN, ALONE_FACTOR * model.silence_ms, load_ms)))
 
 
 def _failed(model: ModelState) -> str:
-    """What made it suspect, for people."""
+    """Why the model is suspect, for people."""
     count = model.bad_answers
     return "an answer failed" if count == 1 else f"{count} answers in a row failed"

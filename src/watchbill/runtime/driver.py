@@ -106,7 +106,7 @@ class Driver:
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._room.stop, m.Note: self._note, m.Alert: self._alert,
             m.Reply: self._commands.reply, m.Wake: self._wake, m.RunTask: self._run_task,
-            m.Sleep: self._room.sleep, m.Rouse: self._room.wake, m.Check: self._room.check,
+            m.Sleep: self._room.sleep, m.WakeModel: self._room.wake, m.Check: self._room.check,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop

@@ -24,11 +24,11 @@ from watchbill.core.messages import (
     Loaded,
     LoadFailed,
     Proof,
-    Rouse,
     Sleep,
     Slept,
     Stop,
     Stopped,
+    WakeModel,
 )
 from watchbill.engines.base import (
     DeathCallback,
@@ -238,7 +238,7 @@ class EngineRoom:
         await self._look()
         self._feed(Slept(action.model, action.attempt, {**memory, **self._held_on_cards(action.model)}))
 
-    def wake(self, action: Rouse) -> None:
+    def wake(self, action: WakeModel) -> None:
         """Begins to wake a model."""
         self.attempts[action.model] = action.attempt
         model = replace(self._catalog.models[action.model], load_timeout_ms=Millis(action.deadline_ms))
@@ -246,7 +246,7 @@ class EngineRoom:
             self._wake(model, action), name=f"wake {action.model}"
         )
 
-    async def _wake(self, model: Model, action: Rouse) -> None:
+    async def _wake(self, model: Model, action: WakeModel) -> None:
         engine, tried = self._hosts.get(model.name), Load(model.name, action.attempt, action.deadline_ms)
         if isinstance(engine, Sleeper):
             await self._bring_up(engine, tried, engine.wake(model, action.attempt))

@@ -311,7 +311,7 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
             if leaving:
                 return f"{model.name} loads when {', '.join(leaving)} has left"
             return f"{model.name} loads when " + (
-                f"the load of {', '.join(loading)} has ended" if loading else "its memory is there"
+                f"the load of {', '.join(loading)} has ended" if loading else "its memory is free"
             )
         case Stage.DRAINING | Stage.STOPPING:
             return f"{model.name} is leaving memory ({model.leaving_why}) and comes back for it"

@@ -86,7 +86,7 @@ class World:
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
             m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: self._run_task,
-            m.Sleep: self._sleep, m.Rouse: self._wake_up, m.Check: self._check,
+            m.Sleep: self._sleep, m.WakeModel: self._wake_up, m.Check: self._check,
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -469,7 +469,7 @@ class World:
 
     # ------------------------------------------------------------------ sleep, checks and background tasks
 
-    def _wake_up(self, action: m.Rouse) -> None:
+    def _wake_up(self, action: m.WakeModel) -> None:
         """Wakes an engine: a load with a shorter time."""
         engine = self.engines[action.model]
         engine.power, engine.attempt = Power.LOADING, action.attempt
