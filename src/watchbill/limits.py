@@ -457,6 +457,8 @@ CLAIM_REASON_CHARS_MAX = 200
 TASK_COMMAND_MS = 600_000
 TASK_OUTPUT_CHARS_MAX = 20_000
 TASK_TOKENS_MAX = 512
+#: The longest answer to a background prompt, however many tokens the engine sends.
+TASK_ANSWER_CHARS_MAX = 2**20
 #: A file of answers to background prompts is put aside beyond this size.
 TASK_ANSWERS_BYTES_MAX = 2**20
 

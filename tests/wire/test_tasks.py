@@ -80,8 +80,9 @@ async def test_an_answer_is_kept_and_says_nothing_about_answers(tmp_path: Path) 
         b"",
         HEAD + sse({"error": {"message": "out of memory", "code": 500}}),
         HEAD + b"data: {no json}\n\n",
+        HEAD + sse(*chat_events("All is")[:-1]),
     ],
-    ids=["500", "hangs up", "an error in the stream", "garbage"],
+    ids=["500", "hangs up", "an error in the stream", "garbage", "half an answer"],
 )
 async def test_an_engine_that_fails_a_task_has_failed_an_answer(tmp_path: Path, answer: bytes) -> None:
     """RES-16, RES-20: at night nobody else asks it; the watchdog hears of it all the same."""
@@ -150,7 +151,7 @@ async def test_a_prompt_goes_to_the_path_of_the_engines_address_once(tmp_path: P
 
 async def test_an_answer_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RES-16: however many tokens were asked for, an engine may send more."""
-    monkeypatch.setattr(tasks_module, "ANSWER_CHARS_MAX", 8)
+    monkeypatch.setattr(tasks_module, "TASK_ANSWER_CHARS_MAX", 8)
     async with peer_listening(says(HEAD + sse(*chat_events("one two three four"), "[DONE]"))) as peer:
         told, _ = await carry_out(ASK, peer.endpoint, tmp_path)
     assert not told.ok and "more than 8 characters" in told.text

@@ -7,26 +7,19 @@ answered, too: `chat` (one token), `embed` (one vector), `http` (health is all t
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import cast
-
-import msgspec
 
 from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
+from watchbill.engines.engine_calls import Proving, prove
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
+from watchbill.errors import EngineFailed
 
-__all__ = ["PROBES", "Progress", "ask_again", "can_be_asked", "check_health", "is_there", "warm_up"]
-
-PROBES = ("chat", "embed", "http", "none")
+__all__ = ["Progress", "ask_again", "can_be_asked", "check_health", "is_there", "warm_up"]
 
 #: Tells the scripted engine that this is part of a load, not a request.
 _PROBE_HEADERS = {"X-Watchbill-Probe": "1"}
-_CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-#: Where each probe goes, what it asks, and what the answer must have.
-_QUESTIONS = {
-    "chat": ("/v1/chat/completions", _CHAT, "choices"),
-    "embed": ("/v1/embeddings", {"input": "Hi"}, "data"),
-}
+#: The probes that a model answers itself.
+_PROVING: Mapping[str, Proving] = {"chat": "chat", "embed": "embed"}
 
 
 class Progress:
@@ -65,9 +58,9 @@ async def warm_up(endpoint: Endpoint, health: str, probe: str, progress: Progres
     upstream = Upstream()
     try:
         await _wait_for_health(upstream, endpoint, health, progress)
-        if probe in _QUESTIONS:
+        if probe in _PROVING:
             progress.text = "it said it was healthy, but had not answered the probe"
-            await _probe(upstream, endpoint, probe, _PROBE_HEADERS, limits.PROBE_MS_MAX)
+            await _prove(upstream, endpoint, _PROVING[probe], _PROBE_HEADERS)
     finally:
         await upstream.close()  # an idle connection would hold one of the engine's threads
 
@@ -77,14 +70,14 @@ def can_be_asked(warm: Warm) -> bool:
 
     Health is no proof: an engine that hangs says 200, too. A good answer would save hung models from their reset, and
     a bad one only confirms what their failed answers have shown."""
-    return warm.probe in _QUESTIONS
+    return warm.probe in _PROVING
 
 
 async def ask_again(warm: Warm) -> None:
     """Asks a warm model once more for what proved it warm, as any caller would. Raises LoadError without an answer."""
     upstream = Upstream()
     try:
-        await _probe(upstream, warm.endpoint, warm.probe, {}, limits.PROBE_MS_MAX)
+        await _prove(upstream, warm.endpoint, _PROVING[warm.probe], {})
     finally:
         await upstream.close()
 
@@ -121,26 +114,10 @@ async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, pr
         await asyncio.sleep(progress.pause_ms() / 1000)
 
 
-async def _probe(
-    upstream: Upstream, endpoint: Endpoint, kind: str, headers: Mapping[str, str], timeout_ms: int
-) -> None:
-    path, fields, wanted = _QUESTIONS[kind]
-    body = msgspec.json.encode({"model": endpoint.upstream_model, **fields})
-    outgoing = Outgoing(endpoint, "POST", path, body, headers)
+async def _prove(upstream: Upstream, endpoint: Endpoint, kind: Proving, headers: Mapping[str, str]) -> None:
     try:
-        reply = await upstream.fetch(
-            outgoing, timeout_ms=timeout_ms, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
-        )
+        await prove(upstream, endpoint, kind, headers)
     except UpstreamFailed as failure:
         raise LoadError(f"says it is healthy, but failed the {kind} probe: {failure}") from failure
-    if reply.status != 200 or not _has(reply.body, wanted):
-        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
-        raise LoadError(f"answered the {kind} probe with status {reply.status}: {shown}")
-
-
-def _has(answer: bytes, wanted: str) -> bool:
-    try:
-        found = cast("object", msgspec.json.decode(answer))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return isinstance(found, dict) and bool(cast("dict[str, object]", found).get(wanted))
+    except EngineFailed as failure:
+        raise LoadError(f"failed the {kind} probe: {failure}") from failure

@@ -1,50 +1,41 @@
 """Background tasks of the rotation: one at a time, each a request like any other, in the lowest class (RES-16, RES-17).
 
 The command runs first, with the model's address in its environment; its output goes into the prompt where the prompt
-says `{output}`, else after it. A task that is cut for somebody's sake goes back to its lane and begins again when the
-memory is free; a command that had already ended is not run twice. Answers are kept in `ROOT/background/`.
+says `{output}`, else after it. A task that is cut for the sake of other work begins again when it has its next turn; a
+command that had already ended is not run twice. Answers are kept for people in `ROOT/background/`.
 """
 
 import asyncio
+import errno
 import logging
+import os
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import msgspec
-
+from watchbill import names
 from watchbill.catalog import ROTATION_LANE, BackgroundTask
 from watchbill.core.messages import TaskEnded
-from watchbill.engines.base import Endpoint
-from watchbill.engines.sse import DONE, EventReader
-from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
-from watchbill.errors import EngineFailed, TheirsError
-from watchbill.limits import TASK_COMMAND_MS, TASK_OUTPUT_CHARS_MAX, TASK_TOKENS_MAX
+from watchbill.engines.engine_calls import ask_text
+from watchbill.engines.upstream import Upstream
+from watchbill.errors import TheirsError
+from watchbill.limits import (
+    TASK_ANSWER_CHARS_MAX,
+    TASK_ANSWERS_BYTES_MAX,
+    TASK_COMMAND_MS,
+    TASK_OUTPUT_CHARS_MAX,
+    TASK_TOKENS_MAX,
+)
 from watchbill.processes import Keeper
-from watchbill.runtime.answers import AnswerBook
 from watchbill.runtime.ticket import Start, Submission, Ticket
+from watchbill.runtime.turns import in_turns
 
 __all__ = ["Tasks"]
 
-#: An answer's length, whatever the engine makes of the tokens that it was asked for.
-ANSWER_CHARS_MAX = 2**20
 _LOG = logging.getLogger("watchbill.rotation")
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-
-
-class _Event(msgspec.Struct):
-    """One event of a streamed answer, as far as a task reads it."""
-
-    choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
-    error: dict[str, object] | str | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +47,13 @@ class _Work:
     load_ms: int = 0
     useful_ms: int = 0
     attempt: int = -1  # of the load that was last counted
+
+    def prompt(self, prompt: str) -> str:
+        """The prompt with the output of the command."""
+        output = self.output or ""
+        if "{output}" in prompt:
+            return prompt.replace("{output}", output)
+        return f"{prompt}\n\n{output}" if output else prompt
 
 
 class Tasks:
@@ -76,68 +74,39 @@ class Tasks:
     async def _run(self, model: str, work: _Work, now: Callable[[], int]) -> None:
         ok, text = False, "it broke off"
         try:
-            ticket = self._submit(Submission(model, lane=ROTATION_LANE.name))
-            try:
-                text = await self._turns(ticket, work, now)
-                ticket.finish(ok=None)  # how long a task takes says nothing about answers
-            except EngineFailed as error:
-                timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
-                ticket.finish(ok=False, timed_out=timed_out)  # at night nobody else may find out
-                raise
-            finally:
-                ticket.close()
+            submission = Submission(model, lane=ROTATION_LANE.name)
+            text = await in_turns(self._submit, submission, partial(self._turn, work, now))
             ok = True
         except (TheirsError, OSError) as error:
             text = str(error)
         finally:  # whatever happened, the rotation hears of it: it waits for this task
             self._feed(TaskEnded(model, work.load_ms, work.useful_ms, ok, text))
 
-    async def _turns(self, ticket: Ticket, work: _Work, now: Callable[[], int]) -> str:
-        """Works until it is done. RES-17: explicit work comes first; then the task is queued again."""
-        while True:
-            start = await ticket.granted()
-            began = now()
-            if start.attempt != work.attempt:
-                work.attempt, work.load_ms = start.attempt, work.load_ms + start.load_ms
-            text = await self._until_cut(ticket, start, work)
-            work.useful_ms = now() - began
-            if text is not None:
-                return text
-            if ticket.cut not in ("requeue", "boundary"):
-                raise TheirsError(f"it was ended: {ticket.cut}")
-            _LOG.info("background task of %s makes way for explicit work", start.model)
-            ticket.give_back()
-
-    async def _until_cut(self, ticket: Ticket, start: Start, work: _Work) -> str | None:
-        """What came of it; None when it was cut."""
-        working = asyncio.ensure_future(self._perform(ticket, start, work))
-
-        def stop() -> None:
-            working.cancel()
-
-        ticket.on_cut = stop
-        if ticket.cut is not None:
-            stop()
+    async def _turn(self, work: _Work, now: Callable[[], int], ticket: Ticket, start: Start) -> str:
+        """Does the task, and counts how long that and the load for it took."""
+        began = now()
+        if start.attempt != work.attempt:
+            work.attempt, work.load_ms = start.attempt, work.load_ms + start.load_ms
         try:
-            return await working
-        except asyncio.CancelledError:
-            if ticket.cut is None:
-                raise
-            return None
+            return await self._perform(work, ticket, start)
         finally:
-            working.cancel()
+            work.useful_ms = now() - began
 
-    async def _perform(self, ticket: Ticket, start: Start, work: _Work) -> str:
+    async def _perform(self, work: _Work, ticket: Ticket, start: Start) -> str:
         task = work.task
         if task.command is not None and work.output is None:
             work.output = await self._command(task.command, start)
-        output = work.output or ""
         if task.prompt is None:
-            return f"the command wrote {len(output)} characters"
-        prompt = task.prompt.replace("{output}", output)
-        if output and "{output}" not in task.prompt:
-            prompt = f"{prompt}\n\n{output}"
-        answer = await self._ask(ticket, start.endpoint, start.model, prompt)
+            return f"the command wrote {len(work.output or '')} characters"
+        answer = await ask_text(
+            self._upstream,
+            start.endpoint,
+            start.model,
+            work.prompt(task.prompt),
+            tokens_max=TASK_TOKENS_MAX,
+            chars_max=TASK_ANSWER_CHARS_MAX,
+            leave=ticket.leave,
+        )
         await asyncio.to_thread(self._answers.keep, start.model, answer)
         return f"the model answered with {len(answer)} characters"
 
@@ -152,47 +121,32 @@ class Tasks:
             raise TheirsError(f"{words[0]} ended with {finished.code}: {finished.output.strip()[-200:]}")
         return finished.output[:TASK_OUTPUT_CHARS_MAX]
 
-    async def _ask(self, ticket: Ticket, endpoint: Endpoint, model: str, prompt: str) -> str:
-        """Asks for a stream: engines notice that a caller left only while they stream."""
-        body = msgspec.json.encode(
-            {
-                "model": endpoint.upstream_model or model,
-                "messages": [{"role": "user", "content": prompt}],
-                "max_tokens": TASK_TOKENS_MAX,
-                "stream": True,
-            }
-        )
-        outgoing = Outgoing(endpoint, "POST", "/v1/chat/completions", body)
-        call = self._upstream.call(outgoing, streamed=True)
-        try:
-            status = await call.head()
-            if status != 200:
-                raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}")
-            reader, said = EventReader(), ""
-            while piece := await call.chunk():
-                said += "".join(_text_of(payload) for payload in reader.feed(piece))
-                if len(said) > ANSWER_CHARS_MAX:
-                    raise TheirsError(f"the engine answered with more than {ANSWER_CHARS_MAX} characters")
-            return said
-        finally:
-            ticket.leave(call)
-
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends the task that runs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._upstream.close()
 
 
-def _text_of(payload: bytes) -> str:
-    """The words in one event. Raises EngineFailed for what is no event of a chat, or says that it failed."""
-    if payload == DONE:
-        return ""
-    try:
-        event = msgspec.json.decode(payload, type=_Event)
-    except msgspec.MsgspecError as error:
-        raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
-    if event.error is not None:
-        raise EngineFailed(f"the engine broke off: {str(event.error)[:200]}")
-    return "".join(choice.delta.content or "" for choice in event.choices)
+class AnswerBook:
+    """The folder of answers: one file per model, the newest answer last.
+
+    A file that has grown past its bound becomes `NAME.1` and a new one begins; nothing is kept beyond the two."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, model: str, answer: str) -> None:
+        """Adds an answer. A disk without room loses it, and the log says so."""
+        path = self._folder / f"{names.file_stem(model)}.md"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > TASK_ANSWERS_BYTES_MAX:
+                os.replace(path, path.with_suffix(".md.1"))
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"## {time.strftime('%Y-%m-%d %H:%M:%S')}\n\n{answer.strip()}\n\n")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+                raise
+            _LOG.warning("the answer of %s is lost: %s", model, error)

@@ -1,0 +1,139 @@
+"""How the daemon itself asks a model: background tasks, probes of a load, questions of the watchdog.
+
+Knows the bodies of such questions and what an answer must have. A text is asked for as a stream, because engines notice
+that their caller left only while they stream; a probe is so short that it is asked for whole. Callers bring the client
+and decide when to ask: a background task in its turn, a probe at any time.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from watchbill import limits
+from watchbill.engines.base import Endpoint
+from watchbill.engines.sse import DONE, EventReader
+from watchbill.engines.upstream import Call, Outgoing, Upstream
+from watchbill.errors import EngineFailed, TheirsError
+
+__all__ = ["Proving", "ask_text", "prove"]
+
+#: What a probe asks for: one token, or one vector.
+Proving = Literal["chat", "embed"]
+
+_CHAT = "/v1/chat/completions"
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Event(msgspec.Struct):
+    """One event of a streamed chat, as far as it is read here."""
+
+    choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
+    error: dict[str, object] | str | None = None
+
+
+class _OneToken(msgspec.Struct):
+    """What the answer to a chat must have."""
+
+    choices: list[msgspec.Raw]
+
+
+class _OneVector(msgspec.Struct):
+    """What the answer to a request for embeddings must have."""
+
+    data: list[msgspec.Raw]
+
+
+def _chat(endpoint: Endpoint, model: str, prompt: str, tokens_max: int, *, stream: bool) -> bytes:
+    fields: dict[str, object] = {
+        "model": endpoint.upstream_model or model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens_max,
+    }
+    return msgspec.json.encode(fields | {"stream": True} if stream else fields)
+
+
+async def ask_text(
+    client: Upstream,
+    endpoint: Endpoint,
+    model: str,
+    prompt: str,
+    *,
+    tokens_max: int,
+    chars_max: int,
+    leave: Callable[[Call], None] = Call.abort,
+) -> str:
+    """The model's answer to a prompt. `leave` is given the call when it is over, however it ended.
+
+    Raises EngineFailed when the engine does not give a whole answer, TheirsError when it refuses the question or
+    answers with more characters than `chars_max`."""
+    body = _chat(endpoint, model, prompt, tokens_max, stream=True)
+    call = client.call(Outgoing(endpoint, "POST", _CHAT, body), streamed=True)
+    try:
+        status = await call.head()
+        if status != 200:
+            raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}")
+        return await _text(call, chars_max)
+    finally:
+        leave(call)
+
+
+async def _text(call: Call, chars_max: int) -> str:
+    reader, said, is_done = EventReader(), "", False
+    while piece := await call.chunk():
+        for payload in reader.feed(piece):
+            is_done = is_done or payload == DONE
+            said += "" if is_done else _text_of(payload)
+        if len(said) > chars_max:
+            raise TheirsError(f"the engine answered with more than {chars_max} characters")
+    if not is_done:
+        raise EngineFailed("the engine's stream ended before its answer did")
+    return said
+
+
+def _text_of(payload: bytes) -> str:
+    """The text in one event of a chat. Raises EngineFailed for any other event, and for one that tells of a failure."""
+    try:
+        event = msgspec.json.decode(payload, type=_Event)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
+    if event.error is not None:
+        raise EngineFailed(f"the engine broke off: {str(event.error)[:200]}")
+    return "".join(choice.delta.content or "" for choice in event.choices)
+
+
+async def prove(
+    client: Upstream, endpoint: Endpoint, kind: Proving, headers: Mapping[str, str] = _NO_HEADERS
+) -> None:
+    """Has a model prove that it answers, with one token or one vector. Raises EngineFailed when it does not."""
+    if kind == "chat":
+        path, body = _CHAT, _chat(endpoint, "", "Hi", 1, stream=False)
+    else:
+        path = "/v1/embeddings"
+        body = msgspec.json.encode({"model": endpoint.upstream_model, "input": "Hi"})
+    reply = await client.fetch(
+        Outgoing(endpoint, "POST", path, body, headers),
+        timeout_ms=limits.PROBE_MS_MAX,
+        limit_bytes=limits.PROBE_ANSWER_BYTES_MAX,
+    )
+    if reply.status != 200 or not _is_proof(kind, reply.body):
+        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
+        raise EngineFailed(f"it answered with status {reply.status}: {shown}")
+
+
+def _is_proof(kind: Proving, answer: bytes) -> bool:
+    try:
+        if kind == "chat":
+            return bool(msgspec.json.decode(answer, type=_OneToken).choices)
+        return bool(msgspec.json.decode(answer, type=_OneVector).data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

@@ -1,0 +1,77 @@
+"""Work that the daemon does with a model for itself: a request in a lane like any other, with no client behind it.
+
+    answer = await in_turns(submit, Submission(model, lane=...), work)
+
+`work` runs when the request has its turn, with the ticket and where the model answers. Work that is cut for the sake of
+another request goes back to its lane and begins again in its next turn; what it wants to keep until then it keeps
+itself. Work that is cut for any other reason ends with an error.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from watchbill.core.messages import CutKind
+from watchbill.engines.upstream import UpstreamFailed
+from watchbill.errors import EngineFailed, TheirsError
+from watchbill.runtime.ticket import Start, Submission, Ticket
+
+__all__ = ["Work", "in_turns"]
+
+_LOG = logging.getLogger("watchbill.turns")
+Result = TypeVar("Result")
+Work = Callable[[Ticket, Start], Coroutine[object, object, Result]]
+
+
+async def in_turns(
+    submit: Callable[[Submission], Ticket], submission: Submission, work: Work[Result]
+) -> Result:
+    """What came of the work. Raises the refusal of the scheduler, and TheirsError when the work was ended.
+
+    Whatever `work` raises passes through. EngineFailed counts against the model: there may be no other caller who
+    would notice. Success teaches nothing about answers: how long such work takes says nothing about them."""
+    ticket = submit(submission)
+    try:
+        result = await _until_done(ticket, work)
+        ticket.finish(ok=None)
+    except EngineFailed as error:
+        timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
+        ticket.finish(ok=False, timed_out=timed_out)
+        raise
+    finally:
+        ticket.close()
+    return result
+
+
+async def _until_done(ticket: Ticket, work: Work[Result]) -> Result:
+    """RES-17: explicit work comes first; then this work is queued again."""
+    while True:
+        start = await ticket.granted()
+        working = asyncio.ensure_future(work(ticket, start))
+        if await _ends_uncut(ticket, working):
+            return working.result()
+        if ticket.cut not in (CutKind.REQUEUE, CutKind.BOUNDARY):
+            raise TheirsError(f"it was ended: {ticket.cut}")
+        _LOG.info("work of the daemon on %s makes way for explicit work", start.model)
+        ticket.give_back()
+
+
+async def _ends_uncut(ticket: Ticket, working: "asyncio.Future[Result]") -> bool:
+    """Waits for the work to end. False when it was cut. Raises what the work raises."""
+
+    def stop() -> None:
+        working.cancel()
+
+    ticket.on_cut = stop
+    if ticket.cut is not None:
+        stop()
+    try:
+        await working
+    except asyncio.CancelledError:
+        if ticket.cut is None:
+            raise
+        return False
+    finally:
+        working.cancel()
+    return True
