@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchbill.cli.quick import Asked, lead_with_command, understand
-from watchbill.cli.screen import UpScreen
 from watchbill.cli.terminal import Column, Part, Terminal, plain
-from watchbill.cli.welcome import next_steps
+from watchbill.cli.up import UpScreen, next_steps
 from watchbill.root import command_for, find_root
 
 AMOUNTS = st.lists(st.integers(0, 2**50), min_size=1, max_size=5)

@@ -5,7 +5,7 @@ import threading
 
 from watchbill.catalog import EngineRules
 from watchbill.cli import run
-from watchbill.cli.calls import silent_engines
+from watchbill.cli.facts import silent_engines
 
 CONFIG = """
 [engines.near]

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
-from watchbill.cli.bounds import (
+from watchbill.errors import ConfigError, NotReachable, TheirsError
+from watchbill.limits import (
     CLI_ANSWER_BYTES_MAX,
     CLI_ANSWER_TIMEOUT_S,
     CLI_LINE_BYTES_MAX,
     CLI_STREAM_SILENCE_S,
 )
-from watchbill.errors import ConfigError, NotReachable, TheirsError
 from watchbill.root import Root, find_root
 
 __all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "find_address", "quoted"]

@@ -1,17 +1,61 @@
-"""`doctor`: looks at everything Watchbill depends on and says what to do about what is wrong."""
+"""`doctor`: looks at everything Watchbill depends on and says what to do about what is wrong.
+
+Each check reads, changes nothing, and returns findings; none of them raises.
+"""
 
 import json as jsonlib
+import os
+import platform
+import shutil
+import stat
+import sys
+from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from watchbill.cli.checks import Finding, Health, check_all
+from watchbill import __version__
+from watchbill.catalog import RAM
+from watchbill.cli.client import Client, DaemonRefused
 from watchbill.cli.options import Common
 from watchbill.cli.session import open_for_doctor
 from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import ConfigError, WatchbillError
+from watchbill.packages import how_to_install
+from watchbill.probes import ProbeError
+from watchbill.probes.ram import RamProbe
+from watchbill.root import LAYOUT_VERSION, Root
+from watchbill.units import format_bytes
 
-__all__ = ["doctor"]
+__all__ = ["Finding", "Health", "check_all", "doctor"]
+
+#: Below these a pull or a journal will soon fail.
+DISK_FREE_WARN_BYTES = 5 * 10**9
+DISK_FREE_FAIL_BYTES = 200 * 10**6
+#: The default reserve: with less nothing is loaded.
+MEMORY_WARN_BYTES = 2 * 2**30
+STALL_WARN_PERCENT = 20.0
+_FORGETFUL = frozenset({"tmpfs", "ramfs", "overlay"})
+
+
+class Health(StrEnum):
+    """How a finding is meant."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but not as it could, or not for long
+    FAIL = "fail"  # does not work
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    name: str
+    health: Health
+    text: str
+    advice: str = ""
+
 
 _DEFAULTS = Common()
 _SIGNS = {Health.OK: ("✓", "green"), Health.WARN: ("!", "yellow"), Health.FAIL: ("✗", "red")}
@@ -49,3 +93,190 @@ def _draw(finding: Finding, terminal: Terminal) -> list[str]:
     if finding.advice:
         lines += [terminal.mark(each, "dim") for each in terminal.wrapped(f"→ {plain(finding.advice)}", 16)]
     return lines
+
+
+# ------------------------------------------------------------------ the checks
+
+
+def check_all(root: Root, client: Client | None, config: Path | None) -> list[Finding]:
+    """Everything, in the order in which one would mend it."""
+    return [
+        *check_environment(),
+        *check_root(root),
+        *check_memory(),
+        *check_config(config, root),
+        *check_daemon(root, client),
+    ]
+
+
+def check_environment() -> list[Finding]:
+    """Interpreter, platform, and what can run models here."""
+    where = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    findings = [Finding("watchbill", Health.OK, f"{__version__} on {where} ({sys.prefix})")]
+    if sys.platform != "linux":
+        findings.append(Finding("platform", Health.WARN, "only the command line and the spool run here"))
+    if binary := shutil.which("llama-server"):
+        findings.append(Finding("llama.cpp", Health.OK, f"llama-server at {binary}"))
+    elif version := _version_of("xllamacpp"):
+        findings.append(Finding("llama.cpp", Health.OK, f"embedded (xllamacpp {version})"))
+    else:
+        advice = f"{how_to_install('local')}, or put llama-server on the PATH"
+        findings.append(
+            Finding("llama.cpp", Health.WARN, "neither llama-server nor xllamacpp is here", advice)
+        )
+    return findings
+
+
+def check_root(root: Root) -> list[Finding]:
+    """The state root: there, ours, private, readable by this version, on a disk with room."""
+    if not root.path.exists():
+        return [_check_absent(root.path), *_check_disk(root.path)]
+    try:
+        version = root.read_version()
+    except (WatchbillError, OSError) as error:
+        why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        return [Finding("root", Health.FAIL, f"{root.path}: {why}", "name another root with --root")]
+    if version > LAYOUT_VERSION:
+        text = f"{root.path} has layout {version}, written by a newer Watchbill"
+        return [Finding("root", Health.FAIL, text, "upgrade Watchbill, or name another root with --root")]
+    if not os.access(root.path, os.R_OK | os.W_OK | os.X_OK):
+        return [
+            Finding("root", Health.FAIL, f"{root.path} is not writable", f"sudo chown -R $USER {root.path}")
+        ]
+    open_to = stat.S_IMODE(root.path.stat().st_mode) & 0o077
+    if open_to:
+        advice = f"chmod 700 {root.path}"
+        first = Finding("root", Health.WARN, f"{root.path} can be entered by other users", advice)
+    else:
+        first = Finding("root", Health.OK, f"{root.path}, layout {version or 'new'}")
+    return [first, *_check_disk(root.path)]
+
+
+def check_memory() -> list[Finding]:
+    """What the machine and its control groups leave for models."""
+    probe = RamProbe()
+    try:
+        reading = probe.read()[RAM]
+    except ProbeError as error:
+        return [Finding("memory", Health.FAIL, str(error))]
+    text = f"{format_bytes(reading.available)} of {format_bytes(reading.capacity)} available"
+    scarce = reading.available < MEMORY_WARN_BYTES
+    advice = "models load only while the reserve (2 GiB by default) stays free" if scarce else ""
+    findings = [Finding("memory", Health.WARN if scarce else Health.OK, text, advice)]
+    if room := probe.groups.headroom():
+        limit = f"limited to {format_bytes(room.limit)} by {room.folder}"
+        findings.append(Finding("cgroup", Health.OK, f"{limit} (version {probe.groups.version})"))
+    if (stall := probe.stall_percent()) > STALL_WARN_PERCENT:
+        findings.append(
+            Finding("pressure", Health.WARN, f"work stood still for memory {stall:.0f} % of the last 10 s")
+        )
+    return findings
+
+
+def check_config(path: Path | None, root: Root) -> list[Finding]:
+    """The config that `up` would take, the model files it names, and whether they can ever fit."""
+    from watchbill.cli.facts import look_at
+    from watchbill.config import examine, read
+
+    try:
+        loaded = read(path, root=root.path)
+    except ConfigError as error:
+        first, *more = error.problems or (error,)
+        further = f" (and {len(more)} more)" if more else ""
+        named = [] if path is None else [str(path)]
+        advice = f"{root.command('config', 'check', *named)} lists everything"
+        return [Finding("config", Health.FAIL, f"{first}{further}", advice)]
+    told = f"{loaded.origin}: {', '.join(loaded.catalog.models) or 'no models'}"
+    if loaded.file is None and not all(
+        Path(model.source or "").exists() for model in loaded.catalog.models.values()
+    ):
+        return [Finding("config", Health.OK, told, f"{root.command('up')} fetches its model first")]
+    return [
+        Finding("config", Health.OK, told),
+        *(
+            Finding("config", Health.FAIL if found.is_grave else Health.WARN, str(found.problem))
+            for found in examine(loaded, look_at(loaded, root))
+        ),
+    ]
+
+
+def check_daemon(root: Root, client: Client | None) -> list[Finding]:
+    """Whether a daemon runs on this root, answers, and schedules. Without a client none was found there."""
+    try:
+        record = root.read_daemon()
+    except (
+        ConfigError
+    ):  # a root of another user: more is said above, and its daemon may be asked all the same
+        record = None
+    if client is not None and record is not None and record.url != client.url and record.is_alive():
+        record = None  # another daemon was named than that of the root
+    if record is not None and not record.is_alive():
+        advice = f"{root.command('up')} starts a new one and clears what the old one left"
+        return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
+    if client is None:
+        return [Finding("daemon", Health.OK, f"none runs on {root.path}", f"{root.command('up')} starts one")]
+    logs = f"{root.command('logs')} says why"
+    whose = f"pid {record.pid} at {client.url}" if record is not None else client.url
+    try:
+        client.get("/ready")
+    except DaemonRefused as refused:
+        return [Finding("daemon", Health.FAIL, f"{whose} is not ready: {refused}", logs)]
+    except WatchbillError as error:
+        if record is None:
+            return [
+                Finding(
+                    "daemon", Health.OK, f"none answers at {client.url}", f"{root.command('up')} starts one"
+                )
+            ]
+        return [Finding("daemon", Health.FAIL, f"{whose}: {error}", logs)]
+    return [Finding("daemon", Health.OK, f"{whose} is ready")]
+
+
+def _check_absent(path: Path) -> Finding:
+    """A root that is not there: `up` makes it, where it can."""
+    place = _nearest(path)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        text = f"{path} cannot be made: {place} is not writable"
+        return Finding("root", Health.FAIL, text, "name another root with --root")
+    return Finding("root", Health.OK, f"{path} will be made by: {Root(path).command('up')}")
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _check_disk(path: Path) -> list[Finding]:
+    place = _nearest(path)
+    free = shutil.disk_usage(place).free
+    health = Health.OK
+    if free < DISK_FREE_WARN_BYTES:
+        health = Health.FAIL if free < DISK_FREE_FAIL_BYTES else Health.WARN
+    advice = "" if health is Health.OK else "models and logs need room: free some, or name another root"
+    findings = [Finding("disk", health, f"{format_bytes(free)} free at {place}", advice)]
+    if (kind := _file_system(place)) in _FORGETFUL:
+        findings.append(
+            Finding("disk", Health.WARN, f"{place} is on {kind}, which may not outlive this machine's boot")
+        )
+    return findings
+
+
+def _file_system(place: Path) -> str:
+    """The kind of the file system a folder is on; empty where the system does not tell."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    found = ("", "")
+    for mount in mounts:
+        _, folder, kind, *_ = mount.split(" ")
+        if place.is_relative_to(folder) and len(folder) >= len(found[0]):
+            found = (folder, kind)
+    return found[1]
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,19 +1,26 @@
-"""What can be learned about a config's models without loading any: their files, their programs, their size."""
+"""What can be learned about a config without loading any model: files, programs and sizes of models, and which engines
+answer."""
 
+import http.client
 import shutil
 import stat
+import threading
+import time
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from watchbill.catalog import EngineRules, Model
-from watchbill.cli.calls import silent_engines
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
+from watchbill.engines.base import endpoint_of
+from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
+from watchbill.limits import CLI_CALL_S
 from watchbill.packages import how_to_install
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
@@ -22,7 +29,7 @@ from watchbill.root import Root
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
 
-__all__ = ["look_at"]
+__all__ = ["look_at", "silent_engines"]
 
 
 def look_at(loaded: Loaded, root: Root) -> MachineFacts:
@@ -128,3 +135,47 @@ def _can_others_read(file: Path) -> bool:
         return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except FileNotFoundError:  # taken away since it was read
         return False
+
+
+# ------------------------------------------------------------------ engines that answer at an address
+
+
+def silent_engines(engines: Mapping[str, EngineRules]) -> dict[str, str]:
+    """Engine -> why its address does not answer. Blocks, within a bound.
+
+    Any answer counts, also an error. All engines are asked at once and none is waited for longer than the bound, so
+    that a name that does not resolve does not hold up a check of the config.
+    """
+    urls = {
+        name: rules.url or (DEFAULT_URL if rules.driver == "ollama" else "")
+        for name, rules in engines.items()
+    }
+    told = {name: f"{url} does not answer within {CLI_CALL_S:g} s" for name, url in urls.items() if url}
+    asking = [threading.Thread(target=_ask, args=(name, urls[name], told), daemon=True) for name in told]
+    for thread in asking:
+        thread.start()
+    end = time.monotonic() + CLI_CALL_S
+    for thread in asking:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(told)
+
+
+def _ask(name: str, url: str, told: dict[str, str]) -> None:
+    """Takes the complaint away when somebody answers, or says what went wrong."""
+    try:
+        endpoint = endpoint_of(url)
+    except ConfigError as error:
+        told[name] = str(error)
+        return
+    kind = http.client.HTTPSConnection if endpoint.tls else http.client.HTTPConnection
+    connection = kind(endpoint.host, endpoint.port, timeout=CLI_CALL_S)
+    try:
+        connection.request("GET", endpoint.path_prefix + "/")
+        connection.getresponse()
+        del told[name]
+    except (OSError, http.client.HTTPException) as error:
+        # Every kind means the same to who reads it: nobody useful is there. The text says which it was.
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        told[name] = f"{url} does not answer: {why.lower()}"
+    finally:
+        connection.close()

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from cyclopts import App, Parameter
 
-from watchbill.cli.bounds import CLI_LOAD_TIMEOUT_S
 from watchbill.cli.client import parse, quoted
 from watchbill.cli.options import Common, Json
 from watchbill.cli.progress import while_watching
@@ -16,7 +15,7 @@ from watchbill.cli.session import Session
 from watchbill.cli.status import fields
 from watchbill.cli.terminal import plain
 from watchbill.errors import ConfigError, WatchbillError
-from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S
+from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
 from watchbill.processes.attached import run_attached
 
 __all__ = ["app"]

@@ -7,8 +7,7 @@ from cyclopts import Parameter
 from watchbill.cli.client import DaemonRefused, parse, quoted
 from watchbill.cli.explain import draw_event, draw_explanation
 from watchbill.cli.options import Common, Json
-from watchbill.cli.session import show_models, show_requests, show_status
-from watchbill.cli.status import fields
+from watchbill.cli.status import fields, show_models, show_requests, show_status
 from watchbill.errors import NotReachable
 
 __all__ = ["events", "explain", "models", "requests", "status"]

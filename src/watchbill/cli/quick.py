@@ -64,7 +64,8 @@ def understand(arguments: Sequence[str]) -> Asked | None:
 
 def run_quickly(asked: Asked) -> None:
     """Shows the listing."""
-    from watchbill.cli.session import Session, open_session, show_models, show_requests, show_status
+    from watchbill.cli.session import Session, open_session
+    from watchbill.cli.status import show_models, show_requests, show_status
 
     shown: dict[str, Callable[[Session, bool], None]] = {
         "status": lambda session, json: show_status(session, json=json),

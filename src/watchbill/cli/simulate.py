@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from watchbill.cli.options import QUIET
 from watchbill.cli.progress import count_bar
-from watchbill.cli.simulation import draw_comparison, draw_frontier, draw_laws, draw_run
+from watchbill.cli.simulate_views import draw_comparison, draw_frontier, draw_laws, draw_run
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.limits import SIMULATE_SEEDS_MAX

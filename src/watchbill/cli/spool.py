@@ -18,8 +18,8 @@ from cyclopts.validators import Number
 from watchbill.catalog import SpoolRules
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
-from watchbill.cli.bounds import CLI_SPOOL_ROWS
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
+from watchbill.cli.spool_drain import drain, gc
 from watchbill.cli.spool_hook import app as hook
 from watchbill.cli.spool_hook import key
 from watchbill.cli.spool_lease import dequeue, done, renew
@@ -33,9 +33,9 @@ from watchbill.cli.spool_views import (
     events_of,
     listed_as_json,
 )
-from watchbill.cli.spool_work import drain, gc
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
+from watchbill.limits import CLI_SPOOL_ROWS
 from watchbill.root import find_root
 from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.githook import warnings as hook_warnings

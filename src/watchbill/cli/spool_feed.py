@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from watchbill.cli.bounds import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.errors import TheirsError
+from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.spool import EventRefused, Spool
 from watchbill.spool.events import encode
 from watchbill.spool.limits import EVENT_BYTES_MAX

@@ -1,15 +1,18 @@
-"""The pictures of `status`, `models` and `requests`: the API's JSON as tables and bars.
+"""The listings `status`, `models` and `requests`: the API's JSON as tables and bars.
 
 Owns how a device, a model, a lane and a request look. Only reads; every field may be missing, because a daemon may
-be older or newer than the command line that asks it.
+be older or newer than the command line that asks it. Imports nothing of the command-line framework: `quick` shows these
+listings without it.
 """
 
 import time
 from collections.abc import Mapping
 from typing import cast
 
-from watchbill.cli.bounds import CLI_ALERTS_SHOWN
+from watchbill.cli.client import parse
+from watchbill.cli.session import Session
 from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.limits import CLI_ALERTS_SHOWN
 from watchbill.root import Root
 from watchbill.units import format_bytes, format_millis
 
@@ -23,6 +26,9 @@ __all__ = [
     "figure",
     "how_to_begin",
     "rows_of",
+    "show_models",
+    "show_requests",
+    "show_status",
 ]
 
 #: One object of the API.
@@ -60,6 +66,36 @@ def figure(value: object) -> int:
     if isinstance(value, dict):
         return sum(figure(each) for each in cast("dict[str, object]", value).values())
     return int(value) if isinstance(value, int | float) else 0
+
+
+def show_status(session: Session, *, json: bool) -> None:
+    """Devices, models and lanes at one glance."""
+    content = session.client.get("/wb/v1/status")
+    if json:
+        session.terminal.show_json(content)
+        return
+    lines = draw_status(fields(parse(content)), session.client.url, session.root, session.terminal)
+    session.terminal.show(*lines)
+
+
+def show_models(session: Session, *, json: bool) -> None:
+    """The models that can be asked for."""
+    content = session.client.get("/v1/models")
+    if json:
+        session.terminal.show_json(content)
+        return
+    models = fields(fields(session.client.get_json("/wb/v1/status")).get("models"))
+    listed = rows_of(parse(content), "data")
+    session.terminal.show(*draw_catalog(listed, models, session.root, session.terminal))
+
+
+def show_requests(session: Session, *, json: bool) -> None:
+    """Every open request."""
+    content = session.client.get("/wb/v1/requests")
+    if json:
+        session.terminal.show_json(content)
+        return
+    session.terminal.show(*draw_requests(rows_of(parse(content), "requests"), session.terminal))
 
 
 def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) -> list[str]:

@@ -1,32 +1,34 @@
 """Commands that start and stop the daemon: `up` and `down`."""
 
+import contextlib
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from watchbill.cli.bounds import (
+from watchbill.cli.client import Client
+from watchbill.cli.options import Where
+from watchbill.cli.progress import Report, byte_bar, waiting_bar
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
+from watchbill.limits import (
     CLI_DOWN_NOW_TIMEOUT_S,
     CLI_DOWN_TIMEOUT_S,
     CLI_LOG_TAIL_BYTES_MAX,
     CLI_POLL_INTERVAL_S,
     CLI_READY_TIMEOUT_S,
 )
-from watchbill.cli.client import Client
-from watchbill.cli.options import Where
-from watchbill.cli.progress import waiting_bar
-from watchbill.cli.screen import UpScreen
-from watchbill.cli.terminal import Terminal, plain
-from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
 from watchbill.root import DaemonRecord, Root, find_root
 
-__all__ = ["UpOptions", "down", "up"]
+__all__ = ["UpOptions", "UpScreen", "down", "next_steps", "up"]
 
 _DEFAULTS = Where()
 
@@ -242,3 +244,58 @@ def _said_since(log: Path, offset: int) -> str:
         file.seek(offset)
         said = plain(file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace").strip())
     return said or f"watchbill: the daemon gave up without a word in {log}; is the disk full?"
+
+
+# ------------------------------------------------------------------ what a person sees of the start
+
+LOG_LEVEL_VARIABLE = "WATCHBILL_LOG_LEVEL"
+
+
+class UpScreen:
+    """What a person sees of `up`: a bar for the download, warnings, and the last words of the start.
+
+    `ready http://HOST:PORT` is the last line on standard output, for scripts; what to try next goes before it.
+    """
+
+    def __init__(self, terminal: Terminal, command: str) -> None:
+        self._terminal = terminal
+        self._command = command  # by which the daemon is found from another terminal
+        _set_up_log()
+
+    def pulling(self, text: str) -> AbstractContextManager[Report]:
+        """A bar for a download; one line where nobody watches."""
+        if not self._terminal.is_live:
+            self._terminal.note(text)
+        return byte_bar(self._terminal, text)
+
+    def warn(self, text: str) -> None:
+        """Something is wrong, and Watchbill goes on, also when nobody is there any more to be told."""
+        with contextlib.suppress(OSError):  # the terminal was closed, or the reader of the pipe has left
+            print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
+
+    def ready(self, url: str, model: str, *, newcomer: bool) -> None:
+        """Says what to try next, then that the daemon answers."""
+        if newcomer or self._terminal.is_live:
+            self._terminal.note("try next:")
+            for step in next_steps(url, model, self._command):
+                self._terminal.note(f"  {step}")
+        print(f"ready {url}", flush=True)
+
+
+def _set_up_log() -> None:
+    """One line per decision on standard error; warnings only unless more is asked for."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
+    known = level if level in logging.getLevelNamesMapping() else "WARNING"
+    logging.basicConfig(
+        level=known, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+
+
+def next_steps(url: str, model: str, command: str) -> tuple[str, str, str]:
+    """Three commands that work as they stand here."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f'{command} chat "Why is the sky blue?"',
+        f"{command} status",
+    )
