@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from gateway import first_match, process
 from load_generator import request
+from support.eventually import eventually
 from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from watchbill.catalog import Catalog, Lane, Model, WorkClass
 from watchbill.core.machine import Machine
@@ -204,9 +205,11 @@ async def wait_over_http(port: int, pid: int, queued: int) -> float:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request(port, number % 2 * 16))  # every other one wants a stream
         writers.append(writer)
-    async with asyncio.timeout(60):
-        while (await asyncio.to_thread(queue_length, port)) < queued:  # noqa: ASYNC110  it is another process's queue
-            await asyncio.sleep(0.2)
+
+    async def all_wait() -> bool:
+        return await asyncio.to_thread(queue_length, port) >= queued
+
+    await eventually(all_wait, 60)
     after = psutil.Process(pid).memory_info().rss
     for writer in writers:
         writer.transport.abort()

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.spool import reader
 
 ROOT = Path(__file__).parents[2]
@@ -91,23 +92,16 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
         driver.daemon.communicate()
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(driver: Driver) -> None:
     """SPOOL-04, SPOOL-05, SPOOL-09, SPOOL-11: nothing is missing, each event once, in order, of its kind."""
     driver.run("git", "init", "-q", "texts")
     driver.run("watchbill", "spool", "hook", "install", "texts", "--spool", "corpus")
     driver.commit("piece.md", "first")  # nobody drains yet
-    wait_for(lambda: driver.waiting() == 1)
+    wait_until(lambda: driver.waiting() == 1)
     driver.up()
-    wait_for(lambda: len(driver.corpus()) == 1)
+    wait_until(lambda: len(driver.corpus()) == 1)
     driver.commit("piece.md", "second")
-    wait_for(lambda: len(driver.corpus()) == 2)
+    wait_until(lambda: len(driver.corpus()) == 2)
     told = json.loads(driver.run("watchbill", "status", "--json"))["spools"]["corpus"]
     assert (told["appended"], told["poisoned"], told["capture_stored"], told["complaint"]) == (2, 0, 0, "")
     assert "SPOOL" in driver.run("watchbill", "status")
@@ -115,18 +109,18 @@ def test_commits_reach_the_corpus_whatever_sleeps_meanwhile(driver: Driver) -> N
     stats = json.loads(driver.run("watchbill", "spool", "stats", "--spool", "corpus", "--json"))
     assert (stats["queue"], stats["in_flight"], stats["done"]) == (0, 0, 2)
     driver.commit("creative/poem.md", "third")  # the machine sleeps
-    wait_for(lambda: driver.waiting() == 1)
+    wait_until(lambda: driver.waiting() == 1)
     driver.commit("piece.md", "fourth\n\nEvent-Kind: headline-chosen")
-    wait_for(lambda: driver.waiting() == 2)
+    wait_until(lambda: driver.waiting() == 2)
     driver.up()
-    wait_for(lambda: len(driver.corpus()) == 4)
+    wait_until(lambda: len(driver.corpus()) == 4)
     assert [event["kind"] for event in driver.corpus()] == [
         "draft-created", "draft-refined", "creative-edited", "headline-chosen",
     ]  # fmt: skip
     driver.down(signal.SIGKILL)
     driver.commit("piece.md", "fifth")
     driver.up()
-    wait_for(lambda: len(driver.corpus()) == 5)
+    wait_until(lambda: len(driver.corpus()) == 5)
     assert driver.down() == 0
     assert driver.run("watchbill", "corpus", "read", "corpus").count("\n") == 5
     driver.run("watchbill", "spool", "hook", "remove", "texts")
@@ -154,7 +148,7 @@ def test_a_changed_config_changes_what_is_drained(driver: Driver) -> None:
     driver.run("watchbill", "config", "reload")
     driver.run("watchbill", "spool", "enqueue", "--spool", "notes", stdin='{"a":1}\n')
     notes = driver.root / "corpus/notes.jsonl"
-    wait_for(lambda: notes.exists() and notes.read_text() == '{"a":1}\n')
+    wait_until(lambda: notes.exists() and notes.read_text() == '{"a":1}\n')
     assert driver.down() == 0
 
 
@@ -165,10 +159,10 @@ def test_a_spool_that_cannot_be_drained_does_not_keep_models_from_answering(driv
     driver.up()
     assert driver.run("watchbill", "chat", "hello").strip()
     journal = driver.root / "events.jsonl"
-    wait_for(lambda: journal.exists() and "spool corpus:" in journal.read_text())
+    wait_until(lambda: journal.exists() and "spool corpus:" in journal.read_text())
     (driver.root / "spool").unlink()
     driver.run(
         "watchbill", "spool", "enqueue", "--spool", "corpus", stdin='{"id":"1","kind":"note","ts":0}\n'
     )
-    wait_for(lambda: len(driver.corpus()) == 1)
+    wait_until(lambda: len(driver.corpus()) == 1)
     assert driver.down() == 0

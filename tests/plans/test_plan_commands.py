@@ -3,6 +3,7 @@
 import os
 import random
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -488,7 +489,11 @@ def test_a_command_of_any_size_is_read_in_bounded_time() -> None:
         "\\",
         "[[ -eq ",
     ):
+        began = time.thread_time()
         parse_command(piece * (100_000 // len(piece)))
+        assert time.thread_time() - began < 20, (
+            piece
+        )  # a tenth of a second; reading it twice at each depth takes hours
 
 
 def test_values_that_no_program_can_be_given_are_refused() -> None:

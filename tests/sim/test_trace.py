@@ -144,11 +144,13 @@ async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
     assert run(Trace.read(file).scenario(open_gateway()), CONTENDERS["rate"], 0).answered == 2
 
 
-async def test_a_recorder_without_a_file_writes_nothing():
+def test_a_recorder_without_a_file_writes_nothing(tmp_path, monkeypatch):
     """RES-21: what `up` has without --record."""
+    monkeypatch.chdir(tmp_path)
     recorder = Recorder()
     recorder.loaded("one", 1, {}, 1)
     recorder.close()
+    assert not recorder.is_on and list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_daemon(caplog):

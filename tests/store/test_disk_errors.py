@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.catalog import SpoolRules
 from watchbill.cli import run
 from watchbill.core.messages import Alert
@@ -295,10 +295,7 @@ def test_a_file_that_cannot_be_read_rests_between_its_tries(nobodys_folder: Path
         (waiting,) = entries(spool, State.QUEUE)
         assert (waiting.name.partition("~")[0], waiting.attempt) == (locked.name.partition("~")[0], 1)
         waiting.path.chmod(0o640)
-        deadline = time.monotonic() + 20
-        while (again := spool.lease()) is None:
-            assert time.monotonic() < deadline
-            spool.wait(0.05)
+        again = wait_until(spool.lease)
         assert (again.event["id"], again.attempt) == ("locked", 2)
 
 
@@ -336,23 +333,16 @@ def test_captured_requests_wait_for_a_full_disk_and_are_stored_in_their_order(
         )
 
     assert ask(0)
-    _wait_for(lambda: capture.view()["chats"]["stored"] == 1)
+    wait_until(lambda: capture.view()["chats"]["stored"] == 1)
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
         while file.write(b"x" * 4096):
             pass
     assert all(ask(number) for number in range(1, 200))
-    _wait_for(lambda: bool(told))
+    wait_until(lambda: bool(told))
     assert (told[0].kind, "No space left" in told[0].text) == ("capture", True)
     assert capture.view()["chats"]["waiting"] > 0
     filler.unlink()
-    _wait_for(lambda: capture.view()["chats"]["stored"] == 200)
+    wait_until(lambda: capture.view()["chats"]["stored"] == 200)
     assert (capture.close(), len(told)) == ([], 1)
     with Spool(disk / "spool") as spool:
         assert [item.event["id"] for item in iter(spool.lease, None)] == [f"{n}" for n in range(200)]
-
-
-def _wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import wait_until
 from support.killing import CALLS, Traced, deadly, life, some
 from watchbill.errors import ConfigError
 from watchbill.spool import (
@@ -289,10 +290,7 @@ def test_a_stopped_drain_gives_its_batch_back(path: Path, tmp_path: Path) -> Non
         drain = Drain(spool, Corpus(blocked / "corpus.jsonl"))
         thread = threading.Thread(target=drain.run)
         thread.start()
-        deadline = time.monotonic() + 20
-        while not drain.report.corpus_failures:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: drain.report.corpus_failures)
         drain.stop()
         thread.join(20)
         assert (stats(spool).queue, stats(spool).in_flight, spool.in_flight_here) == (1, 0, 0)
@@ -503,3 +501,4 @@ def test_a_drain_may_be_stopped_after_its_spool_was_closed(path: Path, corpus: P
         spool.wait(0)
     for drain in drains:
         drain.stop()
+        assert drain.run() is drain.report  # it is over

@@ -5,11 +5,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.cli import run
 from watchbill.errors import ConfigError
 from watchbill.spool import Spool
@@ -59,13 +59,6 @@ def events(path: Path, count: int) -> list[dict[str, object]]:
                 found[item.event["id"]] = item.event
                 spool.done(item)
     return list(found.values())
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_each_commit_becomes_an_event_of_its_kind(repository: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.cli import run
 from watchbill.spool import EventRefused, Item, LeaseLost, PoisonEvent, Spool, SpoolLayout
 from watchbill.spool import names as names_module
@@ -403,10 +404,7 @@ def test_a_forked_child_starts_afresh_and_does_not_keep_its_parents_leases(
     grandchild = child(parent).first()
     assert isinstance(grandchild, int)
     try:
-        deadline = time.monotonic() + 5
-        while spool.recover(start=False).returned == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: spool.recover(start=False).returned, 20)  # before the grandchild ends by itself
     finally:
         os.kill(grandchild, 9)
     assert stats(spool).queue == 2

@@ -92,6 +92,8 @@ def test_a_warning_to_a_terminal_that_is_gone_is_no_error(monkeypatch):
     with open("/dev/full", "wb", buffering=0) as gone:
         monkeypatch.setattr("sys.stderr", io.TextIOWrapper(gone, write_through=True))
         screen.warn("the changed config was refused")
+        with pytest.raises(OSError, match="No space left"):
+            print("another", file=sys.stderr)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill import catalog, limits
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.config import ConfigFile, default_catalog, load, parse, read
@@ -438,9 +439,7 @@ def test_a_config_on_a_mount_that_hangs_is_given_up_in_time_and_looked_at_by_one
             look()
     assert path.looks == 1
     path.goes_on.set()
-    deadline = time.monotonic() + 10
-    while _is_looking() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not _is_looking())
     with pytest.raises(FileNotFoundError):
         file.read()
 

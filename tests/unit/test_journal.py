@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.eventually import wait_until
 from watchbill.catalog import JournalRules
 from watchbill.core.messages import Note
 from watchbill.errors import LaneFull
@@ -224,11 +224,8 @@ def test_a_line_cut_by_a_full_disk_is_taken_back_and_written_whole(
     journal = disk.journal()
     journal.write(LOAD)
     assert not journal.flush(0.2) and journal.failures
-    deadline = time.monotonic() + WAIT_S
-    while (
-        disk.folder / "events.jsonl"
-    ).read_bytes() != b"":  # it tries again meanwhile, and takes it back again
-        assert time.monotonic() < deadline
+    # It tries again meanwhile, and takes it back again.
+    wait_until(lambda: not (disk.folder / "events.jsonl").read_bytes())
     full.clear()
     assert journal.flush(WAIT_S)
     assert [event["model"] for event in disk.events()] == ["smollm2"]

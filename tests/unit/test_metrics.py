@@ -118,8 +118,13 @@ def test_two_daemons_in_one_process_do_not_meet() -> None:
 
 def test_the_status_is_not_asked_before_the_first_scrape() -> None:
     """The driver is built after its metrics."""
+    asked: list[str] = []
 
-    def too_early() -> dict[str, object]:
-        raise AssertionError
+    def status() -> dict[str, object]:
+        asked.append("status")
+        return {}
 
-    Metrics(too_early)
+    metrics = Metrics(status)
+    assert asked == []
+    metrics.render()
+    assert asked == ["status"]

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from support.eventually import eventually
 from watchbill.probes import ProbeError, Reading
 from watchbill.probes.cards import find_cards
 from watchbill.probes.fake import FakeGpuProbe
@@ -245,9 +246,11 @@ async def test_a_probe_that_hangs_blocks_nobody_and_holds_one_thread(scripted: S
     assert scripted.reads == 2  # the one that hangs is not joined by others
     scripted.mood = "answer"
     scripted.go_on.set()
-    async with asyncio.timeout(20):
-        while (await patient.look())["gpu:0"].taken_at < 2000:
-            pass
+
+    async def has_come() -> bool:
+        return (await patient.look())["gpu:0"].taken_at >= 2000
+
+    await eventually(has_come)
     assert patient.failure is None
 
 

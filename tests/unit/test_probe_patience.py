@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.probes import Reading
 from watchbill.probes.patient import PatientProbe
 
@@ -28,8 +29,7 @@ async def test_a_cancelled_look_ends_even_when_its_answer_comes_at_the_same_time
     await asyncio.to_thread(probe.asked.wait, 10)
     probe.let_go.set()
     # The loop stands still while the answer is posted, so that both are there when it turns again.
-    while any(t.name == "watchbill-probe" for t in threading.enumerate()):
-        pass
+    wait_until(lambda: all(thread.name != "watchbill-probe" for thread in threading.enumerate()))
     asyncio.get_running_loop().call_soon(looking.cancel)
     with pytest.raises(asyncio.CancelledError):
         await looking

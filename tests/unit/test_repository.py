@@ -1,5 +1,6 @@
-"""The repository's own machinery: locks that can be trusted, and a set-up that says what it lacks."""
+"""The repository's own machinery: locks that can be trusted, a set-up that says what it lacks, tests that can fail."""
 
+import ast
 import re
 import runpy
 import shutil
@@ -121,3 +122,85 @@ def test_an_environment_is_rebuilt_when_it_is_broken_moved_or_of_another_python(
     assert is_foreign(fake_venv(tmp_path / "old", command_for=tmp_path / "old", version="3.10.4"))
     shutil.rmtree(good / "lib")
     assert is_foreign(good)
+
+
+# ------------------------------------------------------------------ the tests themselves
+
+#: Loops that wait by sleeping and are neither `eventually` nor `wait_until`.
+OTHER_WAITS = {
+    "tests/support/peer.py": "an engine watches its client for as long as it answers; the answer's end cancels it",
+    "tests/wire/ollama_standin.py": "the same, in a program that runs by itself",
+    "tests/wire/programs/fake_systemctl.py": "a program of its own, which its caller bounds",
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_sleep(statement: ast.stmt) -> bool:
+    """Whether it sleeps for some time; `sleep(0)` is one turn of the event loop."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    call = value.value if isinstance(value, ast.Await) else value
+    return isinstance(call, ast.Call) and name_of(call) == "sleep" and ast.unparse(call.args[0]) != "0"
+
+
+def is_wait(loop: ast.While) -> bool:
+    """Whether a loop does nothing but sleep, and give up at some time."""
+    others = [statement for statement in loop.body if not is_sleep(statement)]
+    return len(others) < len(loop.body) and all(map(is_giving_up, others))
+
+
+def is_giving_up(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.If):
+        return all(isinstance(one, ast.Raise | ast.Break) for one in statement.body)
+    return isinstance(statement, ast.Assert)
+
+
+def name_of(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def test_a_test_waits_with_eventually_or_wait_until_alone() -> None:
+    """Each private copy had another bound, and failed without the value that it saw."""
+    found: set[str] = set()
+    for folder in ("tests", "bench"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            loops = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.While)]
+            if any(map(is_wait, loops)):
+                found.add(str(file.relative_to(ROOT)))
+    assert found == {"tests/support/eventually.py", *OTHER_WAITS}
+
+
+def asserting_functions(tree: ast.Module) -> set[str]:
+    """The names of a module's functions that assert something, by themselves or by a function of the same module."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    calls = {
+        one: {name_of(call) for call in ast.walk(one) if isinstance(call, ast.Call)} for one in functions
+    }
+    found: set[str] = set()
+    while more := {one.name for one in functions if asserts(one, calls[one], found)} - found:
+        found |= more
+    return found
+
+
+def asserts(function: Function, calls: set[str], known: set[str]) -> bool:
+    by_name = {"raises", "warns", "fail", "eventually", "wait_until"} | known
+    return (
+        any(isinstance(node, ast.Assert) for node in ast.walk(function))
+        or not calls.isdisjoint(by_name)
+        or any(name.startswith("assert_") for name in calls)
+    )
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "tests").iterdir() if path.is_dir()))
+def test_every_test_asserts_something(folder: str) -> None:
+    """A test that only runs the code is green when the code does nothing."""
+    silent: list[str] = []
+    for file in sorted((ROOT / "tests" / folder).rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        asserting = asserting_functions(tree)
+        tests = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, Function) and node.name.startswith("test_")
+        }
+        silent += [f"{file.relative_to(ROOT)}: {name}" for name in sorted(tests - asserting)]
+    assert silent == []

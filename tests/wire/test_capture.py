@@ -2,13 +2,12 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.catalog import SpoolRules
 from watchbill.core.messages import Alert
 from watchbill.runtime import capture as capture_module
@@ -25,13 +24,6 @@ def request(number: int, answer: object = "because") -> Captured:
     return Captured(
         f"wb-{number}", 1.5, "chat", "small", "local", [{"role": "user", "content": "why"}], answer, "ok"
     )
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Told:
@@ -92,7 +84,7 @@ def test_a_disk_that_does_not_answer_delays_no_answer(
     assert [alert.kind for alert in told.alerts] == ["capture"]
     assert "dropped" in told.alerts[0].text
     going_on.set()
-    wait_for(lambda: capture.view()["chats"]["stored"] == 5)
+    wait_until(lambda: capture.view()["chats"]["stored"] == 5)
     assert capture.capture("chats", request(9))
     capture.close()
     with Spool(tmp_path / "spool") as spool:
@@ -115,7 +107,7 @@ def test_what_can_never_be_stored_takes_nothing_with_it(tmp_path: Path) -> None:
     capture = SpoolCapture(tmp_path, {"chats": rules()}, told)
     for number, answer in enumerate(["good", "\ud800", object(), "good"]):
         assert capture.capture("chats", request(number, answer))
-    wait_for(lambda: capture.view()["chats"] == {"stored": 2, "waiting": 0, "dropped": 2})
+    wait_until(lambda: capture.view()["chats"] == {"stored": 2, "waiting": 0, "dropped": 2})
     capture.close()
     with Spool(tmp_path / "spool") as spool:
         assert len(list(entries(spool))) == 2
@@ -128,9 +120,9 @@ def test_a_disk_that_comes_back_gets_what_waited(tmp_path: Path) -> None:
     blocked.write_text("a file where a folder should be")
     capture = SpoolCapture(tmp_path, {"chats": rules(path="blocked/spool")}, Told())
     assert capture.capture("chats", request(1))
-    wait_for(lambda: capture.view()["chats"]["waiting"] == 1)
+    wait_until(lambda: capture.view()["chats"]["waiting"] == 1)
     blocked.unlink()
-    wait_for(lambda: capture.view()["chats"]["stored"] == 1)
+    wait_until(lambda: capture.view()["chats"]["stored"] == 1)
     capture.close()
 
 

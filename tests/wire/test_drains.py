@@ -3,14 +3,14 @@
 import json
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.catalog import SpoolRules
 from watchbill.core.messages import Alert
 from watchbill.runtime import drains as drains_module
@@ -32,13 +32,6 @@ def event(number: int) -> dict[str, object]:
 
 def ids(file: Path) -> list[str]:
     return [json.loads(line)["id"] for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -68,10 +61,10 @@ def test_every_spool_of_the_config_is_drained(drains: Drains, tmp_path: Path) ->
     ]
     with Spool(tmp_path / "spool/b") as spool:
         spool.enqueue_many([event(number) for number in range(50)])
-        wait_for(lambda: len(ids(tmp_path / "corpus/b.jsonl")) == 50)
-        wait_for(lambda: stats(spool).done == 50)
-    wait_for(lambda: ids(tmp_path / "corpus/a.jsonl") == ["1"])
-    wait_for(lambda: drains.view()["b"]["appended"] == 50)
+        wait_until(lambda: len(ids(tmp_path / "corpus/b.jsonl")) == 50)
+        wait_until(lambda: stats(spool).done == 50)
+    wait_until(lambda: ids(tmp_path / "corpus/a.jsonl") == ["1"])
+    wait_until(lambda: drains.view()["b"]["appended"] == 50)
 
 
 def test_a_spool_that_cannot_be_drained_stops_no_other(
@@ -85,14 +78,14 @@ def test_a_spool_that_cannot_be_drained_stops_no_other(
     )
     with Spool(tmp_path / "spool/good") as spool:
         spool.enqueue(event(1))
-    wait_for(lambda: ids(tmp_path / "corpus/good.jsonl") == ["1"])
-    wait_for(lambda: len(alerts) == 2)
+    wait_until(lambda: ids(tmp_path / "corpus/good.jsonl") == ["1"])
+    wait_until(lambda: len(alerts) == 2)
     assert {alert.text.split(":")[0] for alert in alerts} == {"spool bad", "spool odd"}
     (tmp_path / "blocked").unlink()
     with Spool(tmp_path / "blocked/spool") as spool:
         spool.enqueue(event(2))
-    wait_for(lambda: ids(tmp_path / "corpus/bad.jsonl") == ["2"])
-    wait_for(lambda: drains.view()["bad"]["complaint"] == "")
+    wait_until(lambda: ids(tmp_path / "corpus/bad.jsonl") == ["2"])
+    wait_until(lambda: drains.view()["bad"]["complaint"] == "")
     assert len(alerts) == 2
 
 
@@ -104,12 +97,12 @@ def test_a_corpus_that_cannot_be_written_is_told_once_and_waited_for(
     drains.reconfigure({"a": rules("a")})
     with Spool(tmp_path / "spool/a") as spool:
         spool.enqueue(event(1))
-        wait_for(lambda: len(alerts) == 1)
+        wait_until(lambda: len(alerts) == 1)
         assert "corpus" in alerts[0].text
         (tmp_path / "corpus").unlink()
-        wait_for(lambda: stats(spool).done == 1)
+        wait_until(lambda: stats(spool).done == 1)
     assert ids(tmp_path / "corpus/a.jsonl") == ["1"]
-    wait_for(lambda: drains.view()["a"]["complaint"] == "")
+    wait_until(lambda: drains.view()["a"]["complaint"] == "")
     assert len(alerts) == 1
 
 
@@ -118,7 +111,7 @@ def test_poisoned_events_are_told(drains: Drains, tmp_path: Path, alerts: list[A
     with Spool(tmp_path / "spool/a") as spool:
         spool.enqueue_many([{"id": "x"}, {"id": "y"}, event(1)])
     drains.reconfigure({"a": rules("a")})
-    wait_for(lambda: len(alerts) == 1)
+    wait_until(lambda: len(alerts) == 1)
     assert alerts[0].kind == "spool-poison"
     assert "2 events were poisoned" in alerts[0].text
     command = alerts[0].text.rpartition("; see: ")[2]
@@ -140,7 +133,7 @@ def test_what_a_spool_holds_is_known(drains: Drains, tmp_path: Path) -> None:
         assert spool.lease() is not None
         drains.reconfigure({"a": rules("a", drain=False), "none": rules("none", drain=False)})
         held = {"waiting": 33, "leased": 1, "poison": 1}
-        wait_for(lambda: {key: drains.view()["a"][key] for key in held} == held)
+        wait_until(lambda: {key: drains.view()["a"][key] for key in held} == held)
     assert drains.view()["none"]["waiting"] == 0
 
 
@@ -156,7 +149,7 @@ def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains,
     for name in ("b", "c"):
         with Spool(tmp_path / "spool" / name) as spool:
             spool.enqueue(event(1))
-    wait_for(lambda: ids(tmp_path / "corpus/other.jsonl") == ["1"])
+    wait_until(lambda: ids(tmp_path / "corpus/other.jsonl") == ["1"])
     with Spool(tmp_path / "spool/c") as spool:
         assert stats(spool).queue == 1
 
@@ -172,7 +165,7 @@ def test_a_spool_may_be_left_to_other_processes(drains: Drains, tmp_path: Path) 
         spool.checkpoint()  # what a log still holds is not collected
         spool.enqueue(event(2))
         drains.reconfigure({"a": rules("a", drain=False)})
-        wait_for(lambda: stats(spool).done == 0)
+        wait_until(lambda: stats(spool).done == 0)
         assert stats(spool).queue == 1
 
 
@@ -185,4 +178,4 @@ def test_finished_events_are_archived_on_schedule(drains: Drains, tmp_path: Path
         day = next((tmp_path / "spool/a/queue-done").iterdir())
         day.rename(day.with_name("2020-01-01"))
     drains.reconfigure({"a": rules("a", archive="archive")})
-    wait_for(lambda: (tmp_path / "archive").is_dir() and any((tmp_path / "archive").glob("2020-01-01*")))
+    wait_until(lambda: (tmp_path / "archive").is_dir() and any((tmp_path / "archive").glob("2020-01-01*")))

@@ -151,9 +151,7 @@ class TestLlamaCpp(EngineContract):
         async def is_asleep() -> bool:
             return await engine.is_asleep("m") is True
 
-        async with asyncio.timeout(15):
-            while not await is_asleep():  # noqa: ASYNC110  the engine's own clock decides
-                await asyncio.sleep(0.1)
+        await eventually(is_asleep)
         asleep = await asyncio.to_thread(engine.memory, "m")
         assert asleep["ram"] < warm.memory["ram"] - 40 * 10**6
         assert await is_asleep(), "looking woke it"

@@ -5,12 +5,13 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually
 from support.open_gateway import raw
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, ProcessType, WorkClass
@@ -103,13 +104,7 @@ class Place:
         return {line.split('outcome="')[1].split('"')[0] for line in found}
 
     async def until_reset(self) -> None:
-        await until(lambda: self.model.resets == 1 or self.model.loads == 2)
-
-
-async def until(happened: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not happened():  # noqa: ASYNC110  the condition is somebody else's
-            await asyncio.sleep(0.01)
+        await eventually(lambda: self.model.resets == 1 or self.model.loads == 2, 60)
 
 
 @asynccontextmanager
@@ -149,10 +144,10 @@ async def test_callers_who_leave_because_nothing_comes_raise_the_question(
             if place.model.loads != 1 or place.model.is_suspect:
                 break
             _, writer = await place.open(*CALLS["openai streamed"][:2], "patient")
-            await until(lambda: place.model.running or place.model.is_suspect)
+            await eventually(lambda: place.model.running or place.model.is_suspect)
             await asyncio.sleep(place.model.silence_ms / 2000)  # the client's patience
             writer.transport.abort()
-            await until(lambda: not place.model.running)
+            await eventually(lambda: not place.model.running)
         await place.until_reset()
         assert place.outcomes() == {"ok", "cancelled"}
 
@@ -168,7 +163,7 @@ async def test_callers_who_leave_a_model_that_is_well_change_nothing(
             async with asyncio.timeout(60):
                 await reader.readuntil(b"data: ")
             writer.transport.abort()
-            await until(lambda: not place.model.running)
+            await eventually(lambda: not place.model.running)
         assert (place.model.bad_answers, place.model.loads) == (0, 1)
 
 
@@ -204,9 +199,11 @@ async def test_an_engine_that_can_only_be_asked_for_its_health_is_found_too(
 
 async def until_up(place: Place) -> None:
     """A model without a probe counts as warm before its port is open."""
-    async with asyncio.timeout(60):
-        while (await place.ask(*CALLS["openai"][:2], "patient"))[0] != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+
+    async def is_up() -> bool:
+        return (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+
+    await eventually(is_up, 60)
 
 
 async def test_a_model_that_is_healthy_and_slow_is_not_reset_for_three_quick_timeouts(

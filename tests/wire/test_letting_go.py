@@ -72,9 +72,11 @@ def endpoint_of(driver: Driver) -> Endpoint:
 
 async def until_active(driver: Driver) -> None:
     """Waits until the engine works on something."""
-    async with asyncio.timeout(20):
-        while "a" not in driver._room.warm or (await state_of(endpoint_of(driver)))["active"] != 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # what it waits for is in another process
+
+    async def is_active() -> bool:
+        return "a" in driver._room.warm and (await state_of(endpoint_of(driver)))["active"] == 1
+
+    await eventually(is_active)
 
 
 async def leaves(serving: Serving, driver: Driver, path: str, *, stream: bool) -> None:

@@ -6,12 +6,12 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually, wait_until
 from watchbill.catalog import RAM
 from watchbill.probes import ProbeError
 from watchbill.probes.cgroups import MemoryGroups
@@ -182,13 +182,6 @@ def test_this_machine_can_be_read() -> None:
     reading = RamProbe().read()[RAM]
     assert 0 < reading.available <= reading.capacity
     assert reading.for_core(reading.taken_at + 70).age_ms == 70
-
-
-def wait_until(is_so: Callable[[], object], seconds: float = WAIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -390,7 +383,7 @@ async def test_work_that_stands_still_for_memory_wakes_the_event_loop(group: Pat
     loop.add_reader(watcher.fileno(), woken.set)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", text)
     try:
-        await asyncio.wait_for(woken.wait(), 2 * WAIT_S)
+        await eventually(woken.is_set, 2 * WAIT_S)
     finally:
         process.kill()
         await process.wait()

@@ -50,7 +50,7 @@ with asyncio.Runner(loop_factory={LOOPS[loop]}) as runner:
 @pytest.fixture(params=sorted(LOOPS))
 def loop(request: pytest.FixtureRequest) -> str:
     if request.param == "uvloop":
-        pytest.importorskip("uvloop")
+        pytest.importorskip("uvloop", reason="needs the extra watchbill[fast]")
     return request.param
 
 

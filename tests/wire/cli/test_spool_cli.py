@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
+from support.eventually import wait_until
 from watchbill.cli import run
 from watchbill.spool import Spool
 
@@ -30,13 +29,6 @@ def counts(folder: Path) -> dict[str, int]:
 
 def ids(corpus: Path) -> list[str]:
     return [json.loads(line)["id"] for line in corpus.read_text().splitlines()] if corpus.exists() else []
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def one_line(done) -> str:
@@ -99,7 +91,7 @@ def test_a_pipe_is_stored_as_it_comes(alone, tmp_path):
     process = alone.start_with(read, "spool", "enqueue", "--spool", "s", "--json")
     os.close(read)
     os.write(write, events(1).encode())
-    wait_for(lambda: (tmp_path / "s/queue").is_dir() and counts(tmp_path / "s")["queue"] == 1)
+    wait_until(lambda: (tmp_path / "s/queue").is_dir() and counts(tmp_path / "s")["queue"] == 1)
     os.write(write, (events(2) + "nonsense\n" + events(3)).encode())
     os.close(write)
     out, error = process.communicate(timeout=20)
@@ -170,9 +162,9 @@ def test_looking_and_moving_beside_a_living_worker(alone, tmp_path):
 def test_a_drain_goes_on_until_it_is_told_to_stop(alone, tmp_path):
     """SPOOL-04, SPOOL-09: it takes what arrives, and ends on SIGTERM with nothing in its hands."""
     drain = alone.start("spool", "drain", "--spool", "s", "--corpus", "c.jsonl", "--json")
-    wait_for((tmp_path / "s/queue").is_dir)
+    wait_until((tmp_path / "s/queue").is_dir)
     alone("spool", "enqueue", "--spool", "s", stdin=events(1))
-    wait_for(lambda: ids(tmp_path / "c.jsonl") == ["1"])
+    wait_until(lambda: ids(tmp_path / "c.jsonl") == ["1"])
     drain.send_signal(signal.SIGTERM)
     out, error = drain.communicate(timeout=20)
     assert drain.returncode == 0, error

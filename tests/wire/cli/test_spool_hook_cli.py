@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from support.eventually import wait_until
+
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
@@ -33,14 +35,6 @@ def commit(alone, repository, file, message="text"):
     git(alone, "commit", "-q", "-m", message, cwd=repository)
 
 
-def wait_for(true):
-    deadline = time.monotonic() + 30
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def queued(tmp_path):
     return sorted((tmp_path / "s/queue").glob("*.jsonl"))
 
@@ -56,7 +50,7 @@ def test_a_commit_becomes_an_event_of_its_kind(alone, repository, tmp_path):
     )
     assert json.loads(put.stdout) == {"hook": str(hook), "spool": str(tmp_path / "s")}
     commit(alone, repository, "creative/poem.md")
-    (event,) = wait_for(lambda: queued(tmp_path))
+    (event,) = wait_until(lambda: queued(tmp_path))
     assert json.loads(event.read_text())["kind"] == "creative-edited"
     assert (repository / "ran").exists()
     assert alone("spool", "hook", "remove", "repo").returncode == 0
@@ -74,7 +68,7 @@ def test_events_of_commits_are_signed_where_a_key_is_named(alone, repository, tm
     assert not (repository / ".git/hooks/post-commit").exists()
     assert alone("spool", "hook", "install", "repo", "--spool", "./s", "--sign", "me.pem").returncode == 0
     commit(alone, repository, "a.md")
-    wait_for(lambda: queued(tmp_path))
+    wait_until(lambda: queued(tmp_path))
     drained = alone(
         "spool", "drain", "--spool", "s", "--corpus", "c.jsonl", "--once", "--verify", "me.pem.pub"
     )
@@ -90,7 +84,7 @@ def test_a_hook_that_git_would_not_run_is_refused(alone, repository, tmp_path):
     assert "core.hooksPath" in refused.stderr
     assert alone("spool", "hook", "install", "repo", "--spool", "./s", "--hooks", "mine").returncode == 0
     commit(alone, repository, "a.md")
-    wait_for(lambda: queued(tmp_path))
+    wait_until(lambda: queued(tmp_path))
     git(alone, "config", "core.hooksPath", ".git/hooks", cwd=repository)
     assert alone("spool", "hook", "install", "repo", "--spool", "./s").returncode == 0
 
