@@ -24,7 +24,7 @@ RAM = "ram"
 DEFAULT_LANE = "default"
 #: The policy of a lane in which a newer request takes the place of an older one with the same key.
 LATEST_WINS = "latest-wins"
-#: How many names an error lists for who asked for another one.
+#: How many known names the error about an unknown model lists.
 _MODELS_TOLD_MAX = 8
 
 
@@ -33,7 +33,7 @@ class WorkClass(IntEnum):
 
     INTERACTIVE = 0  # a person or a live agent
     NORMAL = 1  # plans, spool
-    BACKGROUND = 2  # work nobody watches
+    BACKGROUND = 2  # work without a waiting caller
     LEASED = 3  # another machine's work
     ROTATION = 4  # our own background rotation
 
@@ -84,7 +84,7 @@ class RotationRules:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A window in which ingestion work counts as normal work, so that it cannot starve for ever."""
+    """A window in which ingestion work counts as normal work, so that it cannot starve."""
 
     name: str
     models: tuple[str, ...]
@@ -125,7 +125,7 @@ class Model:
     group: str | None = None  # exclusive group
     family: str | None = None
     tier: int | None = None  # 1 is the largest of its family; by memory otherwise
-    exact: bool = False  # no lower tier of its family serves in its place, whoever asks
+    exact: bool = False  # no lower tier of its family serves in its place, for any caller
     context: int = 4096  # tokens per slot
     threads: int = 0  # 0: the engine decides
     mmap: bool = False
@@ -173,7 +173,7 @@ class Lane:
         return self.concurrency is None and self.queue_max > 0 and self.policy != LATEST_WINS
 
 
-#: Where our own background rotation waits: behind everybody, and never for long.
+#: The lane of our own background rotation: served last, and with a short wait.
 ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000), queue_max=64)
 
 
@@ -226,7 +226,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the gateway listens and whom it believes."""
+    """Listen address, keys, allowed hosts and origins, bounds of the gateway."""
 
     host: str = "127.0.0.1"
     port: int = 8470
@@ -305,7 +305,7 @@ class Catalog:
         return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lanes[name])
 
     def lane_for(self, name: str | None) -> Lane:
-        """The lane that a wish enters which names this one; without a name, or with an unknown one, the first."""
+        """The lane of a request that names this one. Without a name, or with an unknown one, the first lane."""
         if name is None:
             return next(iter(self.lanes.values()))
         return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lane_for(None))
@@ -320,7 +320,7 @@ class Catalog:
         return next((model for model in self.models.values() if name in model.aliases), None)
 
     def model_called(self, name: str) -> Model:
-        """The same, for who cannot go on without one. Raises ModelNotFound, which says what there is."""
+        """As `find_model`, but raises ModelNotFound, which lists the known models."""
         model = self.find_model(name)
         if model is None:
             known = ", ".join(islice(self.models, _MODELS_TOLD_MAX)) or "none"

@@ -60,7 +60,7 @@ class Driver:
     source_is_path: bool = True
     declares: frozenset[str] = frozenset()  # keys of every model that this driver cannot do without
     needs_url: bool = False  # its engine has no address by itself
-    is_shared: bool = False  # its engines are always somebody else's
+    is_shared: bool = False  # its engines are never loaded or stopped by Watchbill
     sleeps_when_told: bool = (
         False  # its models have addresses for it; otherwise they sleep by themselves or never
     )

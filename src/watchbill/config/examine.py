@@ -46,7 +46,9 @@ class MachineFacts:
     spools: Mapping[str, tuple[str, str]] = field(
         default_factory=dict[str, tuple[str, str]]
     )  # spool -> the key that cannot be used, and why
-    silent: Mapping[str, str] = field(default_factory=dict[str, str])  # engine -> why nobody answers there
+    silent: Mapping[str, str] = field(
+        default_factory=dict[str, str]
+    )  # engine -> why its address does not answer
     no_cards: str = ""  # why none can be read, where the config names one
 
 

@@ -42,12 +42,12 @@ class Key(NamedTuple):
 
     @property
     def default(self) -> object:
-        """What the key is when nobody says anything; None when that is nothing, or depends on other keys."""
+        """The value without a word in the file; None when there is none, or when it depends on other keys."""
         return None if self.field.is_required() else cast("object", self.field.default)
 
     @property
     def example(self) -> str:
-        """A value to show to somebody who got it wrong; empty when there is no good one."""
+        """A value for the hint about a wrong one; empty when there is no good example."""
         examples = cast("list[object] | None", self.field.examples)
         if examples:
             return spell(examples[0])

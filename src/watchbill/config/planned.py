@@ -1,4 +1,4 @@
-"""What this version does not have yet, so that nobody searches for a typing error in a key that is right.
+"""Keys of later versions, refused by name, so that a correct key is not taken for a typing error.
 
 Design and docs of later versions name these keys. Accepting them without a word would be a lie: the operator
 would believe in a protection or a schedule that is not there. Whoever builds a feature removes its line.

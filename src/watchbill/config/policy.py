@@ -31,7 +31,7 @@ _CLASS = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0
 
 
 def _check_policy_name(text: str) -> str:
-    """One of ours, or a class of somebody else's."""
+    """One of ours, or a class of the operator's own."""
     if text in POLICIES or re.fullmatch(_CLASS, text):
         return text
     near = get_close_matches(text, POLICIES, n=1)
