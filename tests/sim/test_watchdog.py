@@ -17,7 +17,7 @@ from watchbill.units import Bytes, Millis
 
 WorldOf = Callable[..., World]
 ModelOf = Callable[..., Model]
-#: What the engine room waits for an answer to an easy question; the core waits a little longer.
+#: The engine layer's limit for an answer to a simple question; the core waits a little longer.
 PATIENCE_MS = CHECK_MS - 10_000
 TIMEOUT_MS = 300_000
 GB = 10**9

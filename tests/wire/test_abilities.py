@@ -127,7 +127,7 @@ def test_a_reload_says_what_only_a_restart_can_do() -> None:
     """RES-10: nothing looks as if it had worked."""
     card = replace(KNOWN, devices={**KNOWN.devices, "gpu:0": Device("gpu:0")})
     assert changes(KNOWN, card) == [
-        "devices changed", "the first card in the config needs a restart: nobody looks at cards yet",
+        "devices changed", "the first card in the config needs a restart: cards are not probed yet",
     ]  # fmt: skip
     moved = replace(KNOWN, server=replace(KNOWN.server, port=1))
     assert changes(KNOWN, moved) == ["server changed", "the new address needs a restart"]

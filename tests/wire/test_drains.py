@@ -142,7 +142,7 @@ def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains,
     changed = rules("b", corpora=MappingProxyType({"*": "corpus/other.jsonl"}))
     assert drains.reconfigure({"a": rules("a"), "b": changed, "d": rules("d")}) == [
         "spool b changed",
-        "spool c is gone",
+        "spool c was removed",
         "spool d is new",
     ]
     assert drains.reconfigure({"a": rules("a"), "b": changed, "d": rules("d")}) == []

@@ -1,4 +1,4 @@
-"""The engine room: what the core hears of loads, stops and questions, whatever the engines do meanwhile."""
+"""Engines at runtime: the events that the core gets about loads, stops and questions, whatever the engines do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +12,7 @@ from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.core import messages as m
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.errors import ConfigError
-from watchbill.runtime.engines import EngineRoom
+from watchbill.runtime.engines import Engines
 from watchbill.units import Bytes
 
 WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"choices":[{}]}'
@@ -61,13 +61,13 @@ class HandEngine:
 
 
 class Room:
-    """An engine room with one hand-made engine, and everything that the core would have heard."""
+    """The engines of a driver with one hand-made engine, and every event that the core would have got."""
 
     def __init__(self, *models: str) -> None:
         self.engines: list[HandEngine] = []
         self.heard: list[m.Event] = []
         self._more = asyncio.Condition()
-        self.room = EngineRoom(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
+        self.room = Engines(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
 
     def _make(self, rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> HandEngine:
         self.engines.append(HandEngine(on_death))

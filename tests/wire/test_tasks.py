@@ -88,7 +88,7 @@ async def test_an_engine_that_fails_a_task_has_failed_an_answer(tmp_path: Path, 
     """RES-16, RES-20: at night nobody else asks it; the watchdog hears of it all the same."""
     async with peer_listening(says(answer)) as peer:
         told, events = await carry_out(ASK, peer.endpoint, tmp_path)
-    assert not told.ok and told.text != "it broke off"
+    assert not told.ok and told.text != "it was interrupted"
     assert [(each.id, each.ok) for each in events if isinstance(each, Ended)] == [("r1", False)]
 
 

@@ -1,7 +1,7 @@
-"""Alerts: what a person should know goes to the journal, the log, and the command or webhook that the config names.
+"""Alerts: messages for a person go to the journal, the log, and the command or webhook that the config names.
 
-An alert never delays a decision. They are sent one at a time beside everything else, with a bound on how many wait and
-on how long each may take. An alert that cannot be delivered is logged, not repeated.
+An alert never delays a decision. Alerts are sent one at a time in the background, with a bound on how many wait and on
+how long each may take. An alert that cannot be delivered is logged, not repeated.
 
 The command gets two further words, the kind and the text. The webhook gets a JSON object.
 """
@@ -55,7 +55,7 @@ class Alerts:
         self._rules = rules
 
     def raise_(self, alert: Alert) -> None:
-        """Writes the alert down at once and sends it when it can."""
+        """Records the alert at once and sends it when it can."""
         _LOG.warning("alert=%s model=%s %s", alert.kind, alert.model or "-", alert.text)
         self._recent.append((time.time(), alert))
         self._journal(Note("alert", f"{alert.kind}: {alert.text}", alert.model, alert.device))
@@ -64,7 +64,7 @@ class Alerts:
         try:
             self._waiting.put_nowait(alert)
         except asyncio.QueueFull:
-            _LOG.warning("alert=%s not sent: %d wait already", alert.kind, ALERTS_WAITING_MAX)
+            _LOG.warning("alert=%s not sent: %d alerts wait already", alert.kind, ALERTS_WAITING_MAX)
             return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._send_all(self._deliver), name="alerts")
@@ -75,11 +75,11 @@ class Alerts:
             try:
                 async with asyncio.timeout(ALERT_SEND_MS / 1000):
                     await deliver(self._rules, alert)
-            except Exception as error:  # noqa: BLE001  whatever the receiver does, the daemon goes on
+            except Exception as error:  # noqa: BLE001  a failing receiver must not stop the daemon
                 _LOG.warning("alert=%s not sent: %s", alert.kind, error)
 
     async def close(self) -> None:
-        """Gives the alert that is being sent a last chance."""
+        """Lets the alert that is being sent finish, for a bounded time."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=ALERT_SEND_MS / 1000)
             self._task.cancel()
@@ -87,7 +87,7 @@ class Alerts:
 
 # ------------------------------------------------------------------ delivery
 
-#: Why a webhook was not told.
+#: Why a webhook was not reached.
 _WHY: Mapping[FailureKind, str] = {
     "connect": "nothing answers at its address",
     "timeout": "it did not answer in time",
@@ -102,8 +102,10 @@ class Deliverer:
         self._keeper = Keeper(root)
 
     async def deliver(self, rules: AlertRules, alert: Alert) -> None:
-        """Sends one alert everywhere the config says, at the same time: a command that fails, or hangs, does not keep
-        the alert from the webhook. Raises when it did not arrive everywhere."""
+        """Sends one alert to the command and the webhook at the same time. Raises when one of them did not get it.
+
+        A command that fails or hangs does not keep the alert from the webhook.
+        """
         sending = [self._run(rules.command, alert)] if rules.command else []
         if rules.webhook:
             sending.append(self._post(rules.webhook, alert))

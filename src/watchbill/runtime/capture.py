@@ -1,10 +1,11 @@
-"""Capture: finished requests become events in a spool, off the path of their answers.
+"""Capture: finished requests become events in a spool, without delaying their answers.
 
-`capture` puts an event into a bounded buffer and returns; a thread per spool commits what has gathered. A disk that is
-slow, full or broken fills the buffer, never an answer's time. An alert says that events wait; what no longer fits is
-dropped, counted, and alerted when it begins. Once there is room everything that waited is stored in its order. An event
-is safe when the thread has committed it. What the disk refuses until the end of a shutdown is lost and said with its
-count. What is in the buffer when the process is killed is lost in silence, which is the price of not waiting.
+`capture` puts an event into a bounded buffer and returns. One thread per spool commits the buffered events. A slow,
+full or broken disk fills the buffer; it never delays an answer. An alert says that events wait. Events that no longer
+fit are dropped and counted, and an alert is raised when that begins. Once there is room, all waiting events are stored
+in their order. An event is safe when the thread has committed it. Events that the disk refuses until the end of a
+shutdown are lost, and their count is reported. Events in the buffer are lost without a report when the process is
+killed; that is the cost of not waiting.
 """
 
 import logging
@@ -71,7 +72,8 @@ class SpoolCapture:
         self._lock = threading.Lock()
         self._spools = dict(spools)
         self._writers: dict[str, _Writer] = {}
-        self._ended: dict[str, Counter[str]] = {}  # what writers that are gone have stored and dropped
+        # Counts of stored and dropped events of writers that have ended.
+        self._ended: dict[str, Counter[str]] = {}
 
     def capture(self, spool: str, event: Captured) -> bool:
         """Takes an event for the spool of this name, at once. False when it had to be dropped."""
@@ -79,7 +81,7 @@ class SpoolCapture:
         return writer is not None and writer.take(event)
 
     def reconfigure(self, spools: Mapping[str, SpoolRules]) -> None:
-        """Captures into these spools from now on; what waits for another one is written first. Blocks."""
+        """Captures into these spools from now on. Events that wait for another spool are written first. Blocks."""
         with self._lock:
             gone = [name for name, rules in self._spools.items() if spools.get(name) != rules]
             self._spools = dict(spools)
@@ -87,7 +89,7 @@ class SpoolCapture:
         self._close(ended)
 
     def close(self) -> list[str]:
-        """Writes what waits, for a bounded time. Says what could not be written."""
+        """Writes the waiting events, for a bounded time. Returns a text for each spool that lost some."""
         with self._lock:
             ended, self._writers = list(self._writers.values()), {}
             self._spools = {}
@@ -105,7 +107,7 @@ class SpoolCapture:
         }
 
     def _close(self, writers: "list[_Writer]") -> list[str]:
-        """Ends these writers, all within one bound. Tells of each that could not write everything."""
+        """Ends these writers, all within one bound. Returns a text for each that could not write everything."""
         for writer in writers:
             writer.ask_to_end()
         deadline = time.monotonic() + CAPTURE_STOP_MS / 1000
@@ -139,8 +141,8 @@ class _Writer:
         self._news = threading.Condition()
         self._ending = threading.Event()
         self._stored = self._dropped = 0
-        self._is_dropping = False  # told once, until the buffer has room again
-        self._trouble = ""  # why events wait; told once, until they are stored
+        self._is_dropping = False  # alerted once, until the buffer has room again
+        self._trouble = ""  # why events wait; alerted once, until they are stored
         self._thread = threading.Thread(target=self._run, name=f"capture-{rules.name}", daemon=True)
         self._thread.start()
 
@@ -149,7 +151,7 @@ class _Writer:
         with self._news:
             fits = len(self._waiting) < CAPTURE_EVENTS_MAX and self._chars + chars <= CAPTURE_CHARS_MAX
             if not fits or self._ending.is_set():
-                self._drop(1, f"{len(self._waiting)} wait for the disk already")
+                self._drop(1, f"{len(self._waiting)} already wait for the disk")
                 return False
             self._waiting.append((event, chars))
             self._chars += chars
@@ -162,7 +164,7 @@ class _Writer:
             self._news.notify()
 
     def join(self, deadline_s: float) -> list[str]:
-        """Waits for the end until then; says what did not reach the disk."""
+        """Waits for the end until the deadline; returns a text about events that did not reach the disk."""
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._news:
             lost = len(self._waiting)
@@ -194,10 +196,10 @@ class _Writer:
                 spool = spool or open_spool(self._rules, self._root, signed=True)
                 self._store(spool, batch)
                 self._trouble, pause_ms = "", CAPTURE_AGAIN_MS
-            except (WatchbillError, OSError) as error:  # the disk, a key: what waits is kept and tried again
+            except (WatchbillError, OSError) as error:  # the disk, a key: the events are kept and tried again
                 self._tell_of_trouble(error)
                 if is_last_try:
-                    break  # it must not hold up the shutdown
+                    break  # it must not delay the shutdown
                 self._ending.wait(pause_ms / 1000)
                 pause_ms = min(pause_ms * 2, CAPTURE_AGAIN_MS_MAX)
         if spool is not None:
@@ -213,7 +215,7 @@ class _Writer:
             )
 
     def _next_batch(self) -> list[Captured]:
-        """What has gathered, oldest first; it stays in the buffer until it is stored. Empty at the end."""
+        """The waiting events, oldest first. They stay in the buffer until they are stored. Empty at the end."""
         with self._news:
             while not self._waiting and not self._ending.is_set():
                 self._news.wait()
@@ -233,7 +235,7 @@ class _Writer:
 
     def _forget(self, count: int, *, stored: bool, why: str = "") -> None:
         with self._news:
-            for _ in range(min(count, len(self._waiting))):  # none are left where the end did not wait for us
+            for _ in range(min(count, len(self._waiting))):  # none are left where `join` ended before us
                 _, chars = self._waiting.popleft()
                 self._chars -= chars
             if stored:
@@ -245,7 +247,7 @@ class _Writer:
 
 
 def _weight(value: object) -> int:
-    """About how much text a value holds. Walks messages, not their letters: a megabyte costs no more than a word."""
+    """The approximate size of the text in a value. It visits messages, not characters: a megabyte costs no more."""
     total, rest = 0, [value]
     while rest:
         each = rest.pop()

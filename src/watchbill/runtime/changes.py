@@ -1,4 +1,4 @@
-"""What differs between two catalogs, as sentences for people."""
+"""The differences between two catalogs, as sentences for people."""
 
 from dataclasses import fields
 
@@ -8,9 +8,9 @@ __all__ = ["changes"]
 
 
 def changes(old: Catalog, new: Catalog) -> list[str]:
-    """What differs, as sentences."""
+    """The differences, as sentences."""
     told = [f"model {name} is new" for name in new.models if name not in old.models]
-    told += [f"model {name} is gone" for name in old.models if name not in new.models]
+    told += [f"model {name} was removed" for name in old.models if name not in new.models]
     told += [
         f"model {name} changed"
         for name in new.models
@@ -22,7 +22,7 @@ def changes(old: Catalog, new: Catalog) -> list[str]:
     if (old.server.host, old.server.port) != (new.server.host, new.server.port):
         told.append("the new address needs a restart")
     if _has_cards(new) and not _has_cards(old):
-        told.append("the first card in the config needs a restart: nobody looks at cards yet")
+        told.append("the first card in the config needs a restart: cards are not probed yet")
     return told
 
 

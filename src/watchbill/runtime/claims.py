@@ -1,8 +1,8 @@
-"""Claims: who has a device for maintenance, and until when (RES-14).
+"""Claims: which operator has a device for maintenance, and until when (RES-14).
 
-A claim belongs to a process on this machine (pid and start time), to whoever renews it in time, or to nobody for so
-many hours. It ends when it is given back, when its process is gone, when nobody renewed it, or when its time is over:
-no claim lasts for ever. Claims live as long as the daemon does.
+A claim is held by a process on this machine (pid and start time), by a holder that renews it in time, or by a fixed
+number of hours. It ends when it is given back, when its process is gone, when it was not renewed in time, or when its
+time is over: no claim lasts without limit. Claims live as long as the daemon does.
 """
 
 import asyncio
@@ -16,34 +16,34 @@ from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS
 
 __all__ = ["Claim", "Claims"]
 
-Ask = Callable[[str, bool, str], Awaitable[str]]  # device, claimed, why -> what the core replied
+Ask = Callable[[str, bool, str], Awaitable[str]]  # device, claimed, why -> the core's reply
 
 
 @dataclass(slots=True)
 class Claim:
-    """One device in somebody's hands."""
+    """One device that is lent to an operator."""
 
     device: str
     why: str
     pid: int | None
-    started: int | None  # of the process; a pid alone proves nothing
+    started: int | None  # start time of the process; a pid alone proves nothing
     renewed_at: int
-    ends_at: int | None  # of a claim that nobody renews
-    is_empty: bool = False  # everything has left the device
+    ends_at: int | None  # for a claim that is not renewed
+    is_empty: bool = False  # every model has left the device
 
     def expiry(self, now: int) -> str | None:
-        """Why it is over; None while it stands."""
+        """Why it is over; None while it is valid."""
         if self.pid is not None:
             gone = self.started is None or start_time(self.pid) != self.started
             return f"its holder, process {self.pid}, is gone" if gone else None
         if self.ends_at is not None:
             return "its time is over" if now >= self.ends_at else None
         late = now - self.renewed_at > CLAIM_RENEW_MS
-        return f"nobody renewed it for {CLAIM_RENEW_MS // 1000} s" if late else None
+        return f"it was not renewed for {CLAIM_RENEW_MS // 1000} s" if late else None
 
 
 class Claims:
-    """Every claim there is."""
+    """All claims."""
 
     def __init__(self, ask: Ask, now: Callable[[], int]) -> None:
         self._ask, self._now = ask, now
@@ -54,9 +54,9 @@ class Claims:
     async def take(
         self, device: str, why: str, *, pid: int | None = None, lasts_ms: int | None = None
     ) -> str:
-        """Claims a device; returns when everything has left it. Raises RequestError when somebody has it.
+        """Claims a device; returns when every model has left it. Raises RequestError when it is claimed already.
 
-        A taker who leaves before that, or who waited in vain, has claimed nothing.
+        A caller that leaves before that, or whose wait fails, has claimed nothing.
         """
         held = self._claims.get(device)
         if held is not None and held.expiry(self._now()) is None:
@@ -80,12 +80,12 @@ class Claims:
         return said
 
     async def _drop(self, device: str) -> None:
-        """Ends a claim whose taker is not there any more, or was told that it cannot be."""
+        """Ends a claim whose caller left, or was told that it failed."""
         with contextlib.suppress(TheirsError):  # there may be no such device
-            await self.give_back(device, "its taker did not wait")
+            await self.give_back(device, "its caller did not wait")
 
     def renew(self, device: str) -> None:
-        """Says that the holder still lives."""
+        """Extends a claim: its holder still lives."""
         if device not in self._claims:
             raise RequestError(f"{device} is not in maintenance")
         self._claims[device].renewed_at = self._now()
@@ -97,7 +97,7 @@ class Claims:
         return await self._ask(device, False, why)
 
     def view(self) -> dict[str, dict[str, object]]:
-        """Who has what, for `status`."""
+        """The claims, for `status`."""
         now = self._now()
         return {
             c.device: {

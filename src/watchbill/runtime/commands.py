@@ -1,4 +1,4 @@
-"""Commands of the operator: asked of the core, answered when what they wanted has happened."""
+"""Commands of the operator: sent to the core, answered when their effect has happened."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """Who waits for which reply."""
+    """The commands that wait for a reply."""
 
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
@@ -20,7 +20,7 @@ class Commands:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
     async def ask(self, event_of: Callable[[int], Event]) -> str:
-        """Feeds the command's event and waits for its end. Raises RequestError when the core says no."""
+        """Feeds the command's event and waits for its end. Raises RequestError when the core refuses."""
         command = next(self._numbers)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[command] = answer
@@ -29,7 +29,9 @@ class Commands:
             async with asyncio.timeout(OPERATOR_MS_MAX / 1000):
                 reply = await answer
         except TimeoutError:
-            raise TheirsError("it is still not done, and goes on; the status shows when it is") from None
+            raise TheirsError(
+                "the command is not finished yet and goes on; the status shows when it is done"
+            ) from None
         finally:
             self._waiting.pop(command, None)
         if not reply.ok:
@@ -37,7 +39,7 @@ class Commands:
         return reply.text
 
     def reply(self, reply: Reply) -> None:
-        """The core's answer."""
+        """Delivers the core's answer."""
         answer = self._waiting.get(reply.command)
         if answer is not None and not answer.done():
             answer.set_result(reply)

@@ -1,12 +1,12 @@
-"""Drains beside the scheduler: every spool of the config is drained and looked after in threads of its own.
+"""Drains beside the scheduler: every spool of the config is drained and maintained in threads of its own.
 
     keeper, one per spool:  open ─▶ workers run ─▶ look each second ─▶ collect finished events each hour
                              ▲                        │ a worker failed
                              └────── a growing pause ─┘
 
-Nothing here runs on the event loop, and nothing a spool does stops another one or the daemon: a folder that cannot be
-made, a schema that cannot be read, a disk that fails are told once and tried again. What a drain cannot end at
-shutdown stays leased and is delivered again.
+Nothing here runs on the event loop, and no spool can stop another one or the daemon. A folder that cannot be made, a
+schema that cannot be read, or a disk that fails is reported once and tried again. Events that a drain cannot finish at
+shutdown stay leased and are delivered again.
 """
 
 import logging
@@ -50,14 +50,14 @@ class Drains:
         self._lock = threading.Lock()
 
     def reconfigure(self, spools: Mapping[str, SpoolRules]) -> list[str]:
-        """Drains these spools from now on, and no others. Says what changed."""
+        """Drains exactly these spools from now on. Returns the changes as sentences."""
         if spools:
-            # At Python's own 5 ms a bulk drain added 2 to 3 ms to every turn of the event loop, now 0.1 ms.
+            # At Python's own 5 ms a bulk drain added 2 to 3 ms to every iteration of the event loop, now 0.1 ms.
             sys.setswitchinterval(DRAIN_SWITCH_MS / 1000)
         with self._lock:
             gone = [name for name, keeper in self._keepers.items() if spools.get(name) != keeper.rules]
             self._stop(gone)
-            changes = [f"spool {name} {'changed' if name in spools else 'is gone'}" for name in gone]
+            changes = [f"spool {name} {'changed' if name in spools else 'was removed'}" for name in gone]
             for name, rules in spools.items():
                 if name not in self._keepers:
                     changes += [] if name in gone else [f"spool {name} is new"]
@@ -66,12 +66,12 @@ class Drains:
         return changes
 
     def close(self) -> None:
-        """Lets every worker end the batch in its hands; leaves after a while in any case."""
+        """Lets every worker finish its batch, for a bounded time."""
         with self._lock:
             self._stop(list(self._keepers))
 
     def view(self) -> dict[str, dict[str, object]]:
-        """What each spool holds, what has become of its events since the start, and what it complains about."""
+        """For each spool: its contents, its counts since the start, and its current problem."""
         return {name: keeper.view() for name, keeper in self._keepers.items()}
 
     def _stop(self, names: list[str]) -> None:
@@ -82,7 +82,7 @@ class Drains:
         for keeper in stopped:
             if not keeper.join(deadline):
                 _LOG.warning(
-                    "spool=%s a drain does not end; its events are delivered again", keeper.rules.name
+                    "spool=%s a drain does not end; its events will be delivered again", keeper.rules.name
                 )
 
 
@@ -96,7 +96,7 @@ class _Keeper:
         self._thread = threading.Thread(target=self._run, name=f"spool-{rules.name}", daemon=True)
         self._drains: list[Drain] = []
         self._done_before = dict.fromkeys(("appended", "duplicates", "poisoned", "released"), 0)
-        self._complaint = ""  # told, and not over yet
+        self._complaint = ""  # a reported problem that is not over yet
         self._poisoned_told, self._poisoned_told_at_s = 0, float("-inf")
         self._collect_at_s = time.monotonic()
         self._hooks_told: list[str] = []
@@ -111,7 +111,7 @@ class _Keeper:
         self._stopped.set()
 
     def join(self, deadline_s: float) -> bool:
-        """Waits for the end until then; False when it did not come."""
+        """Waits for the end until the deadline; False when it did not come."""
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -119,7 +119,7 @@ class _Keeper:
         return {**self._held, **self._counts(), "complaint": self._complaint}
 
     def _counts(self) -> dict[str, int]:
-        """What has become of events since the start, also under workers that failed."""
+        """Counts of events since the start, including workers that failed."""
         return {
             name: before + sum(int(getattr(drain.report, name)) for drain in self._drains)
             for name, before in self._done_before.items()
@@ -131,7 +131,7 @@ class _Keeper:
             settled = self._settled
             try:
                 self._work()
-            except Exception as error:  # noqa: BLE001  one spool's fault, whatever it is, ends here: told and tried again
+            except Exception as error:  # noqa: BLE001  any fault of one spool ends here: reported and tried again
                 self._complain(f"{type(error).__name__}: {error}" if not str(error) else str(error))
                 _LOG.debug("spool=%s", self.rules.name, exc_info=True)
             pause_ms = DRAIN_AGAIN_MS if self._settled > settled else min(pause_ms * 2, DRAIN_AGAIN_MS_MAX)
@@ -180,7 +180,7 @@ class _Keeper:
         self._done_before, self._drains = self._counts(), []
 
     def _look(self) -> None:
-        """What the workers met since the last look, and whether finished events are due for collection."""
+        """Checks the problems and counts of the workers, and collects finished events when they are due."""
         known = self._counts()
         settled = known["appended"] + known["duplicates"] + known["poisoned"]
         if settled != self._settled:
@@ -197,7 +197,7 @@ class _Keeper:
         self._collect_if_due()
 
     def _barred(self) -> str:
-        """What of the spool this user may not touch: the rest is drained, this is not."""
+        """A text about files and folders of the spool that this user may not access: the rest is drained."""
         barred = {path: why for drain in self._drains for path, why in drain.spool.barred.items()}
         first = next(iter(barred), "")
         return (
@@ -212,7 +212,7 @@ class _Keeper:
             self._collect_if_due()
 
     def _count_if_due(self) -> None:
-        """Counts what the folders hold, from names alone. A million of them take a second: then seldom."""
+        """Counts the events in the folders, from names alone. A million of them take a second, so that is rare."""
         began_s = time.monotonic()
         if began_s < self._count_at_s:
             return
@@ -236,7 +236,7 @@ class _Keeper:
         self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
 
     def _tell_of_hooks(self) -> None:
-        """Tells once of each repository that has lost its hook: its commits would be missed in silence."""
+        """Alerts once about each repository that has lost its hook: its commits would be missed without notice."""
         lost = warnings(folder_of(self.rules, self._root))
         for warning in lost:
             if warning not in self._hooks_told:
@@ -244,7 +244,7 @@ class _Keeper:
         self._hooks_told = lost
 
     def _complain(self, text: str) -> None:
-        """Tells a trouble once; it is over when a look finds none."""
+        """Reports a problem once; it is over when a check finds none."""
         if text != self._complaint:
             self._complaint = text
             self._tell(Alert("spool", f"spool {self.rules.name}: {text}"))
@@ -258,7 +258,7 @@ class _Keeper:
         try:
             with open_spool(self.rules, self._root) as spool:
                 done = gc(spool, keep_done_s=self.rules.keep_done_ms / 1000, archive=archive)
-        except (SpoolBroken, SpoolFull, SpoolLayout) as error:  # no reason to stop draining
+        except (SpoolBroken, SpoolFull, SpoolLayout) as error:  # draining goes on
             self._complain(str(error))
             return
         _LOG.info(

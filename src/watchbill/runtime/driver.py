@@ -1,8 +1,8 @@
-"""The driver: the one place where decisions meet the world.
+"""The driver: connects the core with engines, callers and the machine.
 
-Events go into the core, actions come out and are carried out; results come back as events. Everything runs on one
-event loop and `feed` never waits, so the core sees one thing at a time, in order. What takes time (a load, a stop, a
-look at the machine) is a task elsewhere that ends in an event.
+Events go into the core, actions come out and are carried out, and results come back as events. Everything runs on one
+event loop and `feed` never waits, so the core sees one event at a time, in order. Work that takes time (a load, a stop,
+a reading of the machine) is a task elsewhere that ends in an event.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
 from watchbill.runtime.claims import Claims
 from watchbill.runtime.commands import Commands
-from watchbill.runtime.engines import EngineRoom, MakeEngine
+from watchbill.runtime.engines import Engines, MakeEngine
 from watchbill.runtime.explain import explain
 from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.lag import Lag
@@ -50,7 +50,7 @@ __all__ = ["Driver", "Parts"]
 
 _LOG = logging.getLogger("watchbill.driver")
 _MISHAPS: frozenset[str] = frozenset(m.Mishap)
-#: code -> the error that says it; the closed list that scripts match.
+#: code -> the error class for it; the closed list that scripts match.
 _ERRORS = {
     kind.code: kind
     for kind in vars(errors).values()
@@ -65,7 +65,7 @@ def _monotonic_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the driver works with; put together by hand in `daemon`."""
+    """The parts that the driver works with, composed by hand in `daemon`."""
 
     make_engine: MakeEngine
     memories: LearnedSizes
@@ -74,14 +74,14 @@ class Parts:
     alerts: Alerts
     make_lookout: Callable[..., ProbeLoop]
     recorder: Recorder = field(default_factory=Recorder)
-    spools: Callable[[], Mapping[str, object]] = dict  # what `status` says of them
+    spools: Callable[[], Mapping[str, object]] = dict  # their part of `status`
 
 
 class Driver:
     """One per daemon."""
 
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
-        self.catalog = catalog  # what the operator declared, as it is now
+        self.catalog = catalog  # the operator's declarations, as they are now
         self._parts = parts
         self.metrics = Metrics(self.status, lambda: self._core.state.late_answers)
         self._lag = Lag(self.metrics.observe_lag)
@@ -92,10 +92,10 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._turned_at = self.now()
         self._commands = Commands(self.feed)
-        self._loads_by_hand: dict[str, str] = {}  # request -> model, where nothing but the load is wanted
+        self._loads_by_hand: dict[str, str] = {}  # request -> model, for requests that only load
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
-        self._room = EngineRoom(catalog, parts.make_engine, self.feed, self._look)
-        looks = {"memory": self._room.memory, "asleep": self._room.asleep}
+        self._engines = Engines(catalog, parts.make_engine, self.feed, self._look)
+        looks = {"memory": self._engines.memory, "asleep": self._engines.asleep}
         self._lookout = parts.make_lookout(catalog=catalog, **looks, feed=self._observed, alert=self._alert)
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
@@ -104,9 +104,9 @@ class Driver:
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
-            m.Load: self._load, m.Stop: self._room.stop, m.Note: self._note, m.Alert: self._alert,
+            m.Load: self._load, m.Stop: self._engines.stop, m.Note: self._note, m.Alert: self._alert,
             m.Reply: self._commands.reply, m.Wake: self._wake, m.RunTask: self._run_task,
-            m.Sleep: self._room.sleep, m.WakeModel: self._room.wake, m.Check: self._room.check,
+            m.Sleep: self._engines.sleep, m.WakeModel: self._engines.wake, m.Check: self._engines.check,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop
@@ -114,7 +114,7 @@ class Driver:
     now = staticmethod(_monotonic_ms)
 
     def feed(self, event: m.Event) -> None:
-        """Tells the core something. Events that come while one is being acted on wait for their turn."""
+        """Feeds the core one event. Events that come while another is being acted on wait for their turn."""
         self._feed(event, self.now())
 
     def _feed(self, event: m.Event, now: int) -> None:
@@ -139,7 +139,7 @@ class Driver:
             self._is_feeding = False
 
     async def start(self) -> None:
-        """Looks at the machine, then lets the core work."""
+        """Reads the machine, then lets the core work."""
         await self._look()
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
         self._lag.start()
@@ -148,14 +148,14 @@ class Driver:
         self._saver = asyncio.create_task(self._save_often(), name="learned")
 
     async def close(self) -> None:
-        """Ends everything that is ours: who waits is told, engines stop, what was learned is kept."""
+        """Ends everything: waiting requests are answered, engines stop, learned figures are saved."""
         self.feed(m.Closing())
         self._lag.close()
         await self.claims.close()
         await self._tasks.close()
         await self._protected.close()
         await self._lookout.close()
-        await self._room.close()
+        await self._engines.close()
         if self._saver is not None:
             self._saver.cancel()
             await asyncio.wait([self._saver])
@@ -166,7 +166,7 @@ class Driver:
         await self._parts.memories.save()
 
     def stop_admitting(self) -> None:
-        """The beginning of the end: what waits is refused, what runs may finish."""
+        """Begins the shutdown: waiting requests are refused, running ones may finish."""
         self.feed(m.Closing())
 
     def _observed(self, event: m.Observed) -> None:
@@ -174,7 +174,7 @@ class Driver:
         for name, reading in event.models.items():
             if reading.asleep:
                 memories.slept(name, reading.memory)
-            elif name in self._room.warm:
+            elif name in self._engines.warm:
                 memories.measured(name, reading.memory)
         self.feed(event)
 
@@ -186,10 +186,10 @@ class Driver:
             await asyncio.sleep(LEARNED_SAVE_MS / 1000)
             await self._parts.memories.save()
 
-    # ------------------------------------------------------------------ for the doors
+    # ------------------------------------------------------------------ for the gateway
 
     def submit(self, submission: Submission) -> Ticket:
-        """Puts a wish before the scheduler. Raises what is refused at once."""
+        """Submits a request to the scheduler. Raises a refusal that is known at once."""
         now = _monotonic_ms()
         request = self._request(submission, now)
         id = request.id
@@ -202,7 +202,7 @@ class Driver:
     def _request(self, submission: Submission, now: int) -> m.Request:
         model, lane = self.catalog.model_called(submission.model), self.catalog.lane_for(submission.lane)
         patience, asked, best = lane.max_wait_ms, submission.deadline_ms, submission.best_priority
-        # Elsewhere nobody goes before who came earlier.
+        # Other policies serve in order of arrival, so priority does not count there.
         priority = (lane.policy == "priority" and submission.priority) or lane.priority or model.priority
         return m.Request(
             f"{self._prefix}{next(self._numbers)}",
@@ -221,7 +221,7 @@ class Driver:
         )
 
     def ended(self, ticket: Ticket, event: m.Event, outcome: Outcome, /, *, served: bool) -> None:
-        """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
+        """Counts a ticket that has ended, and tells the core. `served`: the core learns from its service time."""
         now = _monotonic_ms()
         if self._tickets.pop(ticket.id, None) is not None:
             parts, started = self._parts, ticket.started_at
@@ -236,12 +236,12 @@ class Driver:
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
-        room, beside = self._room, {"maintenance": self.claims.view(), "spools": self._parts.spools()}
+        beside = {"maintenance": self.claims.view(), "spools": self._parts.spools()}
         core, now = self._core, self.now()
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
-        engines = room.view(core.state.silent, core.state.ledger.places)
+        engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
-        return status_view(core.state, room.warm, now) | policy_view(core) | turns | told | beside
+        return status_view(core.state, self._engines.warm, now) | policy_view(core) | turns | told | beside
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""
@@ -255,7 +255,7 @@ class Driver:
         return {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
 
     def cancel(self, id: str, /) -> bool:
-        """Ends a request by hand, waiting or running. False when there is none."""
+        """Ends a request by hand, waiting or running. False when there is no such request."""
         ticket = self._tickets.get(id)
         if ticket is None:
             return False
@@ -268,12 +268,12 @@ class Driver:
         return True
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
-        """What would happen if the model were asked for now."""
+        """What would happen if the model were requested now."""
         submission, now = Submission(model, companions=companions), self.now()
         return explain(self._core, self._request(submission, now), now)
 
     def is_ready(self) -> bool:
-        """Whether the scheduler turns, not merely whether a socket is open."""
+        """Whether the scheduler runs, not merely whether a socket is open."""
         return self.now() - self._turned_at < READY_TURN_MS
 
     def subscribe(self) -> AsyncIterator[dict[str, object]]:
@@ -283,12 +283,12 @@ class Driver:
     # ------------------------------------------------------------------ for the operator
 
     async def load(self, name: str, /) -> str:
-        """Brings a model into memory; returns when it is warm."""
+        """Loads a model; returns when it is warm."""
         name = self.catalog.model_called(name).name
         model = self._core.state.models[name]
         if model.stage is Stage.READY:
             return f"{name} is already in memory"
-        self.feed(m.RetryAsked(name))  # by hand means now, whatever failed before
+        self.feed(m.RetryAsked(name))  # a load by hand ignores earlier failures
         ticket = self.submit(Submission(name, operator=True, exact=True))
         self._loads_by_hand[ticket.id] = name
         try:
@@ -300,7 +300,7 @@ class Driver:
         return f"{name} is in memory after {start.wait_ms / 1000:.1f} s"
 
     async def evict(self, model: str, /, *, force: bool = False, cause: m.Cause = m.Cause.OPERATOR) -> str:
-        """Takes a model out of memory; returns when its memory is back."""
+        """Evicts a model; returns when its memory is back."""
         name = self.catalog.model_called(model).name
         loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
         return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads, cause))
@@ -309,9 +309,9 @@ class Driver:
         return await self._commands.ask(lambda command: m.MaintenanceAsked(command, device, claimed, why))
 
     async def reload(self, catalog: Catalog) -> list[str]:
-        """Takes a new catalog over while everything runs. Says what changed."""
+        """Takes over a new catalog while everything runs. Returns the changes as sentences."""
         told = changes(self.catalog, catalog)
-        self._room.reconfigure(catalog)
+        self._engines.reconfigure(catalog)
         self._parts.memories.reconfigure(catalog)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._lookout.reconfigure(catalog)
@@ -340,10 +340,10 @@ class Driver:
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
 
     def _grant(self, action: m.Grant) -> None:
-        ticket, warm = self._tickets.get(action.id), self._room.warm.get(action.model)
+        ticket, warm = self._tickets.get(action.id), self._engines.warm.get(action.model)
         if ticket is None:
             return
-        if warm is None:  # it died in this very moment: its death is the next event
+        if warm is None:  # it died just now: its death is the next event
             self.feed(m.Returned(action.id))
             return
         request, now = ticket.request, self._turned_at
@@ -355,7 +355,7 @@ class Driver:
         )
 
     def _load_share(self, model: str, arrived_at: int) -> int:
-        """How much of a wait that began then was this model's own load."""
+        """The part of a wait since `arrived_at` that was this model's own load."""
         ended, taken = self._last_loads.get(model, (0, 0))
         return max(0, min(taken, ended - arrived_at))
 
@@ -366,7 +366,7 @@ class Driver:
 
     def _load(self, action: m.Load) -> None:
         self._parts.memories.before_load(action.model)
-        self._room.load(action)
+        self._engines.load(action)
 
     def _note(self, action: m.Note) -> None:
         self._parts.journal.write(action)
@@ -385,7 +385,7 @@ class Driver:
 
     def _learn_load(self, model: str, ms: int) -> None:
         self._last_loads[model] = (self.now(), ms)
-        warm = self._room.warm.get(model)
+        warm = self._engines.warm.get(model)
         cached = self._parts.memories.was_cached(model)
         self.metrics.observe_load(model, ms, cached=cached)
         memory = dict(warm.memory) if warm else {}

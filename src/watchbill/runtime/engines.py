@@ -1,9 +1,9 @@
-"""The engine room: carries out loads and stops, and tells the core how they ended.
+"""Engines at runtime: carries out loads and stops, and reports their results to the core.
 
-One task per attempt. A load that is still under way when its stop comes is cancelled first, and the engine promises
-that nothing of it is left; so a stop never races a start. Every task ends in exactly one event for the core. Before
-memory is reported as back the machine is looked at, so that the core decides on fresh figures; a load that became
-warm is reported at once, because its process may die in the very next moment and that must come after it.
+There is one task per attempt. A load that is still under way when its stop comes is cancelled first, and the engine
+promises that nothing of it is left; so a stop never races a start. Every task ends in exactly one event for the core.
+The machine is read before memory is reported as back, so that the core decides on fresh figures. A load that became
+warm is reported at once, because its process may die right after, and the death must be reported after the load.
 """
 
 import asyncio
@@ -48,40 +48,41 @@ from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
 from watchbill.units import Millis
 
-__all__ = ["EngineRoom"]
+__all__ = ["Engines"]
 
 Feed = Callable[[Event], None]
-#: device -> what its driver says of it
+#: device -> the report of its driver
 Cards = Mapping[str, Reading]
 MakeEngine = Callable[[EngineRules, DeathCallback, HostCallback], Engine]
 _LOG = logging.getLogger("watchbill.engines")
 
 
-class EngineRoom:
-    """Every engine of the catalog, and what each model's process is doing."""
+class Engines:
+    """Every engine of the catalog, and the process of each model."""
 
     def __init__(
         self, catalog: Catalog, make: MakeEngine, feed: Feed, look: Callable[[], Awaitable[None]]
     ) -> None:
         self._make, self._feed, self._look = make, feed, look
         self._engines: dict[str, Engine] = {}
-        self._rules: dict[str, EngineRules] = {}  # what each engine was made from
-        self._retired: list[Engine] = []  # replaced by a config change, with models that are still up
+        self._rules: dict[str, EngineRules] = {}  # the rules that each engine was made from
+        self._retired: list[Engine] = []  # replaced by a config change, with models that still run
         self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
-        self._checks: dict[str, asyncio.Task[None]] = {}  # model -> the last question
-        self.warm: dict[str, Warm] = {}  # one that sleeps stays here: nobody is granted a turn on it
+        self._checks: dict[str, asyncio.Task[None]] = {}  # model -> its last question
+        self.warm: dict[str, Warm] = {}  # includes sleeping models: they get no grants
         self._up: dict[str, Warm] = {}  # every model of ours that is or was warm, until its memory is back
-        self._cards: dict[str, dict[str, int]] = {}  # what each was last seen to hold on cards
+        self._cards: dict[str, dict[str, int]] = {}  # the last reading of each model on the cards
         self._routed: set[str] = set()  # the shared ones among them
-        self.attempts: dict[str, int] = {}  # of the process that is up or coming up
+        self.attempts: dict[str, int] = {}  # of the process that runs or starts
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
         """Makes the engines that are new or changed. Old ones stay until their models are gone.
 
-        Raises ConfigError before anything has changed."""
+        Raises ConfigError before anything has changed.
+        """
         names = sorted({model.engine for model in catalog.models.values()})
         changed = [name for name in names if self._rules.get(name) != catalog.engines[name]]
         made = {name: self._make_one(catalog.engines[name]) for name in changed}
@@ -91,9 +92,9 @@ class EngineRoom:
         self._engines.update(made)
         self._rules.update({name: catalog.engines[name] for name in made})
         for name in replaced:
-            self._feed(HostSeen(name))  # what was known of the old host says nothing about the new one
+            self._feed(HostSeen(name))  # the state of the old host says nothing about the new one
         self._catalog = catalog
-        # Shared models are where the config says, from now on; nobody loads them, and nobody is asked.
+        # Shared models are routed to the address in the config from now on, without a load.
         for name in self._routed - routes.keys():
             self.warm.pop(name, None)
         self._routed = set(routes)
@@ -103,7 +104,7 @@ class EngineRoom:
         return self._make(rules, self._on_death, partial(self._on_host, rules))
 
     def view(self, silent: Mapping[str, str], places: Mapping[str, int]) -> dict[str, object]:
-        """Every engine, with what its driver can do and what is known of its host; for `status`."""
+        """Every engine, with the abilities of its driver and the state of its host; for `status`."""
         return {
             name: {
                 "driver": self._rules[name].driver,
@@ -114,10 +115,10 @@ class EngineRoom:
             for name, engine in self._engines.items()
         }
 
-    # ------------------------------------------------------------------ up
+    # ------------------------------------------------------------------ start
 
     def load(self, action: Load) -> None:
-        """Begins to bring a model up."""
+        """Begins to load a model."""
         model = self._catalog.models[action.model]
         self.attempts[model.name] = action.attempt
         task = asyncio.create_task(self._load(model, action), name=f"load {model.name}")
@@ -125,12 +126,12 @@ class EngineRoom:
 
     async def _load(self, model: Model, action: Load) -> None:
         engine = self._hosts[model.name] = self._engines[model.engine]
-        # The driver knows best what a load that takes too long was doing, so the limit is the driver's to keep.
+        # The engine's driver knows best why a load takes too long, so the driver enforces the limit.
         limited = replace(model, load_timeout_ms=Millis(action.deadline_ms))
         await self._bring_up(engine, action, engine.load(limited, action.attempt, action.expected_ms))
 
     async def _bring_up(self, engine: Engine, action: Load, coming: Awaitable[Warm]) -> None:
-        """Tells the core how a load or a waking ended. Nothing is left of one that failed."""
+        """Tells the core how a load or a waking ended. A failed one leaves nothing behind."""
         try:
             async with asyncio.timeout((action.deadline_ms + LOAD_OVERTIME_MS) / 1000):
                 warm = await coming
@@ -154,14 +155,14 @@ class EngineRoom:
     async def _broken_off(
         self, engine: Engine, action: Load, reason: str, blame: Blame = Blame.MODEL
     ) -> None:
-        """Takes down what a driver may have left that did not keep its word."""
+        """Stops what is left of a load whose driver did not keep its promise."""
         remains = False
         try:
             await engine.stop(action.model, hard=True)
         except Exception as error:  # noqa: BLE001  the load has failed, and that must be told in any case
             remains = True
             is_bug = not isinstance(error, EngineFailed)
-            _LOG.warning("what is left of %s could not be stopped: %s", action.model, error, exc_info=is_bug)
+            _LOG.warning("the rest of %s could not be stopped: %s", action.model, error, exc_info=is_bug)
         await self._failed(
             action, LoadFailed(action.model, action.attempt, reason, blame=blame, remains=remains)
         )
@@ -180,20 +181,23 @@ class EngineRoom:
     def _on_host(self, rules: EngineRules, state: HostState) -> None:
         if (
             self._rules.get(rules.name) is rules
-        ):  # one that was replaced by a config change has no say any more
+        ):  # an engine that was replaced by a config change no longer counts
             self._feed(HostSeen(rules.name, state.silence, state.places, state.leaving))
 
     def _forget(self, model: str, attempt: int) -> None:
-        """Nothing of this attempt is up any more. One that was begun since is another matter."""
+        """Forgets an attempt that no longer runs. A newer attempt is kept."""
         if self.attempts.get(model, 0) <= attempt:
             self.attempts.pop(model, None)
             self._up.pop(model, None)
 
-    # ------------------------------------------------------------------ well or not
+    # ------------------------------------------------------------------ health
 
     def check(self, action: Check) -> None:
-        """Begins to ask a warm model something easy. A question that is still open is dropped: the core has given it
-        up, and its late end would be taken for the answer to this one."""
+        """Begins to ask a warm model a simple question.
+
+        A question that is still open is dropped: the core has given it up, and its late end would be taken for the
+        answer to this one.
+        """
         if (before := self._checks.get(action.model)) is not None:
             before.cancel()
         self._checks[action.model] = self._run(self._check(action), f"check {action.model}")
@@ -201,7 +205,7 @@ class EngineRoom:
     async def _check(self, action: Check) -> None:
         warm = self.warm.get(action.model)
         if warm is None:
-            return  # it is gone, which says enough
+            return  # it is gone, which is reported elsewhere
         try:
             await (ask_again(warm) if can_be_asked(warm) else is_there(warm))
         except LoadError as error:
@@ -216,7 +220,7 @@ class EngineRoom:
     # ------------------------------------------------------------------ asleep
 
     def sleep(self, action: Sleep) -> None:
-        """Begins to put a model to sleep; one that does not is taken down instead."""
+        """Begins to put a model to sleep; one that does not fall asleep is stopped instead."""
         self.attempts[action.model] = action.attempt
         self._run(self._sleep(action), f"sleep {action.model}")
 
@@ -226,7 +230,7 @@ class EngineRoom:
             if not isinstance(engine, Sleeper):
                 raise LoadError(f"the engine of {action.model} cannot sleep")
             memory = await engine.sleep(action.model, action.attempt)
-        except Exception as error:  # noqa: BLE001  whatever a driver raises, somebody was promised the memory
+        except Exception as error:  # noqa: BLE001  any error: the memory was promised to another model
             reason = _reason(action.model, error)
             is_bug = not isinstance(error, LoadError)
             _LOG.warning(
@@ -255,7 +259,7 @@ class EngineRoom:
             await self._failed(tried, LoadFailed(model.name, action.attempt, text))
 
     async def asleep(self) -> dict[str, bool]:
-        """Which of the models that can sleep do."""
+        """Whether each model that can sleep does so."""
         sleepers = {
             model: engine
             for model, engine in self._hosts.items()
@@ -270,10 +274,10 @@ class EngineRoom:
         rules = self._catalog.models.get(model)
         return rules is not None and rules.sleep_ms is not None
 
-    # ------------------------------------------------------------------ down
+    # ------------------------------------------------------------------ stop
 
     def stop(self, action: Stop) -> None:
-        """Begins to take a model down."""
+        """Begins to stop a model."""
         self._cool(action.model)
         self._run(self._stop(action), f"stop {action.model}")
 
@@ -301,24 +305,24 @@ class EngineRoom:
         self._feed(Stopped(action.model, action.attempt))
 
     def _cool(self, model: str) -> None:
-        if model not in self._routed:  # one that became shared answers at its new place already
+        if model not in self._routed:  # a model that became shared answers at its new address already
             self.warm.pop(model, None)
 
     async def close(self) -> None:
-        """Stops everything that is ours, whatever it is doing."""
+        """Stops every engine of ours in any state."""
         for task in [*self._loads.values(), *self._stops]:
             task.cancel()
         await asyncio.gather(*self._loads.values(), *self._stops, return_exceptions=True)
         engines = [*self._engines.values(), *self._retired]
         await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True)
 
-    # ------------------------------------------------------------------ looks
+    # ------------------------------------------------------------------ readings
 
     def memory(self, cards: Cards) -> dict[str, tuple[int, Mapping[str, int]]]:
-        """What each process occupies, with the attempt it belongs to. Blocks on /proc: call it in a thread.
+        """The memory of each process, with the attempt it belongs to. Blocks on /proc: call it in a thread.
 
-        `cards` says what each card's driver lists per process; a model's share is what its process tree, or its unit,
-        holds there.
+        `cards` holds the report of each card's driver per process. A model's share is what its process tree, or its
+        unit, holds there.
         """
         found: dict[str, tuple[int, Mapping[str, int]]] = {}
         for model, attempt in list(self.attempts.items()):
@@ -329,7 +333,7 @@ class EngineRoom:
         return found
 
     def _held_on_cards(self, model: str) -> dict[str, int]:
-        """What the last look showed of a model on the cards."""
+        """The memory of a model on the cards in the last reading."""
         return self._cards.get(model, {})
 
     def _on_cards(self, model: str, cards: Cards) -> dict[str, int]:
@@ -348,15 +352,16 @@ class EngineRoom:
         pids = pids_of_unit(warm.unit, card.processes)
         if pids:
             return sum(card.processes[pid] for pid in pids)
-        # The processes of the host cannot be seen from inside a container, nor those of a unit that hides them: what
-        # the unit declares is ours then, or a card that it fills would count as filled by others and take nothing new.
+        # The processes of the host cannot be seen from inside a container, nor those of a unit that hides them. Then
+        # the memory that the unit declares is ours; otherwise a card that it fills would count as filled by others
+        # and take no loads.
         rules = self._catalog.models.get(model)
         declared = rules.memory.get(device, 0) if rules is not None and rules.memory else 0
         return min(declared, card.capacity - card.available)
 
 
 def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:
-    """Where each shared model answers. Raises ConfigError for an engine that cannot be shared."""
+    """The address of each shared model. Raises ConfigError for an engine that cannot be shared."""
     routes: dict[str, Warm] = {}
     for name, model in catalog.models.items():
         if model.shared:
@@ -368,11 +373,11 @@ def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:
 
 
 def _blame(error: Exception) -> Blame:
-    """Whose fault it is that a driver broke."""
+    """Which part is at fault when an engine's driver failed."""
     return Blame.DISK if isinstance(error, OSError) and error.errno in DISK_FAULTS else Blame.MODEL
 
 
 def _reason(model: str, error: Exception) -> str:
-    """What happened, without the name that an engine's error begins with: the core says of whom it tells."""
+    """The error without the model's name at its beginning: the core adds the name."""
     text = str(error)
     return text.removeprefix(model).lstrip(": ") if text.startswith((f"{model}: ", f"{model} ")) else text

@@ -1,6 +1,6 @@
-"""Explain: what would happen if a model were asked for now. The same decision, taken on a copy.
+"""Explain: what would happen if a model were requested now. The same decision, taken on a copy.
 
-The copy gets a real arrival and its answer is read from the actions, so an explanation cannot differ from the act.
+The copy gets a real arrival and its answer is read from the actions, so an explanation cannot differ from the decision.
 """
 
 import copy
@@ -21,7 +21,7 @@ _PROBE = "explain"
 
 
 def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
-    """The verdict, the figures behind it, and what would leave."""
+    """The verdict, the figures behind it, and the models that would leave."""
     machine = duplicate(core)
     model = machine.state.models[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
@@ -36,7 +36,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     serving = admitted.model if admitted else request.model
     beside = admitted.companions if admitted else request.companions
     names = (serving, *beside)
-    # The same step may decide about others, whose time has come: only what is done for this request counts.
+    # The same step may also decide about other requests: only actions for this one count.
     target = set_name(names) if beside else serving
     plan = next(
         (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.target == target), None
@@ -81,7 +81,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
 
 
 def duplicate(core: Machine) -> Machine:
-    """The core's state without what the operator declared, which is frozen and shared."""
+    """A copy of the core's state. The operator's declarations are frozen, so the copy shares them."""
     catalog = core.state.catalog
     declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
     declared += [s.spec for s in core.state.models.values()]
@@ -89,14 +89,14 @@ def duplicate(core: Machine) -> Machine:
 
 
 def _expected_ms(admitted: Admit | Grant | None) -> int | None:
-    """The forecast of who waits; who is granted without was not even told to wait."""
+    """The forecast of a request that waits; one that is granted at once has none."""
     if admitted is None:
         return None
     return admitted.forecast_ms if isinstance(admitted, Admit) else 0
 
 
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
-    """The state of a model, or of a set: that of its last member to come."""
+    """The state of a model, or of a set: that of the member that is ready last."""
     states = {state_of(core.state.models[name], now) for name in names}
     order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "planned", "loading")
     return next((state for state in order if state in states), "ready")
@@ -113,14 +113,14 @@ def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: 
 
 
 def _held(core: Machine, names: tuple[str, ...], now: int) -> str | None:
-    """What keeps one of them from being loaded or from serving, whoever asks."""
+    """What keeps one of them from being loaded or from serving any request."""
     models = [core.state.models[name] for name in names]
     waits = (f"it waits {why}" for s in models if _must_come(s) and (why := hindrance(core.state, s, now)))
     return next(waits, None) or next((why for s in models if (why := suspicion(s))), None)
 
 
 def _must_come(model: ModelState) -> bool:
-    """Whether it is not there, or there and out of reach."""
+    """Whether it is not in memory, or in memory and out of reach."""
     return model.stage is Stage.ABSENT or model.silence is not None
 
 
@@ -139,11 +139,11 @@ def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str
         "loading": "it is being loaded",
         "draining": "it is leaving and comes back afterwards",
         "stopping": "it is leaving and comes back afterwards",
-    }.get(stage, "what is resident is worth more just now; it gets its turn before its patience ends")
+    }.get(stage, "the resident models are worth more just now; it gets its turn before its patience ends")
 
 
 def _balance(machine: Machine, target: Candidate, leaving: list[str], now: int) -> Balance:
-    """What a swap for this model weighs: with the models that would leave, or with those that could."""
+    """The balance of a swap for this model: with the models that would leave, or with those that could."""
     state = machine.state
     victims = [state.models[name] for name in leaving] or movable(state, target)
     return Rate().balance(state, target, tuple(victims), now)
@@ -153,7 +153,7 @@ def _terms(balance: Balance, model: ModelState, core: Machine, now: int) -> dict
     """Every figure behind pressure and momentum, so that the decision can be checked by hand.
 
     pressure = (waiting + coming) / round trip; round trip = residual + load + reload;
-    momentum of an idle model = inertia x weight asked per second.
+    momentum of an idle model = inertia x weight requested per second.
     """
     return {
         "waiting": round(balance.waiting, 3),

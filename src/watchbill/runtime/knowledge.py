@@ -1,9 +1,9 @@
-"""What is known about a model before it is loaded: from its declaration, its file, and earlier runs.
+"""Knowledge about a model before it is loaded: from its declaration, its file, and earlier runs.
 
-Size: what the operator declared, else what was measured under exactly these circumstances, else the prediction from
-the file's header. The floor is what must be counted once it is loaded even when the machine shows less: the declared
-size, or weights and cache, whose pages may not all be touched yet. A model still grows after it is warm, because its
-compute buffers are touched by the first long prompt: until it was seen larger, a measured size counts with them.
+Size: the declared one, else the size measured under exactly these circumstances, else the prediction from the file's
+header. The floor counts once the model is loaded, even when the machine shows less: the declared size, or weights and
+cache, whose pages may not all be touched yet. A model still grows after it is warm, because the first long prompt
+touches its compute buffers: until it was seen larger, they are added to a measured size.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from watchbill.sizes import Facts, Learned, Sizes, facts_of
 __all__ = ["LearnedSizes"]
 
 _LOG = logging.getLogger("watchbill.knowledge")
-#: So many answers of one model are recorded at once; no more than its file keeps.
+#: This many answers of one model are recorded at once; no more than its file keeps.
 ANSWERS_TOGETHER = SIZES_SAMPLES_MAX
 
 
 class LearnedSizes:
-    """Recalls and records what is learned about the models of a catalog."""
+    """Recalls and records learned figures about the models of a catalog."""
 
     def __init__(self, catalog: Catalog, sizes: Sizes) -> None:
         self._sizes = sizes
-        self._answers: dict[str, list[int]] = {}  # model -> service times that are still to be recorded
+        self._answers: dict[str, list[int]] = {}  # model -> service times that are not recorded yet
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
-        """Looks at every model's file anew."""
+        """Reads every model's file again."""
         self._gather()
         self._catalog = catalog
         self._facts = {name: self._facts_of(model) for name, model in catalog.models.items()}
@@ -55,7 +55,7 @@ class LearnedSizes:
         )
 
     def recall(self) -> dict[str, Knowledge]:
-        """Everything that is known, for the core."""
+        """All knowledge, for the core."""
         self._gather()
         return {name: self._know(model) for name, model in self._catalog.models.items()}
 
@@ -74,16 +74,15 @@ class LearnedSizes:
         try:
             header = read_header(Path(model.source))
         except WatchbillError as error:
-            _LOG.info(
-                "model=%s cannot be loaded: %s", model.name, error
-            )  # whoever started us is told by the daemon
+            # The daemon itself warns the person who started it.
+            _LOG.info("model=%s cannot be loaded: %s", model.name, error)
             return None, str(error)
         return predict_model(model, header), None
 
     # ------------------------------------------------------------------ learning
 
     def before_load(self, name: str) -> None:
-        """Remembers whether the file is in the page cache: loads with and without it differ tenfold."""
+        """Notes whether the file is in the page cache: loads with and without it differ tenfold."""
         source = self._catalog.models[name].source
         self._was_cached[name] = source is not None and is_cached(Path(source))
 
@@ -92,27 +91,27 @@ class LearnedSizes:
         return self._was_cached.get(name, False)
 
     def loaded(self, name: str, ms: int, memory: Mapping[str, int]) -> None:
-        """A load ended well."""
+        """Records a successful load."""
         if name in self._facts:
             self._sizes.record_load(self._facts[name], ms, memory, cached=self.was_cached(name))
 
     def measured(self, name: str, memory: Mapping[str, int]) -> None:
-        """A warm model was measured again."""
+        """Records a new measurement of a warm model."""
         if name in self._facts and memory:
             self._sizes.record_memory(self._facts[name], memory)
 
     def woke(self, name: str, ms: int) -> None:
-        """A sleeping model is warm again."""
+        """Records the waking of a sleeping model."""
         if name in self._facts:
             self._sizes.record_wake(self._facts[name], ms)
 
     def slept(self, name: str, memory: Mapping[str, int]) -> None:
-        """A sleeping model was measured."""
+        """Records a measurement of a sleeping model."""
         if name in self._facts and memory:
             self._sizes.record_asleep(self._facts[name], memory)
 
     def served(self, name: str, ms: int) -> None:
-        """An answer ran to its end. There are many, so they are recorded several at a time."""
+        """Records a complete answer. There are many, so they are recorded several at a time."""
         answers = self._answers.get(name)
         if answers is not None:
             answers.append(ms)
@@ -126,7 +125,7 @@ class LearnedSizes:
                 answers.clear()
 
     async def save(self) -> None:
-        """Brings everything to the disk, in a thread: a disk may take its time."""
+        """Saves everything, in a thread: a disk may be slow."""
         self._gather()
         await asyncio.to_thread(self._sizes.save)
 

@@ -1,4 +1,4 @@
-"""How late the event loop's timers fire: what every request waits for whatever keeps the loop from turning."""
+"""Lag: how late the event loop's timers fire. Every request waits that long when something blocks the loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,19 +9,19 @@ __all__ = ["Lag"]
 
 
 class Lag:
-    """A timer that tells how late it fired, and is set again."""
+    """A timer that reports how late it fired, and is set again."""
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell = tell  # in milliseconds
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Measures from now on."""
+        """Starts measuring."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(LAG_LOOK_MS / 1000, self._fire, loop.time() + LAG_LOOK_MS / 1000)
 
     def close(self) -> None:
-        """Measures no more."""
+        """Stops measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

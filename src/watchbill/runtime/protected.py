@@ -1,6 +1,6 @@
-"""Protected processes: services for whose sake memory is reserved (RES-05). When one is missing, a person is told.
+"""Protected processes: services for which memory is reserved (RES-05). A missing one raises an alert.
 
-Told once per loss, and once when it is back. Looking through /proc happens in a thread.
+The alert is raised once per loss, and a note is written when the process is back. /proc is searched in a thread.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ class Protected:
         self._missing &= self._names.keys()
 
     def start(self) -> None:
-        """Watches from now on."""
+        """Starts watching."""
         self._task = asyncio.create_task(self._watch(), name="protected")
 
     async def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -54,8 +54,9 @@ class Protected:
         names = dict(self._names)
         try:
             alive = await asyncio.to_thread(lambda: {name for name in names if find_processes(name)})
-        except OSError as error:  # any errno: /proc cannot be read now, which says nothing about anybody
-            _LOG.warning("protected processes could not be looked for: %s", error)
+        # Any errno: /proc cannot be read now, which says nothing about the processes.
+        except OSError as error:
+            _LOG.warning("protected processes could not be searched: %s", error)
             return
         for name, device in names.items():
             if name in alive and name in self._missing:

@@ -1,4 +1,4 @@
-"""The recorder: who asked what and when, for `watchbill simulate --trace`. One JSON object per line.
+"""The recorder: arrivals, loads and ends, for `watchbill simulate --trace`. One JSON object per line.
 
     {"kind":"machine","at_ms":0,"devices":{"ram":{"capacity":16000000000,"free":9000000000}}}
     {"kind":"load","at_ms":812,"model":"chat","ms":2210,"memory":{"ram":4600000000}}
@@ -28,7 +28,7 @@ class DeviceLine(msgspec.Struct, frozen=True):
     """One device at the start of the recording."""
 
     capacity: int
-    free: int  # for models: what others use is not in it
+    free: int  # for models, without the memory of other programs
 
 
 class MachineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="machine"):
@@ -51,21 +51,21 @@ class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request", 
     """A request came at `at_ms` and has ended."""
 
     at_ms: int
-    model: str  # the one that was asked for
+    model: str  # the requested one
     lane: str
     work_class: str
     waited_ms: int
     forecast_ms: int
     service_ms: int | None  # None when it never started
     outcome: str  # ok, engine_failed, cancelled, or the code of the refusal
-    companions: tuple[str, ...] = ()  # what it wanted beside it
+    companions: tuple[str, ...] = ()  # the models it needed beside it
 
 
 class Recorder:
     """Writes a trace, or nothing when there is no file."""
 
     def __init__(self, file: Path | None = None, now: int = 0) -> None:
-        # Not buffered by Python: a file whose last write failed could not even be closed.
+        # Not buffered by Python: a buffered file whose last write failed could not even be closed.
         self._file: FileIO | None = file.open("ab", buffering=0) if file else None
         self.is_on = file is not None
         self._lines = bytearray()
@@ -73,16 +73,16 @@ class Recorder:
         self._encode = msgspec.json.Encoder().encode
 
     def machine(self, devices: Mapping[str, tuple[int, int]], now: int) -> None:
-        """Writes down what there is: device -> capacity and what is free of it for models."""
+        """Writes the devices: device -> capacity and the free part of it for models."""
         lines = {name: DeviceLine(capacity, free) for name, (capacity, free) in devices.items()}
         self._write(MachineLine(now - self._began, lines), now)
 
     def loaded(self, model: str, ms: int, memory: Mapping[str, int], now: int) -> None:
-        """Writes down a load."""
+        """Writes a load."""
         self._write(LoadLine(now - self._began, model, ms, dict(memory)), now)
 
     def ended(self, ticket: Ticket, outcome: str, now: int) -> None:
-        """Writes down a request that is over, however it ended."""
+        """Writes a request that has ended in any way."""
         request, started = ticket.request, ticket.started_at
         line = RequestLine(
             request.arrived_at - self._began,
@@ -109,13 +109,13 @@ class Recorder:
         try:
             file.write(self._lines)
             self._lines.clear()
-        except OSError as error:  # whichever errno: a full or failing disk must not stop the daemon
+        except OSError as error:  # any errno: a full or failing disk must not stop the daemon
             _LOG.warning("recording ends: %s", error)
             self._file = None
             file.close()
 
     def close(self) -> None:
-        """Brings the last lines to the file."""
+        """Writes the last lines."""
         if self._file is not None:
             self._flush(self._file)
         if self._file is not None:

@@ -1,7 +1,7 @@
-"""From a spool's rules to the things that work on it: the spool itself, its corpora, its schema, its keys.
+"""Spools from their rules: the spool itself, its corpora, its schema, its keys.
 
-Reads files and opens folders, so it blocks: never call it on an event loop. Raises ConfigError for a schema or key
-that cannot be used, and what `watchbill.spool` raises for a folder that cannot.
+It reads files and opens folders, so it blocks: never call it on an event loop. Raises ConfigError for a schema or key
+that cannot be used, and the errors of `watchbill.spool` for a folder that cannot be used.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ __all__ = [
 
 
 def folder_of(rules: SpoolRules, root: Path) -> Path:
-    """Where the spool lies."""
+    """The folder of the spool."""
     return root / rules.path
 
 
 def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> Spool:
-    """The spool, made where it is missing; `signed` for those who enqueue."""
+    """The spool, created where it is missing; `signed` for producers."""
     signer = signer_of(rules) if signed else None
     return Spool(folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer)
 
 
 def corpora_of(rules: SpoolRules, root: Path) -> dict[str, Corpus]:
-    """An appender for each corpus; two kinds with one file share it."""
+    """An appender for each corpus; kinds with the same file share it."""
     files: dict[Path, Corpus] = {}
     corpora: dict[str, Corpus] = {}
     for kind, file in rules.corpora.items():
@@ -40,19 +40,19 @@ def corpora_of(rules: SpoolRules, root: Path) -> dict[str, Corpus]:
 
 
 def schema_of(rules: SpoolRules) -> Schema:
-    """The judge of its events."""
+    """The schema of its events."""
     if rules.schema == "any":
         return AnyObject()
     return BuiltinSchema() if rules.schema == "builtin" else JsonSchema(Path(rules.schema))
 
 
 def verifier_of(rules: SpoolRules) -> KeyVerifier | None:
-    """The judge of signatures; None where none are asked for."""
+    """The verifier of signatures; None where none are required."""
     return KeyVerifier(map(Path, rules.verify)) if rules.verify else None
 
 
 def signer_of(rules: SpoolRules) -> KeySigner | None:
-    """The key that events are signed with; None where they are not."""
+    """The signer of events; None where they are not signed."""
     return KeySigner(Path(rules.sign)) if rules.sign else None
 
 
@@ -84,7 +84,7 @@ def make_drains(
 
 
 def refuse_corpora(rules: SpoolRules, root: Path) -> None:
-    """Raises ConfigError for a corpus that can be none, or that its own drain would take for an event."""
+    """Raises ConfigError for a file that cannot be a corpus, or that its own drain would take for an event."""
     spool = folder_of(rules, root).resolve()
     for file in rules.corpora.values():
         if not (root / file).name:

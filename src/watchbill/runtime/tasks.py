@@ -1,8 +1,8 @@
 """Background tasks of the rotation: one at a time, each a request like any other, in the lowest class (RES-16, RES-17).
 
-The command runs first, with the model's address in its environment; its output goes into the prompt where the prompt
-says `{output}`, else after it. A task that is cut for the sake of other work begins again when it has its next turn; a
-command that had already ended is not run twice. Answers are kept for people in `ROOT/background/`.
+The command runs first, with the model's address in its environment. Its output replaces `{output}` in the prompt, or
+follows the prompt. A task that is cut for other work begins again with its next turn; a command that has already ended
+is not run twice. Answers are kept for people in `ROOT/background/`.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ _LOG = logging.getLogger("watchbill.rotation")
 
 @dataclass(slots=True)
 class _Work:
-    """A task under way, through as many turns as it takes."""
+    """A task under way, over all its turns."""
 
     task: BackgroundTask
     output: str | None = None  # of its command, once that has ended
     load_ms: int = 0
     useful_ms: int = 0
-    attempt: int = -1  # of the load that was last counted
+    attempt: int = -1  # the attempt of the load that was counted last
 
     def prompt(self, prompt: str) -> str:
         """The prompt with the output of the command."""
@@ -57,7 +57,7 @@ class _Work:
 
 
 class Tasks:
-    """Runs the tasks that the core asks for."""
+    """Runs the tasks that the core starts."""
 
     def __init__(
         self, root: Path, submit: Callable[[Submission], Ticket], feed: Callable[[TaskEnded], None]
@@ -72,18 +72,18 @@ class Tasks:
         self._task = asyncio.create_task(self._run(model, _Work(task), now), name=f"rotation {model}")
 
     async def _run(self, model: str, work: _Work, now: Callable[[], int]) -> None:
-        ok, text = False, "it broke off"
+        ok, text = False, "it was interrupted"
         try:
             submission = Submission(model, lane=ROTATION_LANE.name)
             text = await in_turns(self._submit, submission, partial(self._turn, work, now))
             ok = True
         except (TheirsError, OSError) as error:
             text = str(error)
-        finally:  # whatever happened, the rotation hears of it: it waits for this task
+        finally:  # in any case the rotation is told: it waits for this task
             self._feed(TaskEnded(model, work.load_ms, work.useful_ms, ok, text))
 
     async def _turn(self, work: _Work, now: Callable[[], int], ticket: Ticket, start: Start) -> str:
-        """Does the task, and counts how long that and the load for it took."""
+        """Runs the task, and counts its time and that of its load."""
         began = now()
         if start.attempt != work.attempt:
             work.attempt, work.load_ms = start.attempt, work.load_ms + start.load_ms
@@ -122,7 +122,7 @@ class Tasks:
         return finished.output[:TASK_OUTPUT_CHARS_MAX]
 
     async def close(self) -> None:
-        """Ends the task that runs."""
+        """Ends the running task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -132,13 +132,14 @@ class Tasks:
 class AnswerBook:
     """The folder of answers: one file per model, the newest answer last.
 
-    A file that has grown past its bound becomes `NAME.1` and a new one begins; nothing is kept beyond the two."""
+    A file that has grown past its bound becomes `NAME.1` and a new one begins; older answers are dropped.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, model: str, answer: str) -> None:
-        """Adds an answer. A disk without room loses it, and the log says so."""
+        """Adds an answer. When the disk is full it is lost, and the log says so."""
         path = self._folder / f"{names.file_stem(model)}.md"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
 The gateway (or any other source of work) holds it; the driver moves it. Every way out ends in `close`, which is
 synchronous on purpose: a handler that is being cancelled cannot be cancelled again inside it, so a grant to a
-caller who left can never strand an in-flight count.
+caller that left can never leave an in-flight count behind.
 
-    ticket = driver.submit(Wish(model="smollm2"))   # raises at once: unknown model, full lane, never fits
+    ticket = driver.submit(Submission(model="smollm2"))  # raises at once: unknown model, full lane, never fits
     try:
         start = await ticket.granted()              # raises when refused: wait exceeded, model failed, ...
         ...                                         # talk to start.endpoint; `first_byte` when the caller has
@@ -32,10 +32,10 @@ __all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Ticket"]
 
 
 class Outcome(StrEnum):
-    """How a request ended, as metrics and traces name it. One that never started has its refusal's code."""
+    """How a request ended, as metrics and traces name it. A request that never started has its refusal's code."""
 
     OK = "ok"
-    ENGINE_FAILED = "engine_failed"  # it died, broke off, or said that it cannot
+    ENGINE_FAILED = "engine_failed"  # it died, broke off, or reported an error
     ENGINE_TIMEOUT = "engine_timeout"  # it was silent for longer than any engine needs
     RUN_TIMEOUT = "run_timeout"  # the lane's time limit was over
     PREEMPTED = "preempted"  # an emergency, or the operator
@@ -54,7 +54,7 @@ _CUTS = {
 
 
 class Asked(Protocol):
-    """A question to an engine, as far as its end says something; a `Call` of the engine layer."""
+    """A question to an engine, as far as a ticket uses it; a `Call` of the engine layer."""
 
     has_ended: bool
 
@@ -70,40 +70,40 @@ class Asked(Protocol):
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
-    """What a caller asks for, before the catalog's defaults are filled in."""
+    """A caller's request before the catalog's defaults are filled in."""
 
     model: str
     lane: str | None = None
     priority: int | None = None
     deadline_ms: int | None = None  # shortens the lane's max_wait, never lengthens it
     operator: bool = False
-    best_priority: int = 1  # the caller's ceiling, whatever lane or model would give
+    best_priority: int = 1  # the caller's ceiling, whatever its lane or model allows
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
-    exact: bool = False  # no lower tier of the model's family will do
-    supersede_key: str | None = None  # latest-wins: only the newest waiting request of this key ever runs
+    exact: bool = False  # no lower tier of the model's family may serve it
+    supersede_key: str | None = None  # latest-wins: only the newest waiting request with this key runs
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """The caller's turn: where to send the request, and what it took to get here."""
+    """The start of a request: where to send it, and how long it waited."""
 
     model: str
     endpoint: "Endpoint"
     attempt: int
     wait_ms: int
-    load_ms: int  # how much of the wait the model's own load took
-    companions: tuple[str, ...] = ()  # who is warm beside it
+    load_ms: int  # the part of the wait that was the model's own load
+    companions: tuple[str, ...] = ()  # the models that are warm beside it
 
 
 class Driver(Protocol):
-    """Where a ticket is told of: the driver."""
+    """The driver, as far as a ticket uses it."""
 
     def feed(self, event: Event, /) -> None:
-        """Tells the core something."""
+        """Feeds the core one event."""
         ...
 
     def ended(self, ticket: "Ticket", event: Event, outcome: Outcome, /, *, served: bool) -> None:
-        """Counts a ticket that is over, and tells the core. `served`: its answer teaches how long answers take."""
+        """Counts a ticket that has ended, and tells the core. `served`: the core learns from its service time."""
         ...
 
 
@@ -113,32 +113,32 @@ class Ticket:
 
     request: Request
     driver: Driver
-    id: str  # the request's, the one in every log line and header
-    model: str  # the one that serves, once that is known
+    id: str  # the request's id, used in every log line and header
+    model: str  # the serving model, once it is known
     forecast_ms: int = 0
-    started_at: int | None = None  # when the driver granted the turn
+    started_at: int | None = None  # when the driver granted it
     first_at: int | None = None  # when the engine's first token came
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
     refusal: "TheirsError | None" = None
-    turn: Start | None = None  # once it has come; `granted` waits for it
-    #: Why the running request must end, once the driver said so; see core.messages.Cut.
+    turn: Start | None = None  # once it is granted; `granted` waits for it
+    #: Why the running request must end, once the driver has cut it; see core.messages.Cut.
     cut: str | None = None
-    #: Called once when `cut` is set: aborts the upstream connection.
+    #: Called once when `cut` is set; it aborts the upstream connection.
     on_cut: Callable[[], None] | None = None
-    _waiter: "asyncio.Future[Start] | None" = None  # made for who has to wait; most do not
-    _turns: int = 0  # how many it had
+    _waiter: "asyncio.Future[Start] | None" = None  # created only for a ticket that has to wait; most do not
+    _turns: int = 0  # number of turns so far
     _parting: Parting | None = None  # of a turn that ends before its answer
     _ended: bool = False
     _sent: bool = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the turn is still to come."""
+        """Whether the grant is still to come."""
         return self.turn is None and self.refusal is None
 
     @property
     def has_sent(self) -> bool:
-        """Whether the caller has seen a byte of the answer."""
+        """Whether the caller has received a byte of the answer."""
         return self._sent
 
     @property
@@ -147,10 +147,11 @@ class Ticket:
         return self._ended
 
     def granted(self) -> "asyncio.Future[Start]":
-        """The turn, to be awaited. Raises the refusal, at once or then; the wait is bounded by the request's max_wait.
+        """The grant, to be awaited. Raises the refusal, at once or later; the request's max_wait bounds the wait.
 
-        Whoever gave up waiting may wait again; there is one who waits at a time. A future and no coroutine: thousands
-        may wait, and each of them holds what it waits in."""
+        A caller that stopped waiting may wait again, one at a time. It is a future instead of a coroutine, because
+        thousands may wait, and each coroutine would hold its frame.
+        """
         if self.refusal is not None:
             raise self.refusal
         self._waiter = asyncio.get_running_loop().create_future()
@@ -159,18 +160,18 @@ class Ticket:
         return self._waiter
 
     def hear(self) -> None:
-        """The engine's first token came."""
+        """Notes the engine's first token."""
         if self.first_at is None:
             self.first_at = time.monotonic_ns() // 1_000_000
 
     def first_byte(self) -> None:
-        """Says that the answer has begun: from now on it is not made anew for the sake of somebody else."""
+        """Notes that the answer has begun: from now on it is not repeated in favour of another request."""
         if not self._sent and not self._ended:
             self._sent = True
             self.driver.feed(FirstByte(self.id))
 
     def give_back(self) -> None:
-        """Returns a turn of which the caller has seen nothing, or whose answer will be continued: it waits again."""
+        """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again."""
         if not self._ended:
             self.cut = None
             self._sent = False
@@ -180,9 +181,10 @@ class Ticket:
             self.driver.feed(Returned(self.id, parting))
 
     def leave(self, asked: Asked) -> None:
-        """Cuts the question to the engine of this turn, if it is not answered yet: to be called before the turn ends.
+        """Cuts the question to this turn's engine, if it is not answered yet. Call it before the turn ends.
 
-        The slot is free when the engine has let go, which may be later than the end of the turn."""
+        The slot is free when the engine has let go, which may be later than the end of the turn.
+        """
         asked.abort()
         if self._ended or asked.has_ended or self._parting is not None:
             return
@@ -191,7 +193,7 @@ class Ticket:
         self._parting = Parting(asked.silent_ms, asked.has_spoken, run if lingers else "")
 
     def finish(self, *, ok: bool | None, timed_out: bool = False) -> None:
-        """Ends a turn: well, not, or (None) without having asked for an answer. Later calls do nothing."""
+        """Ends a turn: with success, without, or (None) without having asked for an answer. Later calls do nothing."""
         if not self._ended:
             self._ended = True
             failed = Outcome.ENGINE_TIMEOUT if timed_out else Outcome.ENGINE_FAILED
@@ -200,12 +202,12 @@ class Ticket:
             self.driver.ended(self, event, outcome, served=ok is True)
 
     def _first_ms(self) -> int | None:
-        """How long the engine of the last turn took to its first token; None where that came in an earlier one."""
+        """The time of the last turn's engine to its first token; None where that came in an earlier turn."""
         first, started = self.first_at, self.started_at
         return None if first is None or started is None or first < started else first - started
 
     def close(self) -> None:
-        """Leaves, wherever the request is: its caller did, or the driver has cut it. Does nothing after its end."""
+        """Ends the request in any state: its caller left, or the driver has cut it. Does nothing after its end."""
         if self._ended:
             return
         self._ended = True
@@ -218,22 +220,22 @@ class Ticket:
     # ------------------------------------------------------------------ the driver's side
 
     def start(self, start: Start, now: int) -> None:
-        """The driver grants the turn."""
+        """Grants the turn; called by the driver."""
         self.model, self.turn, self.started_at = start.model, start, now
         self._turns += 1
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(start)
 
     def refuse(self, error: "TheirsError") -> None:
-        """The driver refuses; the core no longer knows this request."""
+        """Refuses the request; called by the driver. The core no longer knows it."""
         self._ended = True
         self.refusal = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-            self._waiter.exception()  # a caller that left before looking must not leave a warning behind
+            self._waiter.exception()  # a caller that left earlier must not leave a warning behind
 
     def cut_off(self, how: str) -> None:
-        """The driver wants a running request to end."""
+        """Ends a running request; called by the driver."""
         if self.cut is None and not self._ended:
             self.cut = how
             if self.on_cut is not None:

@@ -1,10 +1,10 @@
-"""Work that the daemon does with a model for itself: a request in a lane like any other, with no client behind it.
+"""Turns: work of the daemon itself with a model. It is a request in a lane like any other, without a client.
 
     answer = await in_turns(submit, Submission(model, lane=...), work)
 
-`work` runs when the request has its turn, with the ticket and where the model answers. Work that is cut for the sake of
-another request goes back to its lane and begins again in its next turn; what it wants to keep until then it keeps
-itself. Work that is cut for any other reason ends with an error.
+`work` runs when the request has its turn, with the ticket and the address of the model. Work that is cut for another
+request goes back to its lane and begins again in its next turn; it must keep its own state until then. Work that is cut
+for any other reason ends with an error.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ Work = Callable[[Ticket, Start], Coroutine[object, object, Result]]
 async def in_turns(
     submit: Callable[[Submission], Ticket], submission: Submission, work: Work[Result]
 ) -> Result:
-    """What came of the work. Raises the refusal of the scheduler, and TheirsError when the work was ended.
+    """The result of the work. Raises the refusal of the scheduler, and TheirsError when the work was ended.
 
-    Whatever `work` raises passes through. EngineFailed counts against the model: there may be no other caller who
-    would notice. Success teaches nothing about answers: how long such work takes says nothing about them."""
+    Exceptions of `work` pass through. EngineFailed counts against the model: there may be no other caller that would
+    notice. Success teaches nothing about answers, because the time of such work differs from theirs.
+    """
     ticket = submit(submission)
     try:
         result = await _until_done(ticket, work)

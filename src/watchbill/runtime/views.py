@@ -1,4 +1,4 @@
-"""Views: the core's state as people and scripts see it. Reads, never changes.
+"""Views: the core's state for people and scripts. A view reads and never changes it.
 
 The keys are part of the interface: `status --json` prints them unchanged.
 """
@@ -42,7 +42,7 @@ _STATES = {
     Stage.ASLEEP: "asleep",
 }
 
-#: So many requests of a list have a forecast of now: one takes a fraction of a millisecond, and lines may be long.
+#: This many requests of a list get a current forecast: one takes a fraction of a millisecond, and lines may be long.
 FORECASTS_MAX = 100
 _MISSING = {
     Stage.ABSENT: "not in memory",
@@ -55,7 +55,7 @@ _MISSING = {
 
 
 def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, object]:
-    """The whole picture: devices, models, lanes."""
+    """The whole state: devices, models, lanes."""
     return {
         "version": __version__,
         "devices": {name: _device(state, name) for name in state.ledger.books},
@@ -68,7 +68,7 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
 
 
 def policy_doubt(state: State, asking: ModelState | None = None) -> str | None:
-    """Why `rate` decides as `turns` does for now, or would if a model were asked for."""
+    """Why `rate` decides like `turns` for now, or would if a model were requested."""
     if state.catalog.policy.name != Rate.name:
         return None
     wanted = [*state.in_stage(Stage.ABSENT), *state.companion_sets.values()]
@@ -99,7 +99,7 @@ def _constraint(book: DeviceBook) -> Constraint | None:
 
 
 def constraint_view(book: DeviceBook) -> dict[str, object] | None:
-    """Why nothing new is loaded onto a device, for scripts."""
+    """Why a device takes no loads, for scripts."""
     limit = _constraint(book)
     if limit is None:
         return None
@@ -140,7 +140,7 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
 
 
 def state_of(model: ModelState, now: int) -> str:
-    """One word of the closed list that scripts know."""
+    """The state of a model: one word of the closed list for scripts."""
     if model.stage is Stage.ABSENT and model.failure is not None:
         if model.hopeless:
             return "failed"
@@ -150,7 +150,7 @@ def state_of(model: ModelState, now: int) -> str:
 
 
 def _reason(model: ModelState, absence: Absence | None) -> str | None:
-    """Why it is not there, or not for much longer; of one that is there what went wrong before."""
+    """Why it is not in memory, or about to leave; for a model in memory its last failure."""
     if absence is not None:
         return describe(absence)
     if model.stage in (Stage.DRAINING, Stage.STOPPING):
@@ -161,14 +161,14 @@ def _reason(model: ModelState, absence: Absence | None) -> str | None:
 
 
 def suspicion(model: ModelState) -> str | None:
-    """Why nobody is sent to a model that is in memory: the watchdog's question has it to itself."""
+    """Why no request is sent to a model in memory: the watchdog's question has it to itself."""
     if model.stage is not Stage.READY or not model.is_suspect:
         return None
     return "answers failed; it is being asked whether it is well"
 
 
 def _absence(absence: Absence) -> dict[str, object]:
-    """The same for scripts: the word, and its figures where there are any."""
+    """The reason for scripts: the word, and its figures where there are any."""
     return {
         "why": absence.why.value,
         "device": absence.device,
@@ -179,7 +179,7 @@ def _absence(absence: Absence) -> dict[str, object]:
 
 
 def rotation_view(core: Machine, now: int) -> dict[str, object]:
-    """Background rotation: how often, and whose turn is next."""
+    """Background rotation: its interval, and the next model."""
     rotation, rules = core.rotation, core.state.catalog.rotation
     model, next_ms = rotation.next_turn(now)
     return {
@@ -192,7 +192,7 @@ def rotation_view(core: Machine, now: int) -> dict[str, object]:
 
 
 def epochs_view(core: Machine, now: int) -> dict[str, dict[str, object]]:
-    """Windows of ingestion work: open until when, or open next when."""
+    """Windows of ingestion work: when an open one ends, and when a closed one opens."""
     return {
         name: {
             "models": list(epoch.models),
@@ -205,7 +205,7 @@ def epochs_view(core: Machine, now: int) -> dict[str, dict[str, object]]:
 
 
 def policy_view(core: Machine) -> dict[str, object]:
-    """How often a policy of somebody else's failed, and why last."""
+    """How often the operator's own policy failed, and its last failure."""
     guarded = core.policy if isinstance(core.policy, Guarded) else None
     return {
         "policy_failures": 0 if guarded is None else guarded.failures,
@@ -230,7 +230,7 @@ def _lane(state: State, name: str, now: int) -> dict[str, object]:
 
 
 def requests_view(core: Machine, forecasts: Mapping[str, int], now: int) -> list[dict[str, object]]:
-    """Every request, oldest first. Only the first ones have a forecast of now."""
+    """Every request, oldest first. Only the first ones have a current forecast."""
     views = [_request_view(core.state, request_id, forecasts, now) for request_id in core.state.home]
     found = sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
     waiting = [view for view in found if view["state"] == "waiting"]
@@ -242,7 +242,7 @@ def requests_view(core: Machine, forecasts: Mapping[str, int], now: int) -> list
 def request_view(
     core: Machine, request_id: str, forecasts: Mapping[str, int], now: int
 ) -> dict[str, object] | None:
-    """One request: where it is, why it is still there, and when it would start by what is known now."""
+    """One request: where it is, why it waits, and when it would start by current knowledge."""
     view = _request_view(core.state, request_id, forecasts, now)
     if view is not None and view["state"] == "waiting":
         view["starts_in_ms"] = _starts_in_ms(core, request_id, now)
@@ -250,7 +250,7 @@ def request_view(
 
 
 def _starts_in_ms(core: Machine, request_id: str, now: int) -> int:
-    """The forecast of a waiting request, made anew: the one of its arrival does not know who came since."""
+    """The current forecast of a waiting request: the one of its arrival does not include later arrivals."""
     waits_for = core.state.home[request_id]
     forecast = core.policy.forecast(core.state, waits_for, waits_for.line.get(request_id), now)
     return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
@@ -279,7 +279,7 @@ def _request_view(
         else _waiting_reason(state, model, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
-        "forecast_ms": forecasts.get(request_id),  # as it was promised at arrival
+        "forecast_ms": forecasts.get(request_id),  # as promised at arrival
         "starts_in_ms": None,
         "due_ms": None if running else model.line.due_of(request_id) - now,
     }
@@ -325,13 +325,13 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
 
 
 def wakes_text(model: ModelState) -> str:
-    """How long a sleeping model needs."""
+    """The time that a sleeping model needs to wake."""
     guess = ", a guess" if model.wake.is_guess else ""
     return f"{model.name} is asleep, wakes in about {model.wake.ms / 1000:.1f} s{guess}"
 
 
 def _missing_reason(state: State, companion_set: Candidate, now: int) -> str:
-    """Why a set is not complete: where each member is that is not there."""
+    """Why a set is not complete: the stage of each member that is not ready."""
     missing = [
         f"{s.name} is {_MISSING[s.stage]}" for s in companion_set.members if s.stage is not Stage.READY
     ]
@@ -345,7 +345,7 @@ def _held_up(state: State, companion_set: Candidate, now: int) -> str:
 
 
 def hindrance(state: State, model: ModelState, now: int) -> str | None:
-    """What a request waits for that has nothing to do with other requests, if anything: "until ..."."""
+    """An obstacle that has nothing to do with other requests, as "until ..."; None when there is none."""
     obstacle = obstacle_of(state, model, now)
     if obstacle is None:
         return None
