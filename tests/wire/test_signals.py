@@ -74,7 +74,7 @@ def test_the_second_signal_ends_a_daemon_whose_loop_hangs(loop: str, number: int
             program.process.wait(0.05)
     ended, complaints = program.end()
     assert ended == code
-    assert "leaving without what still hangs" in complaints and "main" in complaints
+    assert "exiting although something still hangs" in complaints and "main" in complaints
 
 
 def test_a_thread_that_hangs_does_not_hold_up_the_end(loop: str) -> None:

@@ -1,8 +1,8 @@
-"""Probes: what the machine says about its memory now.
+"""Probes: the machine's current report about its memory.
 
-A probe answers one question, "how much is there and how much is free", for the devices it knows. It reads
-and never decides: what a figure means is the core's business. Every reading carries the time it was taken, so
-that a value that is kept because its probe fails can be told from a fresh one by its age.
+A probe answers one question, "how much is there and how much is free", for the devices it knows. It reads and never
+decides: the core interprets the figures. Every reading carries the time it was taken, so that a value that is kept
+because its probe fails can be told from a fresh one by its age.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class ProbeError(TheirsError):
 
 @dataclass(frozen=True, slots=True)
 class CardHealth:
-    """How one GPU feels. `None` means that the card does not tell."""
+    """The health of one GPU. `None` means that the card does not report it."""
 
     temperature_c: float | None = None
     slowdown_c: float | None = None  # the card's own threshold
@@ -31,22 +31,22 @@ class CardHealth:
     power_w: float | None = None
     power_limit_w: float | None = None
     clock_mhz: int | None = None
-    throttled: tuple[str, ...] = ()  # reasons that cost speed; idling is none
+    throttled: tuple[str, ...] = ()  # reasons that cost speed, without idling
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the machine says about one device."""
+    """The machine's report about one device."""
 
     capacity: Bytes
     available: Bytes
     taken_at: Millis  # monotonic
-    #: GPUs only: pid -> what that process occupies.
+    #: GPUs only: pid -> memory of that process.
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
-        """The same as the core reads it, with its age at `now`, and why nothing new should be loaded there."""
+        """The reading for the core, with its age at `now`, and why the device takes no loads."""
         health = self.health or CardHealth()
         age_ms = max(0, now - self.taken_at)
         return DeviceReading(
@@ -55,8 +55,8 @@ class Reading:
 
 
 class Probe(Protocol):
-    """Something that can be asked about the devices it knows."""
+    """A source of readings for the devices it knows."""
 
     def read(self) -> Mapping[str, Reading]:
-        """Device name -> what the machine says now. May block; raises ProbeError when it cannot tell."""
+        """Device name -> the current reading. May block; raises ProbeError when it cannot read."""
         ...

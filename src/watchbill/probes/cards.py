@@ -1,4 +1,4 @@
-"""Which probe tells about this machine's cards: a test's file, NVIDIA's library, or none."""
+"""The probe of this machine's cards: a test's file, NVIDIA's library, or none."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["find_cards"]
 
 
 def find_cards() -> tuple[Probe | None, str]:
-    """The probe of the cards; None where nothing can tell about any, and then why, with what to do about it."""
+    """The probe of the cards; None where there is none, with the reason and what to do about it."""
     if fake := os.environ.get(FAKE_GPUS):
         return FakeGpuProbe(Path(fake)), ""
     nvml = load_nvml()

@@ -1,13 +1,13 @@
 """Control groups: the memory limits that apply to us, of all ancestors, in both versions.
 
-A process may use no more than the tightest of its ancestors leaves: a container's limit often sits two or
-three levels above the process, and reading only the own group misses it. Levels without one cost a read.
+A process may use no more than the tightest of its ancestors leaves. A container's limit is often two or three levels
+above the process, and reading only the own group misses it. A level without a limit costs one read.
 
     version 1   memory.limit_in_bytes - memory.usage_in_bytes + reclaimable
     version 2   min(memory.max, memory.high) - memory.current + reclaimable
 
-Reclaimable is file cache that the kernel drops before it kills anybody: all of the inactive list and half of
-the active one. /dev/shm is not in those lists, and must not be: nothing can reclaim it.
+Reclaimable is file cache that the kernel drops before it kills a process: all of the inactive list and half of the
+active one. /dev/shm is not in those lists, and must not be: nothing can reclaim it.
 """
 
 import re
@@ -26,7 +26,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # mountinfo writes a blank in a path as \0
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """What the tightest ancestor leaves."""
+    """The memory that the tightest ancestor leaves."""
 
     limit: Bytes
     available: Bytes
@@ -41,7 +41,7 @@ class _Mount:
 
 
 class MemoryGroups:
-    """The memory groups of this process, own group first. `root` is where the machine's tree begins."""
+    """The memory groups of this process, own group first. `root` is the root of the machine's file tree."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._base = str(root).rstrip("/")
@@ -61,7 +61,7 @@ class MemoryGroups:
         return self._levels
 
     def limited(self) -> list[tuple[str, Bytes]]:
-        """The levels that have a limit, with it."""
+        """The levels that have a limit, each with its limit."""
         limits = ((folder, self._limit(folder)) for folder in self.levels())
         return [(folder, limit) for folder, limit in limits if limit is not None]
 
@@ -71,14 +71,14 @@ class MemoryGroups:
         if not rooms:
             return None
         tightest = min(rooms, key=lambda room: room.available)
-        # The capacity is the smallest limit, which need not belong to the level that is fullest now.
+        # The capacity is the smallest limit, which need not be that of the fullest level.
         return Headroom(min(room.limit for room in rooms), tightest.available, tightest.folder)
 
     def _room(self, folder: str, limit: Bytes) -> Headroom:
         one = self._version == 1
         used = number_in(f"{folder}/memory.usage_in_bytes" if one else f"{folder}/memory.current") or 0
         stat = table_of(read_small(f"{folder}/memory.stat") or b"")
-        prefix = b"total_" if one else b""  # version 1 tells children apart; version 2 always adds them
+        prefix = b"total_" if one else b""  # version 1 separates children; version 2 always includes them
         inactive, active = stat.get(prefix + b"inactive_file", 0), stat.get(prefix + b"active_file", 0)
         return Headroom(limit, Bytes(max(0, limit - used + inactive + active // 2)), folder)
 
@@ -91,7 +91,7 @@ class MemoryGroups:
         return Bytes(min(known)) if known else None
 
     def _refresh(self) -> None:
-        """Looks up the levels again when somebody moved us to another group."""
+        """Finds the levels again after we were moved to another group."""
         membership = read_small(f"{self._base}/proc/self/cgroup") or b""
         if membership != self._membership:
             self._membership = membership

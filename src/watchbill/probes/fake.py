@@ -1,7 +1,7 @@
 """Fake GPUs: a timeline per card in a JSON file, for tests and for trying a config without the hardware.
 
-`WATCHBILL_FAKE_GPUS=FILE` puts this probe in the place of the real one. The file is read anew at every look, so a
-test, or another process, changes the cards by replacing it:
+`WATCHBILL_FAKE_GPUS=FILE` replaces the real probe by this one. The file is read again for every reading, so a test, or
+another process, changes the cards by replacing it:
 
     {"cards": [{"name": "gpu:0", "capacity": "24GB",
                 "timeline": [{"at": 0, "used": 0}, {"at": 30, "used": "2GB", "temperature_c": 91}]}]}
@@ -30,7 +30,7 @@ Table = Mapping[str, object]
 
 
 class FakeGpuProbe:
-    """Reads the cards of a file. Raises ProbeError for a missing or senseless file: a probe that fails."""
+    """Reads the cards of a file. Raises ProbeError for a missing or invalid file, like a failing probe."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class FakeGpuProbe:
         self._path, self._clock, self._wall = path, clock, wall
 
     def read(self) -> Mapping[str, Reading]:
-        """Device name -> what the timeline says for this moment."""
+        """Device name -> the timeline's values for this moment."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(FAKE_GPUS_BYTES_MAX + 1)
                 modified = os.fstat(file.fileno()).st_mtime
-        except OSError as error:  # any errno: a probe that cannot read its source fails, and says so
+        except OSError as error:  # any errno: a probe that cannot read its source fails with that reason
             raise ProbeError(f"{self._path}: {error.strerror}") from error
         try:
             return self._cards(cast("Table", json.loads(text)), modified)

@@ -1,8 +1,8 @@
-"""Small files of /proc and /sys, read the cheap way.
+"""Small files of /proc and /sys, read with few system calls.
 
-A file that is one record (meminfo, smaps_rollup, a group's figures) comes whole with the first read, a list of
-records (mounts, children) a page at a time. Absence is an answer here, not an accident: processes end between two
-reads, and kernels differ.
+A file that is one record (meminfo, smaps_rollup, a group's figures) comes whole with the first read, a list of records
+(mounts, children) one page at a time. A missing file is a normal result here: processes end between two reads, and
+kernels differ.
 """
 
 import errno
@@ -12,9 +12,9 @@ from watchbill.limits import PROBE_FILE_BYTES_MAX
 
 __all__ = ["number_in", "read_small", "table_of"]
 
-#: Python takes a buffer of this size for each read: a large one costs more than the read.
+#: Python allocates a buffer of this size for each read: a large one costs more than the read.
 CHUNK_BYTES = 16 * 1024
-#: What "it is not there (any more), or not for us" looks like.
+#: Errors that mean: it does not exist (any more), or we may not read it.
 ABSENT = frozenset({
     errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EOPNOTSUPP,
     errno.EINVAL,
@@ -22,7 +22,7 @@ ABSENT = frozenset({
 
 
 def read_small(path: str) -> bytes | None:
-    """The file's bytes, or None when it is absent or not ours to read. Other errors are raised."""
+    """The file's bytes, or None when it is absent or not readable for us. Other errors are raised."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -53,6 +53,6 @@ def number_in(path: str) -> int | None:
 
 
 def table_of(text: bytes) -> dict[bytes, int]:
-    """`name[:] number [unit]` lines as a table of the bare numbers; other lines are passed over."""
+    """`name[:] number [unit]` lines as a table of the bare numbers; other lines are skipped."""
     rows = (line.split(None, 2) for line in text.splitlines())
     return {row[0].rstrip(b":"): int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}

@@ -1,8 +1,8 @@
-"""Device health: whether a card is in a state in which nothing new should be loaded onto it (RES-27, FLEET-04).
+"""Device health: whether a card is in a state in which it takes no loads (RES-27, FLEET-04).
 
-The limits are 85 C, 95 % of its memory in the hands of other programs, and the card's own power limit, unless the
-config sets others; a card that slows itself down for heat or for its supply is over its limit, too. One that was over
-a limit counts as well again only with a margin below it: at the limit itself it would change its mind at every look.
+The limits are 85 C, 95 % of its memory used by other programs, and the card's own power limit, unless the config sets
+others. A card that throttles because of heat or its supply is over its limit, too. A card that was over a limit counts
+as healthy again only with a margin below it: at the limit itself its state would change at every reading.
 """
 
 from watchbill.catalog import Device
@@ -11,23 +11,23 @@ from watchbill.probes import CardHealth, Reading
 
 __all__ = ["constraint"]
 
-#: Where the config names no temperature.
+#: The limit where the config sets no temperature.
 TEMPERATURE_C_MAX = 85.0
-#: How far below its limit a card must be before it counts as well again.
+#: How far below its limit a card must be before it counts as healthy again.
 TEMPERATURE_C_MARGIN = 5.0
 VRAM_PERCENT_MARGIN = 2.0
 POWER_SHARE_MARGIN = 0.05
-#: What makes a card slow that is not merely busy. A card at its power cap works as hard as it may.
+#: Throttle reasons other than load. A card at its power cap works as hard as it may.
 AILING = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake"})
 
 
 def constraint(
     device: Device, reading: Reading, ours: int = 0, before: Constraint | None = None
 ) -> Constraint | None:
-    """Why nothing new should be loaded there, or None when all is well. It recovers by itself.
+    """Why the card takes no loads, or None when it is healthy. It recovers by itself.
 
-    `ours` is what our own models hold there: they leave when another one is to come, so a card that they fill is not
-    ailing. Counted as use it would keep every swap from happening. `before` is what the last look said.
+    `ours` is the memory of our own models there. They leave when another one is to be loaded, so a card that they fill
+    is healthy; counting it as use would prevent every swap. `before` is the result of the previous reading.
     """
     if reading.health is None:
         return None

@@ -1,12 +1,12 @@
-"""NVIDIA cards through NVML: memory, who holds it, heat, power and what slows the card down.
+"""NVIDIA cards through NVML: memory, the processes that hold it, heat, power and throttling.
 
-The library (`nvidia-ml-py`, extra `gpu`) is imported when the probe is made, never before. An idle card shows some
-600 MiB as used that belong to the driver: capacity here is the total less that reserve, so that a card's free
-memory and its capacity agree. The first question of a kind costs 2 ms, later ones 10-40 us, the list of processes
-0.2 ms; a driver that hangs is the business of `patient`.
+The library (`nvidia-ml-py`, extra `gpu`) is imported when the probe is created, never before. An idle card shows some
+600 MiB as used that belong to the driver: capacity here is the total less that reserve, so that a card's free memory
+and its capacity agree. The first query of a kind costs 2 ms, later ones 10-40 us, the list of processes 0.2 ms. A
+driver that hangs is handled by `patient`.
 
-What a card does not tell (a laptop without a power sensor, a virtual GPU without its process list) is None or
-empty, never an error; a card that cannot even tell its memory fails the probe.
+A value that a card does not report (a laptop without a power sensor, a virtual GPU without its process list) is None or
+empty, never an error; a card that cannot even report its memory fails the probe.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from watchbill.units import Bytes, Millis
 __all__ = ["NvmlProbe", "load_nvml"]
 
 T = TypeVar("T")
-#: NVML's bits for "slower than asked", in our words. Idling and a clock that somebody set are not among them.
+#: NVML's throttle bits, in our words. Idling and a clock set by the operator are not among them.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -61,7 +61,7 @@ def load_nvml() -> Nvml | None:
 
 
 class NvmlProbe:
-    """All cards of this machine as `gpu:0`, `gpu:1` and so on. Raises ProbeError when the driver is not there."""
+    """All cards of this machine as `gpu:0`, `gpu:1` and so on. Raises ProbeError when there is no driver."""
 
     def __init__(self, nvml: Nvml, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = nvml
@@ -82,7 +82,7 @@ class NvmlProbe:
             raise ProbeError(f"NVML: {error}") from error
 
     def close(self) -> None:
-        """Gives the library back."""
+        """Shuts the library down."""
         self._told(self._nvml.nvmlShutdown)
 
     def _card(self, index: int, handle: Any) -> Reading:
@@ -98,7 +98,9 @@ class NvmlProbe:
         )
 
     def _memory(self, handle: Any) -> Any:
-        """Version 2 tells the driver's reserve apart; old drivers know only version 1, which counts it as used."""
+        """Version 2 reports the driver's reserve separately; old drivers have only version 1, which counts it as
+        used.
+        """
         try:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2)
         except (self._nvml.NVMLError, AttributeError):
@@ -129,7 +131,7 @@ class NvmlProbe:
         )
 
     def _limits_of(self, index: int, handle: Any) -> tuple[float | None, float | None]:
-        """Slowdown and shutdown temperature; they do not change, so a card is asked once."""
+        """Slowdown and shutdown temperature; they do not change, so a card is queried once."""
         if index not in self._thresholds:
             ask = self._nvml.nvmlDeviceGetTemperatureThreshold
             self._thresholds[index] = (
@@ -139,7 +141,7 @@ class NvmlProbe:
         return self._thresholds[index]
 
     def _told(self, ask: Callable[[], T]) -> T | None:
-        """The answer, or None when this card does not tell."""
+        """The answer, or None when this card does not report it."""
         try:
             return ask()
         except self._nvml.NVMLError:

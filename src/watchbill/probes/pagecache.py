@@ -1,7 +1,7 @@
-"""How much of a file the page cache holds: whether a load will be quick or must wait for the disk.
+"""Page cache: how much of a file it holds, that is, whether a load will be quick or must wait for the disk.
 
-Asks for single bytes spread over the file and refuses to wait for them; what comes back at once was cached. That
-costs about 0.2 ms and reads next to nothing, whatever the size of the file.
+It asks for single bytes spread over the file and refuses to wait for them; bytes that come back at once were cached.
+That costs about 0.2 ms and reads almost nothing, whatever the size of the file.
 """
 
 import errno
@@ -11,15 +11,15 @@ from pathlib import Path
 __all__ = ["cached_share", "is_cached"]
 
 SAMPLES = 64
-#: From this share on a load behaves as a cached one.
+#: From this share on a load is as fast as a cached one.
 CACHED_FROM = 0.9
 
 
 def cached_share(path: Path) -> float | None:
-    """The share of the file in memory, 0.0 to 1.0; None where the file or its file system does not tell."""
+    """The share of the file in memory, 0.0 to 1.0; None where the file or its file system does not support it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:  # any errno: no such file for us, so nothing to tell
+    except OSError:  # any errno: the file cannot be read
         return None
     try:
         size = os.fstat(fd).st_size
@@ -32,7 +32,7 @@ def cached_share(path: Path) -> float | None:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a load of this file will be quick. Where nothing is told the answer is no."""
+    """Whether a load of this file will be quick; False where that is unknown."""
     return (cached_share(path) or 0.0) >= CACHED_FROM
 
 

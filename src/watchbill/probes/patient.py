@@ -1,8 +1,8 @@
 """The patient probe: reads another probe and never waits longer than a deadline for it.
 
-A driver library can hang inside the kernel, a file system under /sys can stall, a value can be missing for once.
-Whatever happens, the caller gets the last value that was read, and its age tells how far to trust it. A read that
-hangs keeps its one thread until it returns; no second one is started beside it.
+A driver library can hang inside the kernel, a file system under /sys can stall, a value can be missing for once. In
+each case the caller gets the last value that was read, with its age. A read that hangs keeps its one thread until it
+returns; no second one is started beside it.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ __all__ = ["PatientProbe"]
 
 
 class PatientProbe:
-    """One probe, read in a thread of its own. `look` belongs to the event loop."""
+    """One probe, read in a thread of its own. Call `look` on the event loop."""
 
     def __init__(self, probe: Probe, *, deadline_ms: int = PROBE_DEADLINE_MS) -> None:
         self._probe = probe
         self._deadline_s = deadline_ms / 1000
         self._last: dict[str, Reading] = {}
         self._pending: asyncio.Future[Mapping[str, Reading]] | None = None
-        #: Why the last look brought nothing new; None when it did.
+        #: Why the last `look` brought nothing new; None when it did.
         self.failure: str | None = None
 
     async def look(self) -> Mapping[str, Reading]:
-        """The newest readings there are, each with the time it was taken. Never raises for a failing probe."""
+        """The newest readings, each with the time it was taken. Never raises for a failing probe."""
         if self._pending is None:
             self._pending = self._start()
         try:
             # Shielded: the deadline ends our waiting, not the read, whose late answer still counts next time. Not
             # wait_for: until Python 3.12 it swallows a cancellation that meets the answer, and a daemon that ended in
-            # that moment waited for its lookout for ever.
+            # that moment waited for its probe loop without end.
             async with asyncio.timeout(self._deadline_s):
                 found = await asyncio.shield(self._pending)
         except TimeoutError:
@@ -52,15 +52,14 @@ class PatientProbe:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Mapping[str, Reading]] = loop.create_future()
         # A daemon thread, not the loop's executor: the interpreter waits for an executor's threads at its end,
-        # and this one may hang for ever.
+        # and this one may hang without end.
         threading.Thread(target=self._read, args=(loop, answer), name="watchbill-probe", daemon=True).start()
         return answer
 
     def _read(self, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Mapping[str, Reading]]") -> None:
         found: Mapping[str, Reading] = {}
-        failure: ProbeError | None = ProbeError(
-            "the probe broke off"
-        )  # stands when it raises what it must not
+        # Kept when the probe raises something that it must not.
+        failure: ProbeError | None = ProbeError("the probe broke off")
         try:
             found = self._probe.read()
             failure = None
@@ -69,7 +68,7 @@ class PatientProbe:
         except OSError as error:  # any errno: the device cannot be read now, and the text says why
             failure = ProbeError(f"{type(self._probe).__name__}: {error}")
         finally:
-            with suppress(RuntimeError):  # the loop was closed while we hung: nobody waits for us any more
+            with suppress(RuntimeError):  # the loop was closed while we hung: nothing waits for the result
                 loop.call_soon_threadsafe(_settle, answer, found, failure)
 
 
@@ -82,4 +81,4 @@ def _settle(
         answer.set_result(found)
     else:
         answer.set_exception(failure)
-        answer.exception()  # nobody may look any more; that is no accident worth a warning
+        answer.exception()  # nothing may read it any more, which is no reason for a warning

@@ -1,9 +1,9 @@
-"""The pressure watcher: the kernel tells us that memory gets short, so that we need not ask all the time.
+"""The pressure watcher: the kernel signals that memory gets short, so that we need not poll all the time.
 
-A program that takes 100 MB/s fills a reserve of 256 MiB in under three seconds; a look once a second would leave
-one or two chances. The watcher gathers whatever this kernel offers behind one descriptor for the event loop:
+A program that takes 100 MB/s fills a reserve of 256 MiB in under three seconds; a reading once a second would leave one
+or two chances. The watcher combines the sources of this kernel in one descriptor for the event loop:
 
-    PSI trigger       some task stood still for memory for a part of a window (any kernel since 5.2)
+    PSI trigger       some task waited for memory for a part of a window (any kernel since 5.2)
     version 1         usage crossed `limit - reserve` and the two halves below it; reclaim has begun
     version 2         memory.events changed: a group reached its high or max bound
 
@@ -23,17 +23,17 @@ from watchbill.probes.cgroups import MemoryGroups
 
 __all__ = ["PressureWatcher"]
 
-#: Stall and window in microseconds: 150 ms of two seconds is the finest an unprivileged process may ask for; with
-#: privilege half a second, so that the hint comes sooner.
+#: Stall and window in microseconds: 150 ms of two seconds is the shortest for an unprivileged process. With privilege
+#: it is half a second, so that the hint comes sooner.
 PSI_TRIGGERS = (b"some 50000 500000", b"some 150000 2000000")
-#: A kernel, a mount or a user that does not allow this kind of event.
+#: Errors of a kernel, a mount or a user that does not allow this kind of event.
 UNSUPPORTED = frozenset({
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EROFS, errno.EBUSY, errno.ENOSYS,
 })  # fmt: skip
 
 
 class PressureWatcher:
-    """One descriptor that becomes readable when any source fires. Works, silent, where there is no source."""
+    """One descriptor that becomes readable when any source fires. Without a source it never does."""
 
     def __init__(self, groups: MemoryGroups, *, reserve: int, root: Path = Path("/")) -> None:
         self._epoll = select.epoll()
@@ -52,7 +52,7 @@ class PressureWatcher:
 
     @property
     def sources(self) -> list[str]:
-        """What is watched: psi, threshold, reclaim, events."""
+        """The sources that are watched: psi, threshold, reclaim, events."""
         return sorted(self._names.values())
 
     def fileno(self) -> int:
@@ -60,10 +60,10 @@ class PressureWatcher:
         return self._epoll.fileno()
 
     def drain(self) -> list[str]:
-        """What fired since the last call; afterwards the descriptor is quiet again. Never waits.
+        """The sources that fired since the last call; afterwards the descriptor is quiet again. Never waits.
 
-        The kernel forgets a stall as soon as anybody is told of it, and waiting for our descriptor is being told:
-        an empty list after a wake-up means `psi`.
+        The kernel forgets a stall as soon as a process was woken for it, and that is our wait for the descriptor: an
+        empty list after a wake-up means `psi`.
         """
         fired = [fd for fd, _ in self._epoll.poll(0)]
         for fd in fired:
@@ -71,7 +71,7 @@ class PressureWatcher:
         return sorted({self._names[fd] for fd in fired})
 
     def close(self) -> None:
-        """Gives all descriptors back. Later calls do nothing."""
+        """Closes all descriptors. Later calls do nothing."""
         self._epoll.close()
         while self._owned:
             os.close(self._owned.pop())
@@ -81,12 +81,12 @@ class PressureWatcher:
             case "threshold" | "reclaim":
                 os.eventfd_read(fd)
             case "events":
-                os.pread(fd, 4096, 0)  # reading is what arms the next notification
+                os.pread(fd, 4096, 0)  # the read arms the next notification
             case _:
                 pass  # the PSI trigger arms itself, and fires once per window at most
 
     def _try(self, name: str, watch: Callable[[], tuple[int, int]]) -> None:
-        """Adds a source, or does without it. The other sources and the regular look remain."""
+        """Adds a source, or goes on without it. The other sources and the regular readings remain."""
         owned = len(self._owned)
         try:
             fd, mask = watch()
@@ -116,11 +116,11 @@ class PressureWatcher:
         return self._register(folder, "memory.usage_in_bytes", str(threshold))
 
     def _watch_reclaim(self, folder: str) -> tuple[int, int]:
-        # Needed beside the thresholds: a group full of file cache sits above all of them from the start.
+        # Needed beside the thresholds: a group full of file cache is above all of them from the start.
         return self._register(folder, "memory.pressure_level", "low")
 
     def _register(self, folder: str, file: str, argument: str) -> tuple[int, int]:
-        """Version 1: an eventfd that the group counts up."""
+        """Version 1: an eventfd that the group increments."""
         event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._owned.append(event)
         target = self._open(f"{folder}/{file}", os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""The probe of the device `ram`: what the machine and its control groups leave us.
+"""The probe of the device `ram`: the memory that the machine and its control groups leave us.
 
-Capacity is the smaller of the machine's memory and the tightest limit above us, available the smaller of
-MemAvailable and what that limit leaves. A reading costs 30-100 us and never waits, so it may be taken inside
-the event loop. What engines occupy is the business of `trees`, re-exported here for callers that need both.
+Capacity is the smaller of the machine's memory and the tightest limit above us, available the smaller of MemAvailable
+and what that limit leaves. A reading costs 30-100 us and never waits, so it may be taken on the event loop. The memory
+of engines is in `trees`, re-exported here for callers that need both.
 """
 
 import time
@@ -22,12 +22,12 @@ __all__ = [
     "pss_of_tree",
 ]  # fmt: skip
 
-#: How quickly a careless program can take memory: touching fresh pages makes 1-2 GB/s on one core.
+#: How quickly a program can take memory: touching fresh pages reaches 1-2 GB/s on one core.
 GRAB_BYTES_PER_MS = 4_000_000
 
 
 class RamProbe:
-    """Reads host memory. `root` is where the machine's /proc and /sys begin; tests give a recorded tree."""
+    """Reads host memory. `root` is the root of the machine's /proc and /sys; tests pass a recorded tree."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._base = str(root).rstrip("/")
@@ -35,7 +35,7 @@ class RamProbe:
         self.groups = MemoryGroups(root)
 
     def read(self) -> Mapping[str, Reading]:
-        """The reading of `ram`. Raises ProbeError when /proc/meminfo says nothing."""
+        """The reading of `ram`. Raises ProbeError when /proc/meminfo lacks the figures."""
         kib = table_of(read_small(f"{self._base}/proc/meminfo") or b"")
         if b"MemTotal" not in kib or b"MemAvailable" not in kib:
             raise ProbeError(f"{self._base}/proc/meminfo names neither MemTotal nor MemAvailable")
@@ -45,9 +45,9 @@ class RamProbe:
         return {RAM: Reading(Bytes(capacity), Bytes(available), Millis(round(self._clock() * 1000)))}
 
     def stall_percent(self) -> float:
-        """PSI `some avg10`: the share of the last ten seconds in which work stood still for memory.
+        """PSI `some avg10`: the share of the last ten seconds in which work waited for memory.
 
-        The largest of the machine's and, in version 2, our groups'; 0 on kernels that do not tell.
+        It is the largest of the machine's and, in version 2, our groups' figures; 0 on kernels without PSI.
         """
         paths = [f"{self._base}/proc/pressure/memory"]
         if self.groups.version == 2:
@@ -56,7 +56,7 @@ class RamProbe:
 
 
 def next_look_ms(available: int, reserve: int) -> Millis:
-    """When to read again so that no program can eat the room above the reserve unseen in between."""
+    """When to read again so that no program can use up the memory above the reserve unseen in between."""
     return Millis(min(LOOK_MS_MAX, max(LOOK_MS_MIN, (available - reserve) // GRAB_BYTES_PER_MS)))
 
 

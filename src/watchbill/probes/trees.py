@@ -1,9 +1,8 @@
-"""Process trees: what an engine really occupies, and whether a process we protect still lives.
+"""Process trees: the memory that an engine really occupies, and whether a protected process still lives.
 
-An engine's memory is the PSS of its whole tree: a page that two engines map counts half for each, so the sum
-over all engines counts every mapped file once. Reading it makes the kernel walk page tables (about 0.1 ms,
-some milliseconds for many gigabytes): call it in a thread, never inside a decision. Processes that end while
-we look are left out.
+An engine's memory is the PSS of its whole tree: a page that two engines map counts half for each, so the sum over all
+engines counts every mapped file once. For a reading the kernel walks page tables (about 0.1 ms, some milliseconds for
+many gigabytes): call it in a thread, never inside a decision. Processes that end meanwhile are left out.
 """
 
 import os
@@ -27,7 +26,7 @@ __all__ = [
 MACHINE = Path("/")
 #: The kernel cuts a process name at this length.
 COMM_CHARS_MAX = 15
-#: Programs whose first argument is the program people mean.
+#: Programs whose first argument is the actual program.
 INTERPRETERS = ("python", "bash", "sh", "dash", "node", "perl", "ruby")
 
 
@@ -45,7 +44,7 @@ class TreeMemory:
 
 
 def pss_of_tree(pid: int, root: Path = MACHINE) -> TreeMemory:
-    """Adds up the tree under `pid`. A tree that is gone has no pids and no memory."""
+    """Sums up the tree under `pid`. A tree that is gone has no pids and no memory."""
     rows = [(member, _memory_of(member, root)) for member in pids_of_tree(pid, root)]
     alive = [(member, row) for member, row in rows if row is not None]
     totals = [Bytes(sum(row[column] for _, row in alive)) for column in range(6)]
@@ -62,7 +61,7 @@ def pids_of_tree(pid: int, root: Path = MACHINE) -> list[int]:
     """`pid` and all its descendants, parents first; empty when `pid` is gone or a zombie."""
     found = [pid] if (stat := _stat_of(pid, root)) and stat[0] != b"Z" else []
     seen = set(found)
-    for member in found:  # grows while we walk
+    for member in found:  # grows during the loop
         fresh = [child for child in _children_of(member, root) if child not in seen]
         seen.update(fresh)
         found += fresh[: TREE_PIDS_MAX - len(found)]
@@ -70,7 +69,7 @@ def pids_of_tree(pid: int, root: Path = MACHINE) -> list[int]:
 
 
 def pids_of_unit(unit: str, pids: Iterable[int], root: Path = MACHINE) -> list[int]:
-    """Those of the processes that belong to a systemd unit, also as its container: by the control group they are in."""
+    """Those of the processes that belong to a systemd unit, also as its container, by their control group."""
     wanted = unit.encode()
     return [pid for pid in pids if wanted in _groups_of(pid, root)]
 
@@ -114,7 +113,7 @@ def _groups_of(pid: int, root: Path) -> list[bytes]:
 
 
 def _stat_of(pid: int, root: Path) -> list[bytes] | None:
-    """The fields of /proc/PID/stat after the name, which may itself hold blanks and brackets."""
+    """The fields of /proc/PID/stat after the name, which may itself contain blanks and brackets."""
     _, bracket, rest = (read_small(f"{root}/proc/{pid}/stat") or b"").rpartition(b")")
     return rest.split() if bracket else None
 

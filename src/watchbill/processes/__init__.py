@@ -1,7 +1,7 @@
 """Processes: everything Watchbill starts, guards, stops and reaps.
 
-    keeper = Keeper(root)                                   # one door per root
-    process = await keeper.start("qwen", argv, log=path)    # behind a guard, written down
+    keeper = Keeper(root)                                   # one per root
+    process = await keeper.start("qwen", argv, log=path)    # behind a guard, with a record on disk
     await process.stop()                                    # ask, TERM, KILL; the whole tree
     reap(root)                                              # at start, with the RootLock held
 

@@ -1,7 +1,7 @@
 """A command in the foreground: it has our terminal, our signals and its own exit code.
 
-For `maintenance start -- COMMAND`, which holds memory only as long as it lives. When we are killed, so is the command;
-what it started itself is its own affair.
+For `maintenance start -- COMMAND`, which holds memory only as long as it lives. The command is killed when we are
+killed; its own child processes are not our business.
 """
 
 import os
@@ -15,12 +15,12 @@ from watchbill.processes.guard import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["run_attached"]
 
-#: What a terminal sends to both of us: the command decides what it means.
+#: Signals that a terminal sends to both of us: the command decides what they mean.
 _SHARED = (signal.SIGINT, signal.SIGQUIT)
 
 
 def run_attached(argv: Sequence[str], *, meanwhile: Callable[[], None] | None = None) -> int:
-    """Runs a command with our input and output, and gives its exit code: 128 + N when signal N ended it.
+    """Runs a command with our input and output, and returns its exit code: 128 + N when signal N ended it.
 
     `meanwhile` is called in a thread once the command runs. Raises OSError when it cannot be started.
     """
@@ -32,7 +32,7 @@ def run_attached(argv: Sequence[str], *, meanwhile: Callable[[], None] | None = 
             prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         for number in before:
             signal.signal(number, signal.SIG_DFL)
-        if os.getppid() != parent:  # we were gone before the kernel knew what to do then
+        if os.getppid() != parent:  # we died before the kernel knew about the signal
             os._exit(1)
 
     def pass_on(number: int, _frame: object) -> None:

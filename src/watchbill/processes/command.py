@@ -1,4 +1,4 @@
-"""A command that is run to its end while somebody waits for it: `pip download` of `pull`.
+"""A command that is run to its end while the caller waits: `pip download` of `pull`.
 
 For the command line and the daemon's start, where nothing else happens meanwhile. The process never outlives the
 call: when the bound passes, or the caller is interrupted, it is killed. Engines go through the Keeper.
@@ -23,7 +23,7 @@ def run_to_end(
 ) -> int | None:
     """Runs a command with its output in `log` and calls `on_tick` meanwhile.
 
-    Gives its exit code, or None when it was killed because its time was up.
+    Returns its exit code, or None when it was killed because its time was up.
     """
     deadline = time.monotonic() + seconds_max
     with open(log, "wb") as output:

@@ -1,6 +1,6 @@
-"""A daemon in the background: started in a session of its own, with its words in a file.
+"""A daemon in the background: started in a session of its own, with its output in a file.
 
-Owns nothing afterwards: the process belongs to itself, and `ROOT/run/daemon.json` says who it is. Never
+It owns nothing afterwards: the process is on its own, and `ROOT/run/daemon.json` holds its pid. It never
 waits.
 """
 
@@ -24,7 +24,7 @@ def spawn_detached(argv: Sequence[str], log: Path) -> int:
             (os.POSIX_SPAWN_OPEN, 1, str(log), appending, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
-        setsid=True,  # no terminal can hang it up, and Ctrl-C here does not reach it
+        setsid=True,  # closing a terminal does not end it, and Ctrl-C here does not reach it
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     )
 
@@ -33,6 +33,6 @@ def exit_code_of(pid: int) -> int | None:
     """The exit code of a child that has ended; None while it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:  # somebody else buried it
+    except ChildProcessError:  # another thread has already waited for it
         return 1
     return os.waitstatus_to_exitcode(status) if ended else None

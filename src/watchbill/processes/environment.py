@@ -1,17 +1,17 @@
-"""The environment of engines: the daemon's own, without what is the daemon's alone.
+"""The environment of engines: the daemon's own, without the daemon's private variables.
 
-An engine runs other people's code on other people's weights: it gets neither the gateway's API keys nor the means to
-speak to systemd in the daemon's name. Everything else stays (PATH, HOME, CUDA_*, LD_LIBRARY_PATH, locale, proxies,
-HF_TOKEN), and what a model's own `env` says wins.
+An engine runs third-party code on third-party weights. It gets neither the gateway's API keys nor the means to speak to
+systemd in the daemon's name. Everything else stays (PATH, HOME, CUDA_*, LD_LIBRARY_PATH, locale, proxies, HF_TOKEN),
+and a model's own `env` wins.
 """
 
 from collections.abc import Iterable, Mapping
 
 __all__ = ["Withheld"]
 
-#: Our own variables: the command line's key and address, switches of the daemon, whatever comes later.
+#: Prefix of our own variables: the command line's key and address, switches of the daemon, and future ones.
 _OURS = "WATCHBILL_"
-#: What an init system hands to the one process that it started.
+#: Variables that an init system hands to the one process that it started.
 _OF_THE_SERVICE = frozenset(
     {
         "CREDENTIALS_DIRECTORY", "FDSTORE", "INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_FDNAMES", "LISTEN_FDS",
@@ -21,7 +21,7 @@ _OF_THE_SERVICE = frozenset(
 
 
 class Withheld:
-    """Which variables no engine gets. The names that hold API keys change with the config."""
+    """The variables that no engine gets. The names that hold API keys change with the config."""
 
     def __init__(self, key_variables: Iterable[str] = ()) -> None:
         self.key_variables = frozenset(key_variables)

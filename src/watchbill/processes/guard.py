@@ -1,11 +1,10 @@
 """The guard: a small process between the daemon and one engine, so that no engine outlives its daemon.
 
-It runs alone (`python -I -S guard.py`), imports nothing of Watchbill, and owns one process tree. As
-subreaper it inherits every descendant whose parent exits, so a tree that forks or daemonises is still all
-its own; "no children left" and "the tree is gone" are the same thing. It promises: when the pipe from the
-daemon ends, even by kill -9, or when it is told to stop, the whole tree gets TERM and, after a bound, KILL.
-It is also the only writer of the tree's log: the tree writes into a pipe, so no log ever exceeds its bound, however
-fast a program writes. It never restarts anything.
+It runs alone (`python -I -S guard.py`), imports nothing of Watchbill, and owns one process tree. As subreaper it
+inherits every descendant whose parent exits. So a tree that forks or daemonises still belongs to it, and "no children
+left" and "the tree is gone" mean the same. It promises: when the pipe from the daemon ends, even by kill -9, or when it
+is told to stop, the whole tree gets TERM and, after a bound, KILL. It is also the only writer of the tree's log: the
+tree writes into a pipe, so no log ever exceeds its bound, however fast a program writes. It never restarts anything.
 
     from the daemon                             to the daemon
     stop SIGNAL MILLIS   signal, then KILL      started PID
@@ -14,8 +13,8 @@ fast a program writes. It never restarts anything.
                                                 stuck PID ...            survived KILL so far
                                                 gone                     the last word: no process is left
 
-An engine whose first process exits with 0 and leaves others behind has daemonised: it counts as alive until
-the last of them is gone. One that exits with anything else has failed, and what it left behind is stopped.
+An engine whose first process exits with 0 and leaves others behind has daemonised: it counts as alive until the last of
+them is gone. One that exits with another code has failed, and its other processes are stopped.
 """
 
 import contextlib
@@ -29,22 +28,22 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-#: The kernel, when out of memory, takes an engine before the daemon.
+#: When memory runs out, the kernel kills an engine before the daemon.
 OOM_SCORE_ADJ = "500"
-#: After KILL a tree that forks quickly is looked at again this often.
+#: After KILL, a tree that forks quickly is checked again this often.
 KILL_ROUND_MS = 20
-#: Processes that survive KILL sit in the kernel (a dead disk, a GPU driver); they are tried again this often.
+#: Processes that survive KILL hang in the kernel (a dead disk, a GPU driver); KILL is repeated this often.
 STUCK_ROUND_MS = 1000
 
-#: Python ignores the first two, and the guard handles the others: the engine begins with none of that.
+#: Python ignores the first two, and the guard handles the others: the engine starts with the defaults for all of them.
 RESTORED_SIGNALS = (
     signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM
 )  # fmt: skip
-#: A log that cannot be written or moved for one of these reasons loses lines: the engine goes on, a log is no record.
+#: A log that cannot be written or moved for one of these reasons loses lines. The engine goes on: a log is no record.
 NO_LOG = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 )
-#: What is carried from the pipe to the log at once; the pipe itself holds as much.
+#: Bytes that are copied from the pipe to the log at once; the pipe itself holds as much.
 LOG_PIECE_BYTES = 64 * 2**10
 #: The rate of a log is measured over windows of this length.
 LOG_WINDOW_MS = 100
@@ -54,7 +53,7 @@ SERVING, STOPPING, KILLING, STUCK = range(4)
 
 
 class Guard:
-    """One tree and what is happening to it."""
+    """One tree and its stage."""
 
     def __init__(self, control: int, status: int, log: "LogWriter", bounds: "Bounds") -> None:
         self.control = control
@@ -64,15 +63,15 @@ class Guard:
         self.stage = SERVING
         self.deadline = 0.0  # of the present stage, on the monotonic clock
         self.first_pid = 0
-        self.asked = b""  # what the daemon wrote and we have not read as a line yet
+        self.asked = b""  # bytes from the daemon that are not a whole line yet
         self.poll = select.poll()
         self.wake = os.pipe()
 
     def run(self, argv: list[str]) -> None:
-        """Starts the command and stays until nothing of its tree is left."""
+        """Starts the command and stays until no process of its tree is left."""
         self.listen()
         self.first_pid, failure = start(argv, self.log.said)
-        os.close(self.log.said)  # the tree has the only other ends: theirs is the end of file
+        os.close(self.log.said)  # the tree has the only other ends: closing them is the end of file
         if failure:
             os.waitpid(self.first_pid, 0)
             self.say(f"failed {failure}")
@@ -85,7 +84,7 @@ class Guard:
         self.say("gone")
 
     def listen(self) -> None:
-        """Hears the daemon, the death of children, and whoever sends us a signal."""
+        """Registers for the daemon's pipe, the death of children, and signals."""
         for end in self.wake:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
@@ -97,7 +96,7 @@ class Guard:
         self.poll.register(self.wake[0], select.POLLIN)
 
     def on_term(self, *_: object) -> None:
-        """Somebody asks this guard itself to go: it goes, with its tree."""
+        """Ends this guard with its tree: it got TERM itself."""
         self.stop(signal.SIGTERM, self.bounds.orphan_term_ms)
 
     def wait(self) -> None:
@@ -112,7 +111,7 @@ class Guard:
                 drain(self.wake[0])
 
     def stage_ms(self) -> int | None:
-        """How long the present stage may last before something is due; None without a bound."""
+        """How long the present stage may last before the next step; None without a bound."""
         if self.stage == SERVING:
             return None
         if self.stage >= KILLING:
@@ -120,7 +119,7 @@ class Guard:
         return max(0, int((self.deadline - time.monotonic()) * 1000) + 1)
 
     def obey(self) -> None:
-        """Reads what the daemon wants; its end of file means that it is dead."""
+        """Reads the daemon's commands; its end of file means that the daemon is dead."""
         words = os.read(self.control, 4096)
         if not words:
             self.poll.unregister(self.control)
@@ -137,7 +136,7 @@ class Guard:
                     print(f"guard: cannot read {line!r}", file=sys.stderr, flush=True)
 
     def stop(self, number: int, millis: int) -> None:
-        """Sends the tree a signal; KILL follows when the time is over. A second wish can only shorten that time."""
+        """Sends the tree a signal; KILL follows when the time is over. A second command can only shorten that time."""
         deadline = time.monotonic() + millis / 1000
         if self.stage == STOPPING:
             self.deadline = min(self.deadline, deadline)
@@ -159,23 +158,24 @@ class Guard:
             for pid in found:
                 send(pid, signal.SIGKILL)
             killed |= found
-            # Who forks without end would be ahead of us after a pause: there is none until nobody new is found.
+            # A process that forks without end would be ahead of us after a pause, so there is none until no new one
+            # is found.
             if time.monotonic() >= self.deadline:
                 return
 
     def advance(self) -> None:
-        """Goes on to the next step of the ladder when the time of the present one is over."""
+        """Takes the next step of the stop sequence when the time of the present one is over."""
         if self.stage == STOPPING and time.monotonic() >= self.deadline:
             self.kill()
         elif self.stage >= KILLING:
-            # Again and again: what was forked between the look and the kill is killed in the next round.
+            # Repeated: a process that was forked between the listing and the kill is killed in the next round.
             self.kill()
             if self.stage == KILLING and time.monotonic() >= self.deadline:
                 self.stage = STUCK
                 self.say("stuck " + " ".join(str(pid) for pid in descendants()))
 
     def reap(self) -> bool:
-        """Buries the dead. False when there is nobody left to bury."""
+        """Waits for dead children. False when there are no children left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -190,7 +190,7 @@ class Guard:
                     self.stop(signal.SIGTERM, self.bounds.orphan_term_ms)
 
     def say(self, line: str) -> None:
-        """Tells the daemon, if there still is one."""
+        """Tells the daemon, if it still runs."""
         try:
             os.write(self.status, line.encode() + b"\n")
         except BrokenPipeError:
@@ -198,7 +198,7 @@ class Guard:
 
 
 class Bounds:
-    """The limits this guard was given on its command line; it cannot import Watchbill's."""
+    """The limits from this guard's command line; it cannot import Watchbill's."""
 
     def __init__(self, orphan_term_ms: int, kill_ms: int) -> None:
         self.orphan_term_ms = orphan_term_ms
@@ -206,10 +206,10 @@ class Bounds:
 
 
 class LogWriter:
-    """Carries what the tree writes from a pipe to our own output, which is the log's file.
+    """Copies the tree's output from a pipe to our own output, which is the log's file.
 
-    No file exceeds its bound. A program that writes faster than its rate waits in its write; it is slowed down, and
-    neither the disk nor a core is spent on it. A log of one file keeps its beginning, one of several its end.
+    No file exceeds its bound. A program that writes faster than its rate blocks in its write: it is slowed down, and
+    costs neither disk nor processor time. A log of one file keeps its beginning, one of several its end.
     """
 
     def __init__(self, path: str, bytes_max: int, files_max: int, bytes_per_s_max: int) -> None:
@@ -225,7 +225,7 @@ class LogWriter:
         os.set_blocking(self.heard, False)
 
     def listen(self, poll: select.poll) -> int | None:
-        """Listens to the pipe unless its rate is used up; then says how many milliseconds to pause."""
+        """Polls the pipe unless its rate is used up; then returns the milliseconds to pause."""
         now = time.monotonic()
         if now >= self.window_end:
             self.window_bytes, self.window_end = 0, now + LOG_WINDOW_MS / 1000
@@ -238,7 +238,7 @@ class LogWriter:
         return int((self.window_end - now) * 1000) + 1 if self.is_open and not may_grow else None
 
     def carry(self) -> None:
-        """Carries one piece, if there is one."""
+        """Copies one piece, if there is one."""
         try:
             words = os.read(self.heard, LOG_PIECE_BYTES)
         except BlockingIOError:
@@ -248,12 +248,12 @@ class LogWriter:
         self.store(words)
 
     def carry_the_rest(self) -> None:
-        """Carries what the dead left in the pipe: no more than the kernel's buffer, and the end of file."""
+        """Copies what dead processes left in the pipe: no more than the kernel's buffer, up to the end of file."""
         while self.is_open:
             self.carry()
 
     def store(self, words: bytes) -> None:
-        """Writes into the file, and into the next one when it is full. Whole lines, where a line fits."""
+        """Writes into the file, and into the next one when it is full. Lines stay whole where they fit."""
         try:
             while words:
                 piece = fitting(words, self.bytes_max - os.fstat(1).st_size)
@@ -265,7 +265,7 @@ class LogWriter:
                 raise
 
     def begin_anew(self) -> bool:
-        """Makes room for what does not fit. False when the log keeps its beginning and is full."""
+        """Starts a new file when the present one is full. False when the log keeps its beginning and is full."""
         size = os.fstat(1).st_size
         if self.files_max <= 1:
             return size < self.bytes_max
@@ -275,7 +275,7 @@ class LogWriter:
 
 
 def fitting(words: bytes, room: int) -> bytes:
-    """As many of these bytes as there is room for; up to the end of a line where one ends in time."""
+    """As many of these bytes as there is room for, up to the end of a line if possible."""
     if len(words) <= room:
         return words
     room = max(0, room)
@@ -283,7 +283,7 @@ def fitting(words: bytes, room: int) -> bytes:
 
 
 def shorter(first_ms: int | None, second_ms: int | None) -> int | None:
-    """The shorter of two waits; None is one without an end."""
+    """The shorter of two waits; None means without limit."""
     waits = [wait for wait in (first_ms, second_ms) if wait is not None]
     return min(waits, default=None)
 
@@ -293,7 +293,7 @@ def on_nothing(*_: object) -> None:
 
 
 def start(argv: list[str], output: int) -> tuple[int, int]:
-    """Starts the command in a session of its own; gives its pid and the errno of a start that failed."""
+    """Starts the command in a session of its own; returns its pid and the errno of a failed start."""
     guard = os.getpid()
     heard, said = os.pipe()  # closed by a successful exec
     pid = os.fork()
@@ -311,7 +311,7 @@ def become(argv: list[str], guard: int, said: int, output: int) -> None:
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # If the guard itself is killed, the engine's first process goes with it; `reap` finds the rest.
+        # If the guard itself is killed, the engine's first process dies with it; `reap` finds the rest.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
@@ -326,7 +326,7 @@ def become(argv: list[str], guard: int, said: int, output: int) -> None:
 
 
 def offer_to_the_oom_killer() -> None:
-    """Puts this process before the daemon in the kernel's choice of whom to kill."""
+    """Makes the kernel's OOM killer choose this process before the daemon."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(OOM_SCORE_ADJ)
@@ -336,7 +336,7 @@ def offer_to_the_oom_killer() -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Sets an attribute of this process that has no other door."""
+    """Sets an attribute of this process through prctl, which Python does not offer."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
@@ -350,13 +350,13 @@ def descendants() -> list[int]:
         if entry.isdigit() and (parent := parent_of(int(entry))):
             children.setdefault(parent, []).append(int(entry))
     found = list(children.get(os.getpid(), ()))
-    for pid in found:  # grows while we walk
+    for pid in found:  # grows during the loop
         found += children.get(pid, ())
     return found
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a living process; None for one that is gone or waits to be buried."""
+    """The parent of a living process; None for one that is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, parent, *_ = file.read().rpartition(b")")[2].split()
@@ -366,7 +366,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def send(pid: int, number: int) -> None:
-    """Signals a process that may already be gone, or may have become another user's."""
+    """Signals a process that may be gone, or may belong to another user by now."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -383,9 +383,9 @@ def drain(descriptor: int) -> None:
 
 
 def rotate_log(path: str, files_max: int) -> None:
-    """Moves the log that our output goes to away to `.1`, and lets our output go on in a new one.
+    """Moves the log behind our output to `.1`, and redirects our output to a new one.
 
-    Where it cannot be moved (a full disk, a folder that is gone) it is emptied: that is the very moment to cut it.
+    Where it cannot be moved (a full disk, a folder that is gone) it is truncated: its size matters most then.
     """
     try:
         shift_logs(path, files_max)
@@ -404,20 +404,20 @@ def rotate_log(path: str, files_max: int) -> None:
 
 
 def open_private(path: str) -> int:
-    """Opens a log for appending; only its owner may read it, whatever the umask and whoever made the file."""
+    """Opens a log for appending; only its owner may read it, whatever the umask and the file's creator."""
     descriptor = os.open(path, APPENDING, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def shift_logs(path: str, files_max: int) -> None:
-    """Makes room for a new `.1`: each older file moves up by one, and the oldest is overwritten. All stay private."""
+    """Frees the name `.1`: each older file moves up by one, and the oldest is overwritten. All stay private."""
     with contextlib.suppress(FileNotFoundError):
         os.chmod(path, 0o600)
     for number in range(files_max - 2, 0, -1):
         try:
             os.replace(f"{path}.{number}", f"{path}.{number + 1}")
-            os.chmod(f"{path}.{number + 1}", 0o600)  # earlier versions left copies that everybody could read
+            os.chmod(f"{path}.{number + 1}", 0o600)  # earlier versions left copies that every user could read
         except FileNotFoundError:
             continue
 

@@ -1,4 +1,4 @@
-"""The keeper: starts processes for one root and writes each down, so that none is ever lost.
+"""The keeper: starts processes for one root and keeps a record of each, so that none is ever lost.
 
 Everything Watchbill starts goes through here: engines, stop commands, a `--help` that is read once.
 """
@@ -30,7 +30,7 @@ class Finished:
 
 
 class Keeper:
-    """The one door to operating system processes, for one root."""
+    """Starts all operating system processes of one root."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Keeper:
         env: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
     ) -> Finished:
-        """Runs a short command and gives the first mebibyte of its output. Bounded in time."""
+        """Runs a short command and returns the first mebibyte of its output. Bounded in time."""
         output = self.root / "run" / f"output-{secrets.token_hex(8)}"
         try:
-            # One file of that size: beyond it the guard lets the rest go.
+            # One file of that size: the guard drops the rest.
             bounds = (limits.COMMAND_OUTPUT_BYTES_MAX, 1)
             process = await self._start(label, argv, log=output, log_bounds=bounds, env=env or {})
             try:
@@ -117,6 +117,6 @@ class Keeper:
             output.unlink(missing_ok=True)
 
     def _environment(self, record: Record, env: Mapping[str, str]) -> dict[str, str]:
-        # The marks come first: /proc/PID/environ is read no further than it must be.
+        # The marks come first: /proc/PID/environ is only read as far as necessary.
         marks = {ROOT_MARK: self._mark, TOKEN_MARK: record.token}
         return marks | self._withheld.rest_of(os.environ) | dict(env) | marks

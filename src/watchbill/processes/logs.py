@@ -1,8 +1,8 @@
-"""Logs: files that only their owner reads and that never exceed their bound.
+"""Logs: files that only their owner can read and that never exceed their bound.
 
-An engine's log is written by its guard, so that the engine neither waits for the daemon nor dies with it; the guard
-goes on to a new file when one is full. Each start is marked by a line of its own; `read_tail` gives what was written
-since, for the error of a load that failed. A daemon in the background rotates its own log.
+An engine's log is written by its guard, so that the engine neither waits for the daemon nor dies with it. The guard
+starts a new file when one is full. Each start is marked by a line of its own. `read_tail` returns the lines since that
+mark, for the error of a failed load. A daemon in the background rotates its own log.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ _OWN_LOG_LOOK_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One engine's log, and where the present start begins in it."""
+    """One engine's log, and the position of the current start in it."""
 
     path: Path
     begin: int
     inode: int = 0  # of the file in which it begins
 
     def read_tail(self, lines_max: int) -> list[str]:
-        """The last lines of the present start. Bounded; a log that is gone has none."""
+        """The last lines of the current start. Bounded; a missing log has none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 is_same = os.fstat(file.fileno()).st_ino == self.inode and size >= self.begin
-                begin = self.begin if is_same else 0  # another file since
+                begin = self.begin if is_same else 0  # rotated since
                 file.seek(max(begin, size - LOG_TAIL_BYTES_MAX))
                 text = file.read(LOG_TAIL_BYTES_MAX).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -45,23 +45,23 @@ class Log:
 
 
 def engine_log(root: Path, model: str) -> Path:
-    """Where the engine of a model writes. A model called "daemon" does not write into the daemon's log."""
+    """The log file of a model's engine. A model called "daemon" does not write into the daemon's log."""
     stem = file_stem(model)
     return root / "logs" / (f"{stem}.engine.log" if stem == "daemon" else f"{stem}.log")
 
 
 async def watch_own_log(path: Path) -> None:
-    """Keeps our own log within its bound for as long as we run."""
+    """Keeps our own log within its bound while we run."""
     while True:
         await asyncio.to_thread(cut_own_log, path)
         await asyncio.sleep(_OWN_LOG_LOOK_S)
 
 
 def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
-    """Rotates our own log when it grew too large, where our standard output goes there: in the background. Blocks."""
+    """Rotates our own log when it is too large, if our standard output goes there: in the background. Blocks."""
     with contextlib.suppress(
         OSError
-    ):  # no log, no output, no right to it: nobody to tell, and it is no record
+    ):  # no log, no output, no permission: there is no place to report it, and a log is no record
         ours = os.fstat(1)
         if ours.st_size > bytes_max and os.path.samestat(ours, path.stat()):
             rotate_log(str(path), LOG_FILES_MAX)
@@ -69,7 +69,7 @@ def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
 
 
 def _keep_end(path: Path, bytes_max: int) -> None:
-    """Cuts what a file that nobody writes any more has beyond its bound: it grew between two looks."""
+    """Truncates a file that is no longer written to its bound: it grew between two checks."""
     with path.open("rb") as source:
         if source.seek(0, os.SEEK_END) <= bytes_max:
             return
@@ -82,7 +82,7 @@ def _keep_end(path: Path, bytes_max: int) -> None:
 
 
 def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> tuple[int, Log]:
-    """Opens a log for appending, rotated when it is full; gives the descriptor and the log."""
+    """Opens a log for appending, rotated when it is full; returns the descriptor and the log."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size >= bytes_max:
         shift_logs(str(path), LOG_FILES_MAX)

@@ -1,9 +1,9 @@
 """Owned processes: one process tree behind its guard, as seen from the daemon's event loop.
 
-A tree is started, watched and stopped here, and its end is learned at once: the guard writes it into a pipe
-that the event loop reads, nobody polls. Promises: `stop` ends within the stop ladder's bound; when the
-guard itself is killed or stuck, the tree is killed without it; and closing the pipe (which the kernel does
-when we die) is enough to end the tree.
+A tree is started, watched and stopped here. Its end is known at once, without polling: the guard writes it into a pipe
+that the event loop reads. Promises: `stop` ends within the bound of the stop sequence; when the guard itself is killed
+or stuck, the tree is killed without it; and closing the pipe (which the kernel does when we die) is enough to end the
+tree.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ class Ending:
         if self.code >= 0:
             return f"exited with status {self.code}"
         name = signal.Signals(-self.code).name
-        cause = "; if nobody sent it, the kernel ran out of memory" if self.code == -signal.SIGKILL else ""
+        cause = "; if no user sent it, the kernel ran out of memory" if self.code == -signal.SIGKILL else ""
         return f"was killed by {name}{cause}"
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start."""
+    """The command to start."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]  # whole, not only what is added
+    env: Mapping[str, str]  # complete, not only additions
     log: int  # an open descriptor for output and errors
     log_bytes_max: int
     log_files_max: int = limits.LOG_FILES_MAX
@@ -69,9 +69,9 @@ class OwnedProcess:
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Ending] = self._loop.create_future()
-        self._said = b""  # of the guard's present line
+        self._said = b""  # the guard's current line so far
         self._code: int | None = None
-        self._is_gone = False  # the guard said so
+        self._is_gone = False  # the guard reported it
         self._was_asked = False
         self._stuck: str = ""
         self._control = self._status = self._pidfd = -1
@@ -95,7 +95,7 @@ class OwnedProcess:
 
     @property
     def was_asked(self) -> bool:
-        """Whether we wanted it to end."""
+        """Whether we asked it to end."""
         return self._was_asked
 
     async def start(self, command: Command) -> None:
@@ -116,7 +116,7 @@ class OwnedProcess:
         return await asyncio.shield(self._ended)
 
     def on_end(self, callback: Callable[[Ending], None]) -> None:
-        """Calls back, from the event loop, when no process of the tree is left; soon when that is so already."""
+        """Calls back from the event loop when no process of the tree is left; soon if that is already so."""
         self._ended.add_done_callback(lambda ended: callback(ended.result()))
 
     async def stop(
@@ -126,7 +126,7 @@ class OwnedProcess:
         number: int = signal.SIGTERM,
         ask: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Goes down the ladder: ask, `number` (TERM), KILL; `hard` begins at KILL. Returns when all are gone.
+        """Runs the stop sequence: ask, `number` (TERM), KILL; `hard` begins at KILL. Returns when all are gone.
 
         Raises EngineFailed when processes survive even KILL.
         """
@@ -142,16 +142,16 @@ class OwnedProcess:
         await self._bury_without_guard()  # the guard is stopped or stuck
 
     def abandon(self) -> None:
-        """Lets go of the tree: its guard kills it. For the last moment, when nothing can be awaited."""
+        """Lets go of the tree, and its guard kills it. For the last moment, when nothing can be awaited."""
         self._was_asked = True
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
 
-    # ------------------------------------------------------------------ steps of the ladder
+    # ------------------------------------------------------------------ steps of the stop sequence
 
     async def _ask(self, ask: Callable[[], Awaitable[object]]) -> bool:
-        """Asks politely, and tells whether that was enough. An asker that fails does not end the ladder."""
+        """Asks it to stop, and returns whether that was enough. An exception in `ask` does not end the sequence."""
         asking = asyncio.ensure_future(ask())
         try:
             return await self.ends_within(limits.STOP_ASK_MS)
@@ -163,13 +163,13 @@ class OwnedProcess:
                 self._loop.call_exception_handler(context)
 
     async def ends_within(self, millis: int) -> bool:
-        """Waits for the end, but no longer than this; tells whether it came."""
+        """Waits for the end, but no longer than this; returns whether it came."""
         await asyncio.wait([self._ended], timeout=millis / 1000)
         return self._ended.done()
 
     def _tell(self, line: str) -> None:
         if self._control >= 0:
-            # A guard that has just ended, or was killed, hears nothing: its pidfd tells.
+            # A guard that has just ended, or was killed, reads nothing: its pidfd reports that.
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, line.encode() + b"\n")
 
@@ -197,7 +197,7 @@ class OwnedProcess:
                 pass_fds=(heard, said),
                 env=dict(command.env),
                 cwd=command.cwd,
-                start_new_session=True,  # a Ctrl-C at the daemon's terminal is not for the guard
+                start_new_session=True,  # a Ctrl-C at the daemon's terminal must not reach the guard
             )
         except OSError:
             self._finish(Ending(None, was_asked=True))
@@ -215,13 +215,13 @@ class OwnedProcess:
         self._registry.write(record)
 
     def _on_status(self) -> None:
-        """Reads what the guard says."""
+        """Reads the guard's status lines."""
         try:
             words = os.read(self._status, 4096)
         except BlockingIOError:
             return
         if not words:
-            self._loop.remove_reader(self._status)  # the pidfd tells the rest
+            self._loop.remove_reader(self._status)  # the pidfd reports the rest
             return
         *lines, self._said = (self._said + words).split(b"\n")
         for line in lines:
@@ -251,10 +251,10 @@ class OwnedProcess:
             self._started.set_result(None)
         else:
             self._started.set_exception(error)
-            self._started.exception()  # a caller that was cancelled does not look
+            self._started.exception()  # a cancelled caller does not read it
 
     def _on_guard_end(self) -> None:
-        """The guard is dead: either its work is done, or it was killed and the tree is on its own."""
+        """The guard is dead: its work is done, or it was killed and the tree runs without it."""
         self._loop.remove_reader(self._pidfd)
         self._on_status()
         if self._is_gone:
@@ -269,7 +269,7 @@ class OwnedProcess:
 
     def _finish(self, ending: Ending) -> None:
         if self._guard is not None:
-            self._guard.wait()  # it is a zombie already: this only takes it away
+            self._guard.wait()  # it is a zombie already: this only removes it
         if self._status >= 0:
             self._loop.remove_reader(self._status)
         for descriptor in (self._control, self._status, self._pidfd):
@@ -283,7 +283,7 @@ class OwnedProcess:
 
 
 async def shielded(work: Awaitable[None]) -> None:
-    """Runs cleaning up to its end even when the caller is cancelled meanwhile, then cancels the caller."""
+    """Runs a clean-up to its end even when the caller is cancelled meanwhile, then cancels the caller."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

@@ -1,8 +1,8 @@
 """Ports for engines: free when handed out, and never handed out twice at the same time.
 
-The kernel picks a free port; a file per port in `ROOT/run/ports` keeps the other engines of this root from
-being given the same one before the first has bound it. A program outside Watchbill may still take it in
-between: the engine then exits, `is_taken` says so, and its load tries another port.
+The kernel picks a free port. A file per port in `ROOT/run/ports` keeps the other engines of this root from getting the
+same one before the first has bound it. A program outside Watchbill may still take it in between: the engine then exits,
+`is_taken` says so, and its load tries another port.
 """
 
 import errno
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def claim_port(folder: Path) -> int:
-    """A free port that nobody else of this root has. Give it back with `release_port`."""
+    """A free port that no other engine of this root has. Give it back with `release_port`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(PORT_DRAWS_MAX):
         with socket.socket() as draw:
@@ -36,9 +36,9 @@ def release_port(folder: Path, port: int) -> None:
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens on this port now."""
+    """Whether a program listens on this port now."""
     with socket.socket() as draw:
-        # As servers do: connections of the last owner that are still in TIME_WAIT do not count.
+        # As in servers: connections of the last owner that are still in TIME_WAIT do not count.
         draw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             draw.bind((LOOPBACK, port))

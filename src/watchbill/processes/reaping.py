@@ -1,4 +1,4 @@
-"""Reaping: kills what a dead daemon, or a dead guard, left behind.
+"""Reaping: kills the processes that a dead daemon, or a dead guard, left behind.
 
 Nothing here is asynchronous and everything is bounded: call it before the event loop runs, or in a thread.
 The caller of `reap` holds the root's lock; without it the survivors might be the engines of a living
@@ -21,18 +21,18 @@ from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry
 
 __all__ = ["Reaped", "extinguish", "reap", "survivors_of"]
 
-#: Between two looks at a tree that forks while it is killed.
+#: Pause between two checks of a tree that forks while it is killed.
 ROUND_MS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A process that outlived its daemon and does not any more."""
+    """A process that outlived its daemon and was killed."""
 
     pid: int
-    label: str  # the model it served, when that is known
+    label: str  # the model it served, if known
     command: str
-    is_gone: bool  # False: it survived KILL, which only the kernel can explain
+    is_gone: bool  # False: it survived KILL and hangs in the kernel
 
 
 def reap(root: Path) -> list[Reaped]:
@@ -59,12 +59,12 @@ def reap(root: Path) -> list[Reaped]:
 
 
 def survivors_of(record: Record) -> list[int]:
-    """The living processes of one tree: by its record, by its mark, and all below them."""
+    """The living processes of one tree: by its record, by its mark, and all their descendants."""
     return _with_trees([*record.living_pids(), *marked_pids(TOKEN_MARK, record.token)])
 
 
 def extinguish(survivors: Callable[[], list[int]], term_ms: int, kill_ms: int) -> list[int]:
-    """Sends TERM, and KILL after `term_ms`, until nobody is left; gives those who survive even that."""
+    """Sends TERM, and KILL after `term_ms`, until no process is left; returns those that survive even that."""
     victims = survivors()
     if term_ms > 0:
         for pid in victims:
@@ -80,7 +80,7 @@ def extinguish(survivors: Callable[[], list[int]], term_ms: int, kill_ms: int) -
 
 
 def _with_trees(pids: list[int]) -> list[int]:
-    """These and all below them, without this process: a daemon may itself run under a marked one."""
+    """These and all their descendants, without this process: a daemon may itself run under a marked one."""
     found = {member for pid in pids for member in pids_of_tree(pid)}
     return sorted(found - {os.getpid()})
 

@@ -1,9 +1,8 @@
-"""The registry: every process tree this root has started and not yet seen go, one small file each.
+"""The registry: every process tree that this root has started and not yet seen end, one small file each.
 
-A record is written before its process starts and removed when its tree is gone, so whatever a killed daemon
-leaves behind is written down. Identity is pid, start time and boot: a pid alone is used again. Beside the
-files, every process carries the root's id in its environment, for those whose record is lost or whose
-parent moved on.
+A record is written before its process starts and removed when its tree is gone, so there is a record of everything that
+a killed daemon leaves behind. A process is identified by pid, start time and boot, because pids are reused. Every
+process also carries the root's id in its environment, in case its record is lost or it left its parent.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from watchbill.probes.files import read_small
 
 __all__ = ["ROOT_MARK", "TOKEN_MARK", "Record", "Registry", "marked_pids", "root_id"]
 
-#: Environment names that every process of ours carries.
+#: Names of environment variables that every process of ours carries.
 ROOT_MARK = "WATCHBILL_ROOT_ID"
 TOKEN_MARK = "WATCHBILL_PROCESS_TOKEN"
 
@@ -36,7 +35,7 @@ class Record(msgspec.Struct, frozen=True):
     start_time: int = 0
 
     def living_pids(self) -> list[int]:
-        """Which of the two processes written down still are those very processes."""
+        """Those of the two recorded processes that are still the same processes."""
         if self.boot_id != boot_id():
             return []
         pairs = ((self.guard_pid, self.guard_start_time), (self.pid, self.start_time))
@@ -59,7 +58,7 @@ class Registry:
         (self.folder / f"{token}.json").unlink(missing_ok=True)
 
     def records(self) -> list[Record]:
-        """Every record that can be read, oldest name first. Strangers and broken files are passed over."""
+        """Every readable record, oldest name first. Foreign and broken files are skipped."""
         if not self.folder.is_dir():
             return []
         found = (_parse(path) for path in sorted(self.folder.glob("*.json")))
@@ -83,7 +82,7 @@ def with_engine(record: Record, pid: int) -> Record:
 
 
 def root_id(root: Path) -> str:
-    """The mark of this root. It has device and inode in it: containers use equal paths for other roots."""
+    """The mark of this root. It includes device and inode: containers use equal paths for different roots."""
     real = root.resolve()
     where = real.stat()
     return hashlib.sha256(f"{real}\0{where.st_dev}\0{where.st_ino}".encode()).hexdigest()[:32]

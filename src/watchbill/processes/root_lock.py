@@ -1,7 +1,7 @@
 """One daemon per root: a lock that the kernel drops with the process that holds it.
 
-The file stays behind on purpose: only the flock says whether somebody lives. It holds pid and address of
-its holder for the one who comes second.
+The file stays behind on purpose: only the flock shows whether a daemon runs. The file holds pid and address of the
+holder, for the error message of a second daemon.
 """
 
 import errno
@@ -45,7 +45,7 @@ class RootLock:
         self.publish(address)
 
     def publish(self, address: str) -> None:
-        """Writes down where this daemon answers, once that is known."""
+        """Records the address of this daemon, once it is known."""
         if self._descriptor is None:
             raise ValueError("publish needs a lock that is held")
         text = json.dumps({"pid": os.getpid(), "address": address}).encode()

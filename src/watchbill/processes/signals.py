@@ -1,9 +1,9 @@
-"""Signals: heard in a thread of its own, so that they are heard whatever the event loop waits for.
+"""Signals: received in a thread of their own, so that they work whatever the event loop waits for.
 
-Python runs signal handlers in its main thread only, which may hang in a system call: a dead mount, a driver. The
-number of a signal is therefore read here from a pipe that the interpreter writes at once, and carried to the event loop
-as a call. Promises that a process which was told to leave leaves: when it is still there at its deadline, it is ended
-from here. The guards then end the engines.
+Python runs signal handlers in its main thread only, which may hang in a system call: a dead mount, a driver. The number
+of a signal is therefore read here from a pipe that the interpreter writes at once, and passed to the event loop as a
+call. It promises that a process that was told to stop does so: this thread ends the process at its deadline. The
+guards then end the engines.
 
     first TERM or INT    on_stop is called on the loop; the process may take LEAVE_MS_MAX
     a second one         on_stop again; LEAVE_NOW_MS_MAX from here
@@ -26,12 +26,12 @@ from watchbill.limits import LEAVE_LAST_MS_MAX, LEAVE_MS_MAX, LEAVE_NOW_MS_MAX
 __all__ = ["Signals"]
 
 _EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
-#: A byte that is no signal: look at the deadline again.
+#: A byte that is no signal: check the deadline again.
 _LOOK = b"\0"
 
 
 class Signals:
-    """Hears TERM, INT and HUP for one event loop. Made on the main thread, inside that loop."""
+    """Receives TERM, INT and HUP for one event loop. Create it on the main thread, inside that loop."""
 
     def __init__(
         self, on_stop: Callable[[int], None], on_reload: Callable[[], None], *, now_ms: int = LEAVE_NOW_MS_MAX
@@ -40,7 +40,7 @@ class Signals:
         self._on_stop, self._on_reload = on_stop, on_reload
         self._now_ms = now_ms
         self._exit_code = 0
-        self._times = 0  # that it was told to stop
+        self._times = 0  # number of times it was told to stop
         self._deadline: float | None = None  # on the monotonic clock
         self._heard, self._said = os.pipe()
         for end in (self._heard, self._said):
@@ -51,7 +51,7 @@ class Signals:
         threading.Thread(target=self._listen, name="watchbill-signals", daemon=True).start()
 
     def leaving(self, exit_code: int) -> None:
-        """All that has to be done is done; what still hangs is not waited for."""
+        """Notes that all work is done; anything that still hangs is not waited for."""
         self._exit_code = exit_code
         self._leave_within(LEAVE_LAST_MS_MAX)
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
@@ -82,21 +82,21 @@ class Signals:
             self._call(self._on_stop, exit_code)
 
     def _leave_within(self, millis: int) -> None:
-        """A deadline only ever comes nearer."""
+        """Sets the deadline; it only ever moves nearer."""
         deadline = time.monotonic() + millis / 1000
         self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
 
     def _call(self, act: Callable[..., None], *words: int) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is at its end already
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending already
             self._loop.call_soon_threadsafe(act, *words)
 
     def _end(self) -> None:
-        """Leaves without what hangs, and shows where it hangs."""
-        with contextlib.suppress(OSError, ValueError):  # nobody may be there any more to be told
-            print("warning: leaving without what still hangs:", file=sys.stderr, flush=True)
+        """Ends the process without waiting for what hangs, and shows where it hangs."""
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+            print("warning: exiting although something still hangs:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(all_threads=True)
         os._exit(self._exit_code)
 
 
 def _on_nothing(*_: object) -> None:
-    """Python writes a signal to the pipe only where it has a handler."""
+    """Does nothing. Python writes a signal to the pipe only where it has a handler."""

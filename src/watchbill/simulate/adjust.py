@@ -15,13 +15,13 @@ from watchbill.units import parse_bytes, parse_millis
 
 __all__ = ["FRONTIER_WEIGHTS", "adjust", "with_interactive_weight"]
 
-#: How much heavier than background work a person's request weighs, along the frontier.
+#: Weights of an interactive request relative to background work, along the frontier.
 FRONTIER_WEIGHTS = (2.0, 3.0, 5.0, 7.0, 10.0, 14.0, 20.0)
 
 _Thing = TypeVar("_Thing")
 _CLASSES = {each.name.lower(): each for each in WorkClass}
 _FIGURES = ("alpha", "linger", "inertia")
-#: The largest factor or weight; the config allows no larger one, either.
+#: The largest factor or weight, as in the config.
 FIGURE_MAX = 1000
 _KEYS = (
     "there is no such key; there are policy.alpha, policy.linger, policy.inertia, policy.weights.CLASS, "
@@ -42,7 +42,7 @@ def adjust(scenario: Scenario, changes: Iterable[str]) -> Scenario:
 
 
 def with_interactive_weight(scenario: Scenario, weight: float) -> Scenario:
-    """The scenario with another weight for people; the frontier walks along this."""
+    """The scenario with another weight for interactive requests; the frontier varies this."""
     policy = scenario.catalog.policy
     weights = (weight, *policy.weights[1:])
     return replace(scenario, catalog=replace(scenario.catalog, policy=replace(policy, weights=weights)))
@@ -72,7 +72,7 @@ def _named(known: Mapping[str, _Thing], name: str) -> _Thing:
 
 def _figure(text: str) -> float:
     number = float(text)
-    if not 0 <= number <= FIGURE_MAX:  # not a number is neither
+    if not 0 <= number <= FIGURE_MAX:  # rejects NaN, too
         raise ValueError(f"must be from 0 to {FIGURE_MAX}")
     return number
 

@@ -1,4 +1,4 @@
-"""Who asks, what may go wrong, and what is counted while a world runs. State without behaviour."""
+"""Callers, faults and counters of a running world. State without behaviour."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,32 +10,32 @@ __all__ = ["Caller", "Faults", "Tally"]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often, from 0 to 1, each kind of thing goes wrong, and until when."""
+    """The chance, from 0 to 1, of each kind of fault, and until when faults happen."""
 
     load_fails: float = 0.0
     load_hangs: float = 0.0
     dies: float = 0.0  # some time after it became warm
-    freezes: float = 0.0  # some time after it became warm: it takes questions and says nothing more
+    freezes: float = 0.0  # some time after it became warm: it accepts questions and never answers
     answer_fails: float = 0.0
     caller_leaves: float = 0.0
-    lingers: float = 0.0  # an engine works on for a while on what was cut
-    memory_late: float = 0.0  # the process is gone, its memory is not
-    answer_lost: float = 0.0  # of a stop: only the deadline helps
+    lingers: float = 0.0  # an engine goes on working on a cut request for a while
+    memory_late: float = 0.0  # the process is gone, but its memory is not back yet
+    answer_lost: float = 0.0  # the answer to a stop: only the deadline helps
     answer_twice: float = 0.0
     probe_stuck: float = 0.0
-    foreign_use: float = 0.0  # somebody takes memory for a while
+    foreign_use: float = 0.0  # another program takes memory for a while
     jitter: tuple[float, float] = (1.0, 1.0)  # of load times
     until_ms: float = float("inf")
 
     @property
     def any(self) -> bool:
-        """Whether anything goes wrong at all; load times that vary do not count."""
+        """Whether any fault can happen; varying load times do not count."""
         return self != Faults(jitter=self.jitter, until_ms=self.until_ms)
 
 
 @dataclass(slots=True)
 class Caller:
-    """One request, as its caller sees it."""
+    """One request, from its caller's point of view."""
 
     request: m.Request
     work_ms: float
@@ -43,7 +43,7 @@ class Caller:
     state: str = "new"  # waiting, running, ended
     outcome: str = ""  # answered, failed, left, or the code of the refusal
     served_by: str = ""
-    beside: tuple[str, ...] = ()  # the companions that were found for it
+    beside: tuple[str, ...] = ()  # the companions that it got
     forecast_ms: int = 0
     due: float = 0.0
     started_at: float | None = None  # the first start
@@ -58,7 +58,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Tally:
-    """What is counted while the world runs."""
+    """Counters of a running world."""
 
     loads: int = 0
     wakings: int = 0

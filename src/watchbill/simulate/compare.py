@@ -1,8 +1,8 @@
 """Policies side by side on the same traffic.
 
 Watchbill's own policies run with the scenario's bounds. `exhaustive` runs without any, because the servers it stands
-for let everybody wait, and so does `fifo` here; who started within the scenario's bound is judged for all alike.
-Every run goes on after the traffic ends until everybody has an answer, so that nobody's wait is cut short.
+for let every request wait, and so does `fifo` here. Whether a request started in time is judged by the scenario's bound
+for all of them. Every run goes on after the traffic ends until every request has an answer, so that no wait is cut off.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +19,9 @@ from watchbill.simulate.scenario import Scenario
 
 __all__ = ["CONTENDERS", "Contender", "average", "contender_of", "run", "run_seeds"]
 
-#: How often the end of a run is looked for once its traffic has stopped.
+#: How often a run is checked for its end once its traffic has stopped.
 TAIL_STEP_MS = 1_000
-#: A run that is not over after so many times its own length, and an hour, is reported as it stands.
+#: A run that is not over after this many times its own length, plus an hour, is reported as it is.
 TAIL_RUNS_MAX = 20
 TAIL_MS_MIN = 3_600_000
 
@@ -32,7 +32,7 @@ class Contender:
 
     name: str
     make: Callable[[], Policy]
-    endless: bool = False  # it lets everybody wait
+    endless: bool = False  # it lets every request wait
 
 
 #: The order of the columns in a comparison.
@@ -45,12 +45,12 @@ CONTENDERS: Mapping[str, Contender] = {
 
 
 def contender_of(name: str, rules: PolicyRules) -> Contender:
-    """The policy of this name: one of the table, or the one that the config brings."""
+    """The policy of this name: one of the table, or the one that the config names."""
     return CONTENDERS.get(name) or Contender(name, partial(make_policy, rules))
 
 
 def run(scenario: Scenario, contender: Contender, seed: int, rules: PolicyRules | None = None) -> Report:
-    """One run of one policy, until everybody has an answer."""
+    """One run of one policy, until every request has an answer."""
     world = scenario.world(seed, policy=contender.make(), endless=contender.endless, rules=rules)
     world.run(scenario.duration_ms)
     ends = max(TAIL_RUNS_MAX * scenario.duration_ms, TAIL_MS_MIN)
@@ -67,7 +67,7 @@ def run_seeds(
 
 
 def average(reports: Sequence[Report]) -> Report:
-    """The mean of every figure; breaches and steps are added up, and the peak is the highest."""
+    """The mean of every figure; breaches and steps are summed, and the peak is the highest."""
     classes = sorted({work_class for report in reports for work_class in report.classes})
     laws = sorted({law for report in reports for law in report.broken})
     devices = sorted({device for report in reports for device in report.peak})

@@ -1,6 +1,6 @@
-"""The built-in day: what `watchbill simulate` plays when it is given nothing.
+"""The built-in day: the scenario of `watchbill simulate` without arguments.
 
-A card that holds about three of seven models, on a working day: people from eight to six, agents in the
+A card holds about three of seven models, on a working day: interactive requests from eight to six, agents in the
 afternoon, a backlog all night.
 """
 

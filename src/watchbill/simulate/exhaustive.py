@@ -1,9 +1,9 @@
-"""Exhaustive batching: how llama-swap swaps, as a policy to compare with. It cannot be chosen in a config.
+"""Exhaustive batching: the way llama-swap swaps, as a policy for comparison. It cannot be chosen in a config.
 
-A request for a warm model goes straight to it, ahead of whoever waits for a cold one. A model leaves only when it
-serves nobody; then the model whose caller came first and for which there is room loads, over the least recently
-used. Everybody waits as long as it takes: nothing is forecast and nobody is refused. It swaps little, and a model
-that is never idle keeps everybody else out for ever.
+A request for a warm model starts at once, before requests that wait for a cold one. A model leaves only when it is
+idle. Then the model with the oldest request for which there is room loads, in place of the least recently used.
+Requests wait as long as necessary: there is no forecast and no refusal. It swaps little, but a model that is never idle
+blocks all others without limit.
 """
 
 from watchbill.core.cover import cover
@@ -17,19 +17,20 @@ __all__ = ["Exhaustive"]
 
 
 class Exhaustive:
-    """Serves whoever is warm until it is idle, then the oldest of the others."""
+    """Serves a warm model until it is idle, then loads the model of the oldest other request."""
 
     name = "exhaustive"
     refuses_late = False
     in_order = False
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
-        """What the others forecast; only printed, since nobody is refused for it."""
+        """The forecast of the other policies; it is only printed, because no request is refused for it."""
         return forecast_start(state, model, request, now)
 
     def choose(self, state: State, now: int) -> Plan | None:
-        """Every waiting model in order of arrival, not only the oldest: one that fits is not held up by one that
-        does not.
+        """Tries every waiting model in order of arrival, not only the oldest.
+
+        A model that does not fit does not delay one that does.
         """
         if plan := returning(state, now):
             return plan

@@ -1,7 +1,7 @@
 """Random worlds: devices, models, traffic and faults drawn from one seed.
 
-For the first part of a run everything goes wrong; then the faults and the traffic stop, and whatever is still open
-must end within its bound. A seed that breaks a law is pasted into a test.
+Faults happen during the first part of a run. Then the faults and the traffic stop, and every open request must end
+within its bound. A seed that breaks an invariant is pasted into a test.
 """
 
 import random
@@ -17,13 +17,13 @@ from watchbill.units import Bytes, Millis
 
 __all__ = ["TROUBLE_MS", "contended_world", "random_world", "run_out"]
 
-#: How long a world is in trouble, and how long traffic lasts.
+#: How long faults happen, and how long traffic lasts.
 TROUBLE_MS = 90_000
 TRAFFIC_MS = 120_000
 #: How long the traffic of a contended world lasts: long enough for many turns.
 CONTENDED_MS = 900_000
 GB = 10**9
-#: Which companions the next request for a model names.
+#: The companions of the next request for a model.
 Companions = Callable[[Model], tuple[str, ...]]
 
 FAULTS = Faults(
@@ -37,7 +37,7 @@ FAULTS = Faults(
 def random_world(
     seed: int, *, faults: bool = True, policy: str = "rate", strategy: type[object] | None = None
 ) -> World:
-    """A world that nobody designed. A policy of somebody else's comes with its class."""
+    """A random world. A policy from outside is named by its class."""
     draw = random.Random(seed)
     devices = _devices(draw)
     time_limits = random.Random(f"time limits {seed}")
@@ -74,7 +74,7 @@ def random_world(
 
 
 def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, known: bool = True) -> World:
-    """A world in which models that exclude each other are asked for all the time, and nothing fails.
+    """A world in which requests for mutually exclusive models come all the time, and nothing fails.
 
     Their load times vary, and the core's first figures are wrong or, without `known`, missing.
     """
@@ -121,7 +121,9 @@ def _with_priorities(draw: random.Random, models: list[Model]) -> list[Model]:
 
 
 def _loops(draw: random.Random, world: World, models: list[Model], until_ms: float) -> None:
-    """In every second world clients ask one model again and again, with answers that are short against its load."""
+    """In every second world clients send one request after another to a model whose answers are short against its
+    load.
+    """
     if draw.random() < 0.5:
         return
     model, lane = draw.choice(models), draw.choice(("person", "batch"))
@@ -131,7 +133,7 @@ def _loops(draw: random.Random, world: World, models: list[Model], until_ms: flo
 
 
 def run_out(world: World) -> World:
-    """Lets a world run until everything that was asked must have had its answer."""
+    """Runs a world until every request must have had its answer."""
     world.run(TRAFFIC_MS)
     return world.run(TRAFFIC_MS + 600_000)
 
@@ -171,7 +173,7 @@ def _models(draw: random.Random, devices: dict[str, Device]) -> list[Model]:
 
 
 def _sleepers(draw: random.Random, models: list[Model]) -> list[Model]:
-    """In every second world some models sleep, by themselves or when they are told; of some the size is declared."""
+    """In every second world some models sleep, by themselves or when told; some declare their size asleep."""
     if draw.random() < 0.5:
         return models
     return [
@@ -280,7 +282,7 @@ def _loop(
 
 
 def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
-    """Somebody evicts by hand every now and then, sometimes by force."""
+    """An operator evicts by hand now and then, sometimes by force."""
     for number in range(draw.randint(0, 4)):
         model = draw.choice(models).name
         event = EvictAsked(number, model, draw.random() < 0.3)
@@ -288,5 +290,5 @@ def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
 
 
 def _evict(world: World, event: EvictAsked) -> None:
-    if event.model in world.catalog.models:  # the driver asks the core for no other
+    if event.model in world.catalog.models:  # the driver passes no other names to the core
         world.feed(event)

@@ -1,10 +1,10 @@
-"""The judge: checks every step of the core against the laws, from the world's own truth.
+"""The judge: checks every step of the core against the invariants, by the world's own state.
 
-It looks at the simulated processes, their memory and the callers, never at the core's books: a ledger that is
-wrong in the same way as the check would pass it. What it knows of plans and closed doors it reads in the journal.
+It looks at the simulated processes, their memory and the callers, never at the core's ledger: a ledger that is wrong in
+the same way as the check would pass it. Plans and closed models are known from the journal.
 
-Memory is looked at when somebody takes some; everybody who waits or runs after every step. Now and then all of it is
-gone through, and there the core's kept sums are counted anew, which is the one look into its books.
+Memory is checked whenever an engine takes some; waiting and running requests after every step. Now and then everything
+is checked, including the core's cached sums. That is the only check that reads the core's own state.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ from watchbill.simulate.waits import Waits
 
 __all__ = ["Judge"]
 
-#: Plans that have a quantum to respect.
+#: Plans that must respect a quantum.
 _TURNS = frozenset({m.PlanKind.TURN, m.PlanKind.DUE, m.PlanKind.RATE})
-#: Every so many steps the whole world is gone through.
+#: The whole world is checked every time this many steps have passed.
 WHOLE_EVERY_STEPS = 50
-#: Learned load times wander: a quantum is judged broken only below this part of the true one.
+#: Learned load times vary: a quantum counts as broken only below this share of the true one.
 QUANTUM_TOLERANCE = 0.5
-#: A cut takes its time.
+#: The time that a cut may take.
 TIME_LIMIT_SLACK_MS = 1_000
 
 
 class Judged(Protocol):
-    """What the judge looks at: the world's truth."""
+    """The part of the world that the judge reads."""
 
     now: float
     catalog: Catalog
@@ -51,33 +51,32 @@ class Judged(Protocol):
 
 
 class Judge:
-    """Collects what went wrong: law -> when and what."""
+    """Collects breaches: invariant -> when and what."""
 
     def __init__(self, world: Judged) -> None:
         self._world = world
         self.broken: dict[str, list[tuple[float, str]]] = {}
-        self.closed: dict[str, str] = {}  # model -> why its door is closed
+        self.closed: dict[str, str] = {}  # model -> why it is closed
         self.warm_at: dict[str, float] = {}
-        self.load_took: dict[str, float] = {}  # the shortest the core knows of: told or seen
+        self.load_took: dict[str, float] = {}  # the shortest load time known to the core: told or seen
         self._planned: set[str] = set()
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
         self._sets: list[list[str]] = []  # the sets that were planned in this step
         self.places = Places(world.catalog, world.capacity)
         self._last_load_ms: dict[str, float] = {}
-        self._asked_at: dict[str, float] = {}  # model -> when the watchdog last asked it something
-        self._hung: dict[
-            tuple[str, int], list[float]
-        ] = {}  # model and attempt -> silent timeouts since it froze
+        self._asked_at: dict[str, float] = {}  # model -> the watchdog's last question
+        # Model and attempt -> silent timeouts since it froze.
+        self._hung: dict[tuple[str, int], list[float]] = {}
         self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
         self.waits = Waits(world, self.say)
 
     def say(self, law: str, detail: str) -> None:
-        """Writes a breach down."""
+        """Records a breach."""
         self.broken.setdefault(law, []).append((round(self._world.now / 1000, 3), detail))
 
     def became_warm(self, name: str, took_ms: float) -> None:
-        """A load ended well."""
+        """Notes a load that succeeded."""
         self.warm_at[name] = self._world.now
         self._last_load_ms[name] = took_ms
         self.places.loaded(name, took_ms)
@@ -85,19 +84,19 @@ class Judge:
         self.load_took[name] = min(took_ms, told, self.load_took.get(name, took_ms))
 
     def ran(self, caller: Caller) -> None:
-        """A running request ends: its lane's time limit holds for all its turns together."""
+        """Judges a running request at its end: its lane's time limit holds for all its turns together."""
         ran_ms = caller.ran_ms + self._world.now - caller.granted_at
         if ran_ms > caller.request.timeout_ms + TIME_LIMIT_SLACK_MS:
             self.say("a request ran longer than its time limit", f"{caller.request.id} {ran_ms:.0f} ms")
 
     def timed_out(self, caller: Caller) -> None:
-        """A request had all its time; three on a frozen engine prove enough to ask it."""
+        """Notes a request that used all its time; three on a frozen engine are enough reason to ask it."""
         engine = self._world.engines[caller.served_by]
         if engine.frozen_at is not None and not self._world.declared[caller.served_by].shared:
             self._hung.setdefault((caller.served_by, engine.attempt), []).append(self._world.now)
 
     def _judge_hung(self) -> None:
-        """A frozen engine whose requests time out is asked and reset, however short their time was."""
+        """A frozen engine whose requests time out must be asked and reset, however short their time limit was."""
         longest = max((lane.timeout_ms for lane in self._world.catalog.lanes.values()), default=0)
         for (name, attempt), times in list(self._hung.items()):
             engine = self._world.engines[name]
@@ -107,19 +106,19 @@ class Judge:
                 self.say("a hung engine is not found", name)
 
     def reloaded(self) -> None:
-        """The config changed: what is in memory was right before, and has to go first."""
+        """Notes a config change: resident models that were legal before may have to leave first."""
         self._met |= {pair for pair, _ in self._pairs()}
 
     # ------------------------------------------------------------------ before the actions are carried out
 
     def before(self, actions: list[m.Action]) -> None:
-        """Checks each action against the world as it is when the action is taken."""
+        """Checks each action against the world at the moment of the action."""
         self._served = set()
         self._sets = []
         self._asked_at |= {action.model: self._world.now for action in actions if isinstance(action, m.Check)}
 
     def read(self, note: m.Note) -> None:
-        """Follows plans and doors in the journal, and judges each closing as it happens."""
+        """Follows plans and closings in the journal, and judges each closing as it happens."""
         name = note.model or ""
         match note.event:
             case "evict":
@@ -154,7 +153,7 @@ class Judge:
 
     def _judge_load(self, name: str) -> None:
         world, engine = self._world, self._world.engines[name]
-        # The action itself comes just before its note: the engine already holds its memory.
+        # The action comes just before its note: the engine already holds its memory.
         self._judge_groups()
         if world.declared[name].shared:
             self.say("a shared engine was managed", name)
@@ -179,13 +178,13 @@ class Judge:
         if model.shared:
             self.say("a shared engine was managed", name)
         if engine.power is Power.ASLEEP:
-            return  # it gave its turn up itself
-        voluntary = plan not in (None, m.PlanKind.FIFO)  # strict order closes whatever stands in its way
+            return  # it ended its turn itself
+        voluntary = plan not in (None, m.PlanKind.FIFO)  # strict order closes any model in its way
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
-        # Nobody is sent to a model that the watchdog suspects, also before it can be asked.
+        # A model that the watchdog suspects gets no requests, also before it can be asked.
         is_free = is_free and not world.core.state.models[name].is_suspect
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
@@ -198,7 +197,7 @@ class Judge:
             self._judge_share(name)
 
     def _judge_rate(self, name: str, target: str) -> None:
-        """A busy model is closed for a gain only where the other's class is strictly higher."""
+        """A busy model may be closed for a gain only for a strictly higher class."""
         world = self._world
         mine = [c.request.work_class for c in world.open.values() if self._is_busy_with(c, name)]
         theirs = [c.request.work_class for c in world.open.values() if _target_of(c) == target]
@@ -216,7 +215,7 @@ class Judge:
         return caller.state == "waiting" and all(self._is_there(name) for name in caller.beside)
 
     def _is_there(self, name: str) -> bool:
-        """Whether a model could be asked now: warm, or dozing on memory that is still its own."""
+        """Whether a model could serve now: warm, or asleep by itself while its memory is still its own."""
         return name not in self.closed and self._world.engines[name].power in (Power.WARM, Power.ASLEEP)
 
     def _judge_quantum(self, name: str) -> None:
@@ -237,7 +236,7 @@ class Judge:
             self.say("closed inside its quantum", f"{name} after {served:.0f} of {took:.0f} ms")
 
     def _judge_share(self, name: str) -> None:
-        """Where one model at a time has its place, loading takes at most its share of any long window."""
+        """At a place of one model at a time, loading may take at most its share of any long window."""
         world, took = self._world, self._last_load_ms.get(name, 0.0)
         work = [c.request.work_class for c in world.open.values() if c.served_by == name]
         if min(work, default=WorkClass.ROTATION) >= WorkClass.LEASED or name not in self.warm_at:
@@ -249,7 +248,7 @@ class Judge:
     # ------------------------------------------------------------------ after them
 
     def after(self, actions: list[m.Action]) -> None:
-        """Checks the world as the step left it."""
+        """Checks the world after the step."""
         for action in actions:
             if isinstance(action, m.Grant):
                 self._judge_grant(action)
@@ -273,7 +272,7 @@ class Judge:
             self.say("more in flight than slots", action.model)
 
     def granting(self, action: m.Grant) -> None:
-        """A grant is being carried out: judged against the doors as they are at this moment."""
+        """Judges a grant against the closed models at this moment."""
         self._served.add(action.model)
         if action.model in self.closed:
             self.say("a grant on a draining model", action.model)
@@ -284,7 +283,7 @@ class Judge:
                 self.say("a grant without all its companions", f"{action.model} without {name}")
 
     def woke(self, model: str) -> None:
-        """A request woke an engine that slept without the core's knowledge: its memory must still be its own."""
+        """Judges a waking that the core did not know about: the memory must still be the engine's own."""
         world = self._world
         for device in world.engines[model].held:
             held = sum(e.held.get(device, 0) for e in world.engines.values())
@@ -292,7 +291,7 @@ class Judge:
                 self.say("an engine woke without its memory", f"{model} {device} {held:,}")
 
     def stopping(self, action: m.Stop) -> None:
-        """An engine is about to be stopped; a hard stop asks nobody."""
+        """Judges a stop: a hard one must not hit a companion in use."""
         for caller in self._world.open.values():
             if caller.state == "running" and action.model in caller.beside and not action.hard:
                 self.say("a companion was stopped while in use", f"{action.model} of {caller.request.id}")
@@ -318,7 +317,7 @@ class Judge:
                         yield frozenset((other, name)), device
 
     def _judge_plans(self) -> None:
-        """A set is planned whole: nobody waits for the other half."""
+        """A set must be planned whole: no member may wait for the others."""
         state = self._world.core.state
         for names in self._sets:
             absent = [name for name in names if state.models[name].stage in AWAY]
@@ -326,7 +325,7 @@ class Judge:
                 self.say("a set was planned in part", f"{' + '.join(names)} without {', '.join(absent)}")
 
     def _judge_room(self) -> None:
-        """Everything that is planned fits."""
+        """All planned models must fit."""
         world, state = self._world, self._world.core.state
         for device, rules in world.catalog.devices.items():
             held = sum(
@@ -352,7 +351,7 @@ class Judge:
             if len(model.running) != running.get(name, 0):
                 text = f"{name}: core {len(model.running)}, callers {running.get(name, 0)}"
                 self.say("in-flight counts differ", text)
-        # In strict arrival order a ready model does wait for an older request of another one: that is its whole point.
+        # In strict arrival order a ready model does wait for an older request of another one: that is its purpose.
         for caller in () if world.core.policy.in_order else waiting:
             name = caller.served_by
             engine = world.engines[name]
@@ -365,7 +364,7 @@ class Judge:
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
 
     def _is_asked(self, name: str) -> bool:
-        """Whether the watchdog's question, for which a door is closed, is under way or was when the step began."""
+        """Whether the watchdog's question, for which a model is closed, is open or was open when the step began."""
         return name in self._asked_at and self._world.now <= self._asked_at[name] + CHECK_MS + 2
 
     def _is_moving(self) -> bool:
@@ -373,5 +372,5 @@ class Judge:
 
 
 def _target_of(caller: Caller) -> str:
-    """What must be loaded for a caller, as the journal calls it: a model, or a set."""
+    """The target that must be loaded for a caller, as the journal names it: a model, or a set."""
     return set_name((caller.served_by, *caller.beside)) if caller.served_by else ""

@@ -1,9 +1,9 @@
-"""Places that hold one model at a time, and how much of their time goes into loading.
+"""Places that hold one model at a time, and the share of their time that goes into loading.
 
 A place is an exclusive group on a device, or a device on which no two models fit beside each other. Where models take
-turns at a place, each turn lasts a quantum, alpha times its load: so of any long window at most 1 / (1 + min(alpha, 1))
-is loading (`scheduler.md`). That is a law about models that still had work when they left. One that ran dry may leave
-earlier, for somebody who waits: its place was of no use to anybody, and its load was not wasted by the change.
+turns at a place, each turn lasts a quantum, alpha times its load. So at most 1 / (1 + min(alpha, 1)) of any long window
+is loading (`scheduler.md`). The invariant holds for models that still had work when they left. A model that ran dry may
+leave earlier for one that waits: its place was unused, so the change did not waste its load.
 """
 
 from collections import deque
@@ -14,18 +14,18 @@ from watchbill.catalog import Catalog
 
 __all__ = ["Places"]
 
-#: A window is long when so many of its largest loads fit into it; longer ones than the second are not looked at.
+#: A window is long when this many of its largest loads fit into it; windows longer than the second figure are skipped.
 LONG_LOADS = 10
 LONGEST_LOADS = 40
-#: The core knows a load time when it has seen so many; before, its quantum is a guess.
+#: The core knows a load time after this many loads; before, its quantum is a guess.
 LOADS_KNOWN = 3
-#: A quantum is a median, a share is a mean: in a window of ten loads the two differ by so much.
+#: A quantum is a median, a share is a mean: in a window of ten loads the two differ by this factor.
 TOLERANCE = 0.1
 
 
 @dataclass(slots=True)
 class _Place:
-    """The turns that ended at one place while their model had work: when each load began, what it took."""
+    """The turns that ended at one place while their model had work: the start and the length of each load."""
 
     turns: deque[tuple[float, float]] = field(default_factory=deque[tuple[float, float]])
     largest_ms: float = 0.0
@@ -39,7 +39,7 @@ class Places:
         self._places: dict[str, _Place] = {}
         self._of: dict[str, list[str]] = {name: [] for name in catalog.models}
         self._loads: dict[str, int] = {}
-        self.windows = 0  # that were long enough to be judged
+        self.windows = 0  # number of windows long enough to be judged
         for device, rules in catalog.devices.items():
             on = [model for model in catalog.models.values() if model.memory.get(device)]
             smallest = sorted(model.memory[device] for model in on)[:2]
@@ -51,14 +51,14 @@ class Places:
                     self._of[model.name].append(f"{device} {model.group}")
 
     def loaded(self, model: str, took_ms: float) -> None:
-        """A model became warm."""
+        """Notes that a model became warm."""
         self._loads[model] = self._loads.get(model, 0) + 1
         for name in self._of.get(model, ()):
             place = self._places.setdefault(name, _Place())
             place.largest_ms = max(place.largest_ms, took_ms)
 
     def turn_ended(self, model: str, began: float, took_ms: float, now: float) -> str | None:
-        """A model with work left for another one. Says which window had too much loading in it, if one had."""
+        """Notes that a model with work left for another one. Returns the window with too much loading, if any."""
         if self._loads[model] < LOADS_KNOWN:
             return None
         for name in self._of.get(model, ()):

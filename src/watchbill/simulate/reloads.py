@@ -1,7 +1,7 @@
 """Reloads in random worlds: models and lanes are removed, put back, renamed and changed while everything runs.
 
-What an editor does that saves twice, and an operator who cannot decide. Models load, drain and stop meanwhile, and
-requests wait for them.
+It imitates an editor that saves twice, and an operator who changes the config back and forth. Models load, drain and
+stop meanwhile, and requests wait for them.
 """
 
 import random
@@ -15,14 +15,14 @@ from watchbill.units import Millis
 
 __all__ = ["schedule_reloads"]
 
-#: What is removed is put back within this time, mostly before its process is gone.
+#: A removed part is put back within this time, usually before its process is gone.
 BACK_MS = 4_000.0
-#: Reloads of one world, at the most.
+#: The maximum number of reloads of one world.
 RELOADS_MAX = 6
 
 
 class Reloadable(Protocol):
-    """What a reload needs of its world."""
+    """The part of the world that a reload uses."""
 
     now: float
     catalog: Catalog
@@ -42,7 +42,7 @@ def schedule_reloads(draw: random.Random, world: Reloadable, until_ms: float) ->
 
 
 def _pick(draw: random.Random, world: Reloadable) -> Model | None:
-    """A model that may go; the last one stays."""
+    """A model that may be removed; the last one stays."""
     names = sorted(world.catalog.models)
     return world.catalog.models[draw.choice(names)] if len(names) > 1 else None
 
@@ -53,7 +53,7 @@ def _with(world: Reloadable, *models: Model, but: str = "") -> Catalog:
 
 
 def _save_twice(draw: random.Random, world: Reloadable) -> None:
-    """A model is gone from the file for a moment, and may be another one when it is back."""
+    """Removes a model from the config for a moment; it may come back with another definition."""
     model = _pick(draw, world)
     if model is None:
         return
@@ -69,7 +69,7 @@ def _change(draw: random.Random, world: Reloadable) -> None:
 
 
 def _changed(draw: random.Random, model: Model) -> Model:
-    """Another definition: one that its process sees, or one that it does not."""
+    """Another definition: a change that its process sees, or one that it does not."""
     changes: list[dict[str, object]] = [
         {"context": model.context + 1},
         {"priority": draw.randint(1, 5)},
@@ -85,7 +85,7 @@ def _changed(draw: random.Random, model: Model) -> Model:
 
 
 def _rename(draw: random.Random, world: Reloadable) -> None:
-    """The same model under another name: nobody asks for it, but who knows."""
+    """Renames a model: its requests wait for a name that is gone."""
     model = _pick(draw, world)
     if model is None or model.shared:
         return
@@ -95,7 +95,7 @@ def _rename(draw: random.Random, world: Reloadable) -> None:
 
 
 def _drop_lane(draw: random.Random, world: Reloadable) -> None:
-    """A lane is gone for a moment, and has another patience when it is back."""
+    """Removes a lane for a moment; it comes back with another max_wait."""
     lanes = world.catalog.lanes
     if len(lanes) < 2:
         return

@@ -1,4 +1,4 @@
-"""Sums a simulated run up: loads, waits per class, memory, and what it had to refuse."""
+"""Sums up a simulated run: loads, waits per class, memory, and refusals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from watchbill.simulate.world import World
 
 __all__ = ["LAWS", "ClassFigures", "Report"]
 
-#: What the judge checks after every step, each by the breach it would write down.
+#: The invariants that the judge checks after every step, each named by its breach.
 LAWS = (
     "memory over the budget when a load was emitted",
     "two of an exclusive group on one device",
@@ -47,7 +47,7 @@ LAWS = (
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """How one class of callers fared. Counts are fractions in the average of several runs."""
+    """The results of one class of requests. Counts are fractions in the average of several runs."""
 
     callers: float
     answered: float
@@ -65,17 +65,17 @@ class Report:
     """One run."""
 
     loads: float
-    loading_share: float  # of all the time, in which something loaded
+    loading_share: float  # the share of all time in which something loaded
     answered: float
     span_ms: float  # until the last answer
-    steps: int  # of the core, each of which was judged
+    steps: int  # number of steps of the core, each of them judged
     peak: dict[str, int]
     classes: dict[WorkClass, ClassFigures]
     broken: dict[str, int]
 
     @classmethod
     def of(cls, world: World, bound_ms: Callable[[str], int]) -> "Report":
-        """The figures of a world that has run; a lane's bound says what counts as in time."""
+        """The figures of a finished world; a lane's bound decides what counts as in time."""
         callers = world.explicit()
         classes = sorted({c.request.work_class for c in callers})
         return cls(
@@ -112,9 +112,8 @@ def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], 
 
 def _wait(caller: Caller, now: float) -> float:
     end = caller.started_at if caller.started_at is not None else caller.ended_at
-    return (
-        int(now if end is None else end) - caller.request.arrived_at
-    )  # the core's clock has whole milliseconds
+    # The core's clock has whole milliseconds.
+    return int(now if end is None else end) - caller.request.arrived_at
 
 
 def _part(ordered: list[float], share: float) -> float:

@@ -43,23 +43,23 @@ from watchbill.units import Millis, parse_bytes, parse_millis
 __all__ = ["Scenario", "Source", "Traffic"]
 
 _Table = Mapping[str, Any]
-#: A caller who was refused obeys Retry-After, up to this.
+#: A refused caller obeys Retry-After, up to this.
 RETRY_PATIENCE_MS = 30_000.0
-#: A bound that is none.
+#: A bound that never applies.
 ENDLESS = Millis(10**9)
 
 
 class Source(Protocol):
-    """Whatever puts requests on a world's agenda."""
+    """A source of requests for a world's agenda."""
 
     def begin(self, world: World, until_ms: float) -> None:
-        """Puts them there."""
+        """Puts its requests on the agenda."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One source of requests that are drawn at random."""
+    """One source of random requests."""
 
     kind: str  # poisson, loop, times
     models: tuple[str, ...]  # drawn from by weight, or taken in turn by `times`
@@ -145,7 +145,7 @@ class Scenario:
 
     @classmethod
     def parse(cls, text: str, name: str, origin: str) -> "Scenario":
-        """Takes a scenario from its text. Raises ConfigError with the name of its origin."""
+        """Parses a scenario. Raises ConfigError with the name of its origin."""
         try:
             return _scenario(name, tomllib.loads(text))
         except KeyError as error:
@@ -166,10 +166,10 @@ class Scenario:
         guesses: tuple[float, float] | None = (0.5, 2.0),
         endless: bool = False,
     ) -> World:
-        """A world of this scenario, its traffic on the agenda. The core starts with wrong guesses, or with none.
+        """A world of this scenario, with its traffic on the agenda. The core starts with wrong guesses, or with none.
 
-        `endless` takes the bounds away, as in servers that let everybody wait; who started within the scenario's
-        own bound can still be told from the waits.
+        `endless` removes the bounds, as in servers that let every request wait. Which requests started within the
+        scenario's own bound can still be seen from the waits.
         """
         catalog = replace(self.catalog, policy=rules or self.catalog.policy)
         if endless:
@@ -288,7 +288,7 @@ def _traffic(table: _Table) -> Traffic:
 
 
 def _sensible(traffic: Traffic, models: Mapping[str, Model], lanes: Mapping[str, Lane]) -> Traffic:
-    """The traffic, unless it cannot be played: a name that is not there, or time that would stand still."""
+    """The traffic, unless it cannot be played: an unknown name, or an interval of zero."""
     for kind, name, known in (
         ("kind of traffic", traffic.kind, ("poisson", "times", "loop")),
         ("lane", traffic.lane, lanes),
@@ -306,10 +306,10 @@ def _precise(text: str) -> float:
 
 
 def _duration(table: str | _Table) -> Callable[[random.Random], float]:
-    """How long an answer takes: fixed, `base` plus an exponential, `mean` give or take `spread`, or log-normal."""
+    """The length of an answer: fixed, `base` plus an exponential, `mean` plus or minus `spread`, or log-normal."""
     if isinstance(table, str):
         if (fixed := _precise(table)) <= 0:
-            raise ValueError("traffic: service must be more than 0s")  # time would stand still
+            raise ValueError("traffic: service must be more than 0s")  # otherwise time would never pass
         return lambda draw: fixed
     if "exp" in table:
         base, exp = _precise(table["base"]), _precise(table["exp"])

@@ -1,7 +1,7 @@
-"""Traces: what really happened, replayed against any config.
+"""Traces: recorded requests, replayed against any config.
 
-Arrivals and service times are those of the recording; load times and sizes are the medians of its loads. Callers
-come when they came, whatever the replay makes of them: an agent that would have asked again sooner does not. A
+Arrivals and service times are those of the recording; load times and sizes are the medians of its loads. Requests
+arrive at their recorded times, whatever the replay does: an agent that would have asked again sooner does not. A
 request that was never answered gets the median service time of its model.
 """
 
@@ -29,12 +29,12 @@ Line = MachineLine | LoadLine | RequestLine
 #: Guesses for a model that the trace never saw loaded or served.
 LOAD_GUESS_MS = 5_000.0
 SERVICE_GUESS_MS = 1_000.0
-#: A long trace is looked at this many times at the most.
+#: The maximum number of machine readings in a long trace.
 LOOKS_MAX = 2_000
 
 
 class Arrival(NamedTuple):
-    """One recorded request, as it comes again."""
+    """One recorded request to be replayed."""
 
     at_ms: float
     model: str
@@ -70,7 +70,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> "Trace":
-        """Reads a trace. Raises ConfigError for a file that is none."""
+        """Reads a trace. Raises ConfigError for a file that is not one."""
         try:
             with path.open("rb") as file:
                 lines = list(_lines(file, path))
@@ -101,9 +101,9 @@ class Trace:
         )
 
     def _device(self, device: Device) -> Device:
-        """What models may have of it: the config's capacity, as far as other programs leave it.
+        """The device with the memory that is left for models: the config's capacity, less what other programs used.
 
-        A config that names more than the recorded machine had asks for a larger machine, with the same others.
+        A config that names more than the recorded machine had describes a larger machine with the same other programs.
         """
         seen = self.machine.devices.get(device.name) if self.machine else None
         capacity = device.capacity if device.capacity is not None else (seen.capacity if seen else None)
@@ -117,7 +117,8 @@ class Trace:
         mine = [line for line in self.loads if line.model == model.name]
         memory = {} if model.shared else self._memory(model, mine)
         load_ms = median(line.ms for line in mine) if mine else LOAD_GUESS_MS
-        return TrueModel(model.name, load_ms, memory, slowdown=0.0)  # neighbours are in the recorded times
+        # The recorded times include the neighbours.
+        return TrueModel(model.name, load_ms, memory, slowdown=0.0)
 
     @staticmethod
     def _memory(model: Model, loads: Sequence[LoadLine]) -> dict[str, int]:
@@ -159,5 +160,5 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[Line]:
             yield decoder.decode(text)
         except msgspec.DecodeError as error:
             if not text.endswith(b"\n"):
-                return  # a recording that was cut off ends in half a line
+                return  # an interrupted recording ends in half a line
             raise ConfigError(f"{path}:{number}: not a line of a trace: {error}") from error

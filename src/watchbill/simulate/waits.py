@@ -1,13 +1,14 @@
-"""Who waits for whom: the laws about the order of waiting, for worlds in which nothing goes wrong.
+"""Waits: the invariants about the order of waiting, for worlds without faults.
 
-A place is a device on which no two models fit beside each other: there it is plain which model keeps another waiting.
-Where engines fail, other programs take memory or an operator interferes, a wait may have reasons that are not seen.
+A place is a device on which no two models fit beside each other: there it is certain which model keeps another waiting.
+Where engines fail, other programs take memory or an operator interferes, a wait may have causes that the check cannot
+see.
 
 - **class**: a model that waits for a higher class than its place is used for gets the place after a bounded time,
   however fast the lower class is served.
 - **priority**: of the models of one class that wait for a place, a better priority is loaded first, unless the other
-  one's request would run out of patience.
-- **idle memory**: a model that is wanted, and for which there is room, is loaded at once.
+  model's request would run out of patience.
+- **idle memory**: a model that is needed, and for which there is room, is loaded at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,15 +25,15 @@ from watchbill.simulate.engine import Power, SimEngine, TrueModel
 
 __all__ = ["Waits"]
 
-#: Learned load times wander, running answers drain: a wait behind a lower class is judged with this factor and slack.
+#: Learned load times vary and running answers drain: a wait behind a lower class is judged with this factor and slack.
 CLASS_FACTOR = 2.0
 CLASS_SLACK_MS = 12_000.0
-#: How long a wanted model may stay out of memory that is free: a look at the machine may have to come first.
+#: How long a needed model may stay out of free memory: a reading of the machine may have to come first.
 IDLE_SLACK_MS = 2_500.0
 
 
 class Seen(Protocol):
-    """What is looked at."""
+    """The part of the world that is checked."""
 
     now: float
     catalog: Catalog
@@ -52,14 +53,14 @@ class Waits:
         self._world, self.say = world, say
         self._behind: dict[
             str, tuple[int, float]
-        ] = {}  # waiting model -> attempt of who is there, since when
+        ] = {}  # waiting model -> attempt of the occupant, since when
         self._free: dict[str, float] = {}  # waiting model -> since when there is room for it
         self._places = _places(world.catalog, world.capacity)
         ours = isinstance(world.core.policy, Rate)
         self._is_calm = ours and not world.faults.any and bool(self._places)
 
     def planned(self, name: str, kind: m.PlanKind | None) -> None:
-        """A model is about to be loaded."""
+        """Checks a model that is about to be loaded."""
         if not self._is_calm or kind not in (m.PlanKind.TURN, m.PlanKind.RATE) or name not in self._places:
             return
         mine = self._rank(name)
@@ -69,7 +70,7 @@ class Waits:
                 self.say("a worse priority was loaded first", f"{name} {mine} before {other} {rank}")
 
     def look(self, closed: Mapping[str, str], planned: set[str]) -> None:
-        """Looks at everybody who waits, after a step."""
+        """Checks every waiting model, after a step."""
         if not self._is_calm:
             return
         waiting = [name for name in self._waiting() if name not in planned]
@@ -101,7 +102,7 @@ class Waits:
     def _look_free(self, name: str, planned: set[str]) -> None:
         world, place = self._world, self._places[name]
         promised = any(world.catalog.models[other].memory.get(place) for other in planned)
-        promised |= any(caller.beside for caller in world.open.values())  # a set may have its place kept
+        promised |= any(caller.beside for caller in world.open.values())  # its place may be kept for a set
         if promised or self._occupant(place) is not None:
             self._free.pop(name, None)
         elif world.now - self._free.setdefault(name, world.now) > IDLE_SLACK_MS:
@@ -109,7 +110,7 @@ class Waits:
             self._free[name] = world.now
 
     def _waiting(self) -> list[str]:
-        """The models of these places that are out of memory and wanted."""
+        """The models of these places that are needed and not in memory."""
         names = {c.served_by for c in self._world.open.values() if c.state == "waiting" and not c.beside}
         return sorted(n for n in names if n in self._places and self._world.engines[n].power is Power.OFF)
 

@@ -1,7 +1,7 @@
 """A world for the core: callers, engines and a machine in virtual time.
 
-Everything happens in order of time, with one random generator: the same seed gives the same run. The world acts on
-the core's actions as the real driver does, and feeds it the same events; what it may do wrong is in `Faults`.
+Everything happens in order of time, with one random generator: the same seed gives the same run. The world carries out
+the core's actions as the real driver does, and feeds it the same events. `Faults` lists what may go wrong.
 """
 
 import random
@@ -19,18 +19,18 @@ from watchbill.simulate.invariants import Judge
 
 __all__ = ["World"]
 
-#: How often the simulated driver looks at its machine.
+#: How often the simulated driver reads its machine.
 LOOK_EVERY_MS = 2_000
-#: More steps than this without any time passing, and somebody does and undoes the same for ever.
+#: More steps than this without any time passing mean that the core does and undoes the same change without end.
 STEPS_AT_ONCE_MAX = 20_000
-#: How long an engine may work on what was cut; one that is frozen is given up at the last of them.
+#: How long an engine may work on a cut request; a frozen one is given up after the longest.
 LINGER_MS = (10.0, 9_000.0)
 LET_GO_MS = 10_000.0
-#: How late an answer that comes twice may be.
+#: How late the second copy of an answer may come.
 LATE_ANSWER_MS = 8_000.0
-#: What the engine layer waits for an answer to an easy question; the core waits a little longer.
+#: The engine layer's time limit for an answer to a simple question; the core waits a little longer.
 PATIENCE_MS = 60_000
-#: The first token comes after this part of an answer's work, at the latest after this time.
+#: The first token comes after this share of an answer's work, at the latest after this time.
 FIRST_BYTE_SHARE = 0.1
 FIRST_BYTE_MAX_MS = 200.0
 
@@ -53,9 +53,8 @@ class World:
         self.now = 0.0
         self.faults = faults or Faults()
         self.catalog, self.truth, self.capacity = catalog, dict(truth), dict(capacity)
-        self.declared = dict(
-            catalog.models
-        )  # every model that ever was in the config, as it was declared last
+        # Every model that was ever in the config, as it was declared last.
+        self.declared = dict(catalog.models)
         told = {name: Knowledge(Footprint(dict(t.memory), dict(t.memory))) for name, t in truth.items()}
         self.known = known = {**told, **(known or {})}
         self.told_load_ms = {name: k.load_ms for name, k in known.items() if k.load_ms is not None}
@@ -70,9 +69,10 @@ class World:
         self.tally = Tally()
         self.steps = 0
         self.look_every_ms: float = LOOK_EVERY_MS
-        self.streams = False  # whether nothing continues a background answer: what has begun runs to its end
-        self.mute = False  # engines think to the end before their first byte: a long prompt, a short answer
-        self.power_w: float | None = None  # what every card draws, and the most it may
+        # Whether background answers are never continued: one that has begun runs to its end.
+        self.streams = False
+        self.mute = False  # engines send nothing before the end of an answer: a long prompt, a short answer
+        self.power_w: float | None = None  # the power draw of every card, and its limit
         self.power_limit_w: float | None = None
         self.timer: float | None = None
         self.replies: list[m.Reply] = []
@@ -103,22 +103,20 @@ class World:
         heappush(self._agenda, (max(when, self.now), self._counted, act))
 
     def run(self, until_ms: float) -> "World":
-        """Lets time pass."""
+        """Runs the agenda until this time."""
         began = self.steps
         while self._agenda and self._agenda[0][0] <= until_ms:
             before = self.now
             self.now, _, act = heappop(self._agenda)
             began = self.steps if self.now > before else began
             if self.steps - began > STEPS_AT_ONCE_MAX:
-                raise AssertionError(
-                    f"time stands still at {self.now / 1000:.3f} s: the core turns in a circle"
-                )
+                raise AssertionError(f"time stands still at {self.now / 1000:.3f} s: the core repeats itself")
             act()
         self.now = max(self.now, until_ms)
         return self
 
     def feed(self, event: m.Event) -> None:
-        """Tells the core something, does what it asks for, and has the step judged."""
+        """Feeds the core one event, carries out its actions, and has the step judged."""
         self.steps += 1
         actions = self.core.step(event, int(self.now))
         if isinstance(event, m.Tick):
@@ -129,7 +127,7 @@ class World:
         self.judge.after(actions)
 
     def happens(self, chance: float) -> bool:
-        """Whether a fault strikes."""
+        """Whether a fault happens."""
         return chance > 0 and self.now < self.faults.until_ms and self.random.random() < chance
 
     # ------------------------------------------------------------------ callers
@@ -145,7 +143,7 @@ class World:
         exact: bool = False,
         operator: bool = False,
     ) -> Caller:
-        """Somebody asks a model, and needs its companions beside it."""
+        """A caller sends a request, with its companions."""
         rules = self.catalog.lane_for(lane)
         named = self.catalog.models.get(model)
         request = m.Request(
@@ -164,7 +162,7 @@ class World:
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller
         if not self.catalog.models.keys() >= {model, *companions}:
-            self._end(caller, "model_not_found")  # the driver says so by itself: the core never hears of it
+            self._end(caller, "model_not_found")  # the driver answers by itself: the core never sees it
             return caller
         self.feed(m.Arrived(request))
         if self.happens(self.faults.caller_leaves):
@@ -200,7 +198,7 @@ class World:
         return left
 
     def _part(self, caller: Caller) -> m.Parting | None:
-        """Takes a running request from its engine, which may be at it for a while."""
+        """Takes a running request from its engine, which may go on working on it for a while."""
         engine, request = self.engines.get(caller.served_by), caller.request.id
         if engine is None or request not in engine.jobs:
             return None
@@ -222,7 +220,7 @@ class World:
     # ------------------------------------------------------------------ the config
 
     def reload(self, catalog: Catalog, truth: Mapping[str, TrueModel] | None = None) -> None:
-        """The operator changes the config. `truth` says what is true about models that are new."""
+        """The operator changes the config. `truth` holds the true figures of new models."""
         self.catalog = catalog
         self.declared |= catalog.models
         for name, model in (truth or {}).items():
@@ -248,7 +246,7 @@ class World:
     def _grant(self, action: m.Grant) -> None:
         caller, engine = self.open[action.id], self.engines[action.model]
         self.judge.granting(action)
-        if engine.power is Power.ASLEEP:  # by itself, and nobody has noticed: a request wakes it
+        if engine.power is Power.ASLEEP:  # by itself, and the core does not know: a request wakes it
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun = "running", self.now, False
@@ -311,10 +309,11 @@ class World:
             self.at(self.now, lambda: self._fail(caller, action.how, parting))
 
     def _yield(self, caller: Caller, granted: float) -> None:
-        """Background work reaches a boundary and keeps what it has."""
+        """Stops background work at a boundary; it keeps its text so far."""
         if caller.state == "running" and caller.granted_at == granted:
             caller.work_ms = max(50.0, self._drop_job(caller))
-            caller.due = max(caller.due, self.now + caller.request.max_wait_ms)  # it has begun: a new wait
+            # It has begun, so it gets a new wait.
+            caller.due = max(caller.due, self.now + caller.request.max_wait_ms)
             self._return(caller)
 
     def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
@@ -335,7 +334,7 @@ class World:
         engine, faults = self.engines[action.model], self.faults
         engine.power, engine.attempt = Power.LOADING, action.attempt
         engine.held = dict(engine.model.memory)
-        self._weigh()  # nobody holds more at any other time
+        self._weigh()  # memory use is highest here
         self.tally.loads += 1
         self.tally.loads_by_model[action.model] = self.tally.loads_by_model.get(action.model, 0) + 1
         began = self.now
@@ -347,7 +346,7 @@ class World:
         self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
 
     def loaded(self, engine: SimEngine, attempt: int, began: float, fails: bool) -> None:
-        """A load, or a waking, has ended."""
+        """Ends a load, or a waking."""
         if engine.power is not Power.LOADING or engine.attempt != attempt:
             return
         name = engine.model.name
@@ -388,7 +387,7 @@ class World:
         self.at(self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
 
     def stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
-        """A process is gone; the news of it may be lost."""
+        """Ends a process; the report of it may be lost."""
         if engine.power is not Power.STOPPING or engine.attempt != attempt:
             return
         engine.power_off()
@@ -399,20 +398,20 @@ class World:
         self._maybe_again(m.Stopped(engine.model.name, attempt))
 
     def _maybe_again(self, event: m.Event) -> None:
-        """An answer may come twice, the second time when nobody expects it any more."""
+        """Repeats an answer now and then, when it is not expected any more."""
         if self.happens(self.faults.answer_twice):
             self.at(self.now + self.random.uniform(0, LATE_ANSWER_MS), lambda: self.feed(event))
 
     # ------------------------------------------------------------------ the machine
 
     def available(self, device: str) -> int:
-        """What the machine would report as free now."""
+        """The free memory that the machine would report now."""
         held = sum(engine.held.get(device, 0) for engine in self.engines.values())
         return self.capacity[device] - self.foreign[device] - held
 
     def look(self) -> None:
-        """The driver looks at its machine."""
-        self._nod_off()
+        """Reads the machine, as the driver does."""
+        self._fall_asleep()
         if self.happens(self.faults.probe_stuck):
             return
         power = (self.power_w, self.power_limit_w)
@@ -464,7 +463,7 @@ class World:
             self.feed(m.Tick())
 
     def explicit(self) -> list[Caller]:
-        """Everybody but our own rotation."""
+        """All callers except the rotation's own tasks."""
         return [c for c in self.callers.values() if c.request.work_class is not WorkClass.ROTATION]
 
     # ------------------------------------------------------------------ sleep, checks and background tasks
@@ -497,12 +496,12 @@ class World:
 
     @staticmethod
     def _reading(model: Model, engine: SimEngine) -> m.ModelReading:
-        """What a look shows of an engine."""
+        """The reading of an engine."""
         asleep = engine.power is Power.ASLEEP if model.sleep_ms is not None else None
         return m.ModelReading(engine.attempt, engine.power is not Power.DEAD, dict(engine.held), asleep)
 
-    def _nod_off(self) -> None:
-        """Engines that nobody tells fall asleep when they had nothing to do for their time."""
+    def _fall_asleep(self) -> None:
+        """Puts engines that sleep by themselves to sleep after their idle time."""
         for name, engine in self.engines.items():
             model = self.declared[name]
             is_at_work = engine.jobs or engine.lingering or engine.frozen_at is not None
@@ -511,7 +510,7 @@ class World:
                 engine.sleep()
 
     def _check(self, action: m.Check) -> None:
-        """Asks the engine; one that is gone, and some others, say nothing."""
+        """Asks the engine; a dead engine, and some others, do not answer."""
         if self.engines[action.model].frozen_at is not None:
             self.at(
                 self.now + PATIENCE_MS,
@@ -529,7 +528,7 @@ class World:
         self.at(self.now + self.random.uniform(20, 1_000), answer)
 
     def _run_task(self, action: m.RunTask) -> None:
-        """Asks the model, and tells the core what came of it."""
+        """Sends the request, and tells the core its result."""
         began = self.now
 
         def ended(caller: Caller) -> None:
