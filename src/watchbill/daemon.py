@@ -1,7 +1,7 @@
-"""The daemon: everything put together by hand, in one readable place.
+"""The daemon: all parts composed by hand, in one readable place.
 
-    lock the root -> reap what a dead daemon left -> read the config -> start the driver -> open the door
-    close the door -> let running answers end -> stop the engines -> let go of the root
+    lock the root -> reap processes of a dead daemon -> read the config -> start the driver -> open the server
+    close the server -> let running answers end -> stop the engines -> release the root
 
 SIGTERM and Ctrl-C drain and end within DRAIN_MS and a little; a second one ends at once. SIGHUP and a changed config
 file reload it.
@@ -52,7 +52,7 @@ from watchbill.sizes import Sizes
 __all__ = ["Options", "Screen", "run"]
 
 _ACCESS = logging.getLogger("watchbill.access")
-#: Python's own are (700, 10, 10): a pass over the young objects every few requests.
+#: Python's own thresholds are (700, 10, 10): a pass over the young objects every few requests.
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 _LOG = logging.getLogger("watchbill.daemon")
 PORT_MAX = 65_535
@@ -60,7 +60,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class Options(Protocol):
-    """What `up` was asked for. None means: as the config says."""
+    """The options of `up`. None means: as in the config."""
 
     @property
     def config(self) -> Path | None: ...
@@ -77,18 +77,18 @@ class Options(Protocol):
 
 
 class Screen(Protocol):
-    """How the daemon speaks to the person who started it."""
+    """The daemon's output to the person who started it."""
 
     def pulling(self, text: str) -> "contextlib.AbstractContextManager[Progress]":
         """A bar for a download."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something is wrong, and Watchbill goes on."""
+        """Prints a warning; Watchbill goes on."""
         ...
 
     def ready(self, url: str, model: str, *, newcomer: bool) -> None:
-        """The last words of the start."""
+        """Prints that the start is complete."""
         ...
 
 
@@ -137,8 +137,10 @@ def _with_address(catalog: Catalog, options: Options) -> Catalog:
 
 
 def _allow_descriptors(connections: int) -> int:
-    """Asks the system for as many open files as so many connections need, each perhaps with one to an engine. Says
-    how many connections there is room for."""
+    """Raises the limit of open files for these connections, each perhaps with one to an engine.
+
+    Returns how many connections there is room for.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections + DESCRIPTORS_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -150,7 +152,7 @@ def _allow_descriptors(connections: int) -> int:
 
 
 def _fetch_embedded(root: Root, screen: Screen) -> None:
-    """Without a config there is one small model, and it is fetched on first use."""
+    """Fetches the embedded model on first use, where there is no config."""
     if (root.models / SMOLLM2_FILE).exists():
         return
     with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
@@ -158,7 +160,7 @@ def _fetch_embedded(root: Root, screen: Screen) -> None:
 
 
 def _event_loop() -> "asyncio.Runner":
-    """uvloop where it is installed; asyncio's own loop does the same, slower."""
+    """uvloop where it is installed; otherwise asyncio's own loop, which is slower."""
     try:
         import uvloop
     except ImportError:
@@ -171,7 +173,7 @@ def _event_loop() -> "asyncio.Runner":
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What stays the same while the daemon runs."""
+    """Values that stay the same while the daemon runs."""
 
     root: Root
     lock: RootLock
@@ -247,9 +249,9 @@ def _make_driver(
 
 
 def _probes(ram: RamProbe, catalog: Catalog, screen: Screen) -> list[PatientProbe]:
-    """RAM always; GPUs where the config names one and the machine, or a test's file, can tell about it.
+    """RAM always; GPUs where the config names one and the machine, or a test's file, can report about it.
 
-    Without its driver a card is as good as absent, and the models elsewhere are served all the same.
+    A card without its driver counts as absent, and models elsewhere are served.
     """
     probes: list[Probe] = [ram]
     if any(name.startswith("gpu:") for name in catalog.devices):
@@ -257,38 +259,40 @@ def _probes(ram: RamProbe, catalog: Catalog, screen: Screen) -> list[PatientProb
         if cards is not None:
             probes.append(cards)
         else:
-            screen.warn(f"no card can be read, so nothing is loaded on one until the next start: {why}")
+            screen.warn(f"no card can be read, so no model is loaded on a card until the next start: {why}")
     return [PatientProbe(probe) for probe in probes]
 
 
 def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
-    """A bad model file does not stop the others. Raises ConfigError when nothing is left."""
+    """Warns about each bad model file; the other models are served. Raises ConfigError when none is left."""
     failures = _failures(driver)
     for failure in failures.values():
         setting.screen.warn(failure)
     if len(failures) == len(driver.catalog.models):
         named = [] if setting.file is None else [str(setting.file)]
         check = setting.root.command("config", "check", *named)
-        raise ConfigError(f"there is no model that can be loaded; see: {check}")
+        raise ConfigError(f"no model can be loaded; see: {check}")
 
 
 def _failures(driver: Driver) -> dict[str, str]:
-    """Model -> the sentence that says why it cannot be loaded."""
+    """Model -> the sentence with the reason why it cannot be loaded."""
     models = cast("dict[str, dict[str, object]]", driver.status()["models"])
     failed = {name: model["reason"] for name, model in models.items() if model["state"] == "failed"}
     return {name: f"model {name} cannot be loaded: {reason}" for name, reason in failed.items()}
 
 
 def _relieve_collector() -> None:
-    """What was built by now stays for good: the collector of cycles need not look at it again, and seldom at the
-    rest, of which nearly nothing is a cycle."""
+    """Exempts the objects of the start from garbage collection, and makes collections rare.
+
+    These objects stay, and almost none of the later ones is part of a cycle.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
-    access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # its lines cost time to write
+    access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # writing its lines costs time
     gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics.render)
     try:
         serving = await serve(gateway, server.host, server.port)
@@ -310,7 +314,7 @@ async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serv
 
 
 async def _open_for_ollama(serving: Serving, host: str, port: int) -> None:
-    """Listens where apps look for Ollama, too."""
+    """Also listens on the port where apps look for Ollama."""
     try:
         await serving.listen_also(host, port)
     except OSError as error:
@@ -324,7 +328,7 @@ async def _open_for_ollama(serving: Serving, host: str, port: int) -> None:
 
 
 class _Stopping:
-    """Whether the daemon was told to end, and whether it was told again."""
+    """Whether the daemon was told to stop, and whether it was told again."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -332,7 +336,7 @@ class _Stopping:
         self.exit_code = 0
 
     def hear(self, exit_code: int) -> None:
-        """One signal that ends the daemon, and the exit code that it asks for."""
+        """Takes one signal that stops the daemon, with the exit code for it."""
         if self.asked.is_set():
             self._again.set()
         else:
@@ -340,7 +344,7 @@ class _Stopping:
             self.asked.set()
 
     async def unless_again(self, act: Coroutine[None, None, None]) -> None:
-        """Lets something end by itself, or ends it when it is asked a second time."""
+        """Lets something end by itself, or ends it at the second signal."""
         acting, again = asyncio.ensure_future(act), asyncio.ensure_future(self._again.wait())
         await asyncio.wait([acting, again], return_when=asyncio.FIRST_COMPLETED)
         for task in (acting, again):
@@ -353,18 +357,18 @@ _NONE_CAPTURED = {"stored": 0, "waiting": 0, "dropped": 0}
 
 @dataclass(frozen=True, slots=True)
 class _Spools:
-    """What drains spools and what fills them."""
+    """The drains and captures of all spools."""
 
     drains: Drains
     captures: SpoolCapture
 
     def reconfigure(self, spools: Mapping[str, SpoolRules]) -> list[str]:
-        """Takes new tables over; says what changed. Blocks."""
+        """Takes over new tables; returns the changes as sentences. Blocks."""
         self.captures.reconfigure(spools)
         return self.drains.reconfigure(spools)
 
     def view(self) -> dict[str, object]:
-        """What `status` says of each spool."""
+        """The part of `status` about each spool."""
         captured = self.captures.view()
         return {
             name: told
@@ -373,15 +377,15 @@ class _Spools:
         }
 
     def close(self) -> list[str]:
-        """Ends both. Blocks. Says what was captured and could not be stored."""
-        lost = self.captures.close()  # first: what was captured last may still go through the drains
+        """Ends both. Blocks. Returns a text for each spool that lost captured events."""
+        lost = self.captures.close()  # first: the last captured events may still go through the drains
         self.drains.close()
         return lost
 
 
 @dataclass(frozen=True, slots=True)
 class _Reloaded:
-    """All that takes a changed config over."""
+    """All parts that take over a changed config."""
 
     driver: Driver
     spools: "_Spools"
@@ -389,19 +393,19 @@ class _Reloaded:
 
 
 class _Reloading:
-    """Takes a changed config over while the daemon runs, or refuses it whole."""
+    """Takes over a changed config while the daemon runs, or refuses it as a whole."""
 
     def __init__(self, parts: _Reloaded, setting: _Setting, asked: asyncio.Event) -> None:
         self._parts, self._asked = parts, asked
         self._options, self._screen, self._withheld = setting.options, setting.screen, setting.withheld
         self._notifier = setting.notifier
-        # The file of the start, not whichever is found now: without it that would be the embedded default.
+        # The file of the start, not the one that would be found now: without it that would be the embedded default.
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Watches the file from now on."""
+        """Starts watching the file."""
         if self._file is None:
             return
         self._seen = await self._stamp(self._file)
@@ -412,7 +416,7 @@ class _Reloading:
         try:
             return await asyncio.to_thread(file.stamp)
         except OSError:
-            return None  # an editor replaces it just now, its folder is away for a while, or its mount hangs
+            return None  # an editor is replacing it, its folder is missing for a while, or its mount hangs
 
     async def _watch(self, file: config.ConfigFile) -> None:
         while True:
@@ -427,7 +431,7 @@ class _Reloading:
                 await self._try()
 
     async def _try(self) -> None:
-        """Reloads; whatever goes wrong, the next change is looked for again."""
+        """Reloads the config. After a failure the next change is still noticed."""
         self._notifier.reloading()
         try:
             await self.reload()
@@ -448,7 +452,7 @@ class _Reloading:
         loaded = await asyncio.to_thread(
             config.read, file.path, root=self._options.root, source=lambda _: file.read()
         )
-        if not loaded.catalog.models:  # an editor that has not written yet, rather than a wish
+        if not loaded.catalog.models:  # more likely an editor that has not written yet than an empty config
             raise ConfigError(problems=[loaded.problem(("models",), "there is no model")])
         catalog = _with_address(loaded.catalog, self._options)
         self._withheld.key_variables = catalog.server.key_variables
@@ -464,7 +468,7 @@ class _Reloading:
         return changes
 
     async def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -1,12 +1,12 @@
 """Every error Watchbill raises on purpose, in one tree.
 
     WatchbillError
-    ├── OursError                    we, or the operator's files, are wrong
+    ├── OursError                    Watchbill, or the operator's files, are wrong
     │   ├── ConfigError              the config file, its values or its paths
     │   │   └── UnitError            a size or duration that cannot be read
     │   ├── NameRefused              outside text that must not become a path, unit or header
     │   ├── RootInUse                another daemon owns this root
-    │   └── IllegalTransition        a bug: the core was told something that cannot happen
+    │   └── IllegalTransition        a bug: the core got an event that cannot happen
     └── TheirsError                  a client, an engine or a disk failed; carries `code` and `status`
         ├── RequestError             400  invalid_request
         ├── ModelNotFound            404  model_not_found
@@ -63,15 +63,15 @@ class OursError(WatchbillError):
     def __init__(self, message: str = "", *, hint: str = "") -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.what = message
-        self.hint = hint  # what to do; empty when the message says it
+        self.hint = hint  # what to do; empty when the message already says it
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong in a file that the operator wrote: where, what, and what to do about it."""
+    """One problem in a file of the operator: where, what, and what to do about it."""
 
     file: str
-    line: int | None  # None where it cannot be told
-    key: str  # as in TOML: models.a.memory; empty when the file as a whole is meant
+    line: int | None  # None where it is unknown
+    key: str  # as in TOML: models.a.memory; empty for the file as a whole
     text: str
     hint: str = ""
 
@@ -102,7 +102,7 @@ class RootInUse(OursError):
 
 
 class IllegalTransition(OursError):
-    """The core was told something that cannot happen; this is a bug in Watchbill."""
+    """The core got an event that cannot happen; this is a bug in Watchbill."""
 
 
 class TheirsError(WatchbillError):
@@ -124,7 +124,7 @@ class RequestError(TheirsError):
 
 
 class ModelNotFound(TheirsError):
-    """No such model; GET /v1/models lists those there are."""
+    """No such model; GET /v1/models lists the available ones."""
 
     code = "model_not_found"
     status = 404

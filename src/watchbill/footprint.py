@@ -5,9 +5,9 @@
     compute    the activations of one batch, the attention mask, the logits of each slot
     overhead   in RAM the process itself, the tokenizer's tables, the prompt cache; on a card what CUDA takes there
 
-A prediction that is too low breaks the budget; one that is too high merely wastes some of it. So every term is an
-upper bound, calibrated on the real engine (`docs/memory.md` has the table): never below what was measured, at most
-a quarter and 64 MiB above. After the first load the measured figure takes its place.
+A prediction that is too low breaks the budget; one that is too high only wastes some of it. So every term is an upper
+bound, calibrated on the real engine (`docs/memory.md` has the table): never below the measurement, at most a quarter
+and 64 MiB above. After the first load the measured figure replaces it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from watchbill.units import Bytes
 __all__ = ["Header", "Prediction", "predict", "predict_model", "usable_context"]
 
 MIB = 2**20
-#: Tokens that llama.cpp processes in one go (its n_ubatch).
+#: Tokens that llama.cpp processes at once (its n_ubatch).
 BATCH_TOKENS = 512
 #: Contexts are rounded up to this many tokens per slot.
 CONTEXT_STEP_TOKENS = 256
@@ -33,23 +33,23 @@ VOCABULARY_BYTES_PER_ENTRY = 240
 SAMPLER_BYTES_PER_TOKEN = 24
 #: Embedding-sized activations that live at the same time.
 LIVE_EMBEDDINGS = 10
-#: llama.cpp keeps snapshots of a state that cannot be rewound: one per so many tokens, and two at the least.
+#: llama.cpp keeps snapshots of a state that cannot be rewound: one per this many tokens, and two at the least.
 SNAPSHOT_TOKENS = 8192
 #: Architectures whose attention cannot be fused: all scores of a batch exist at once.
 UNFUSED = frozenset({"t5", "t5encoder", "grok"})
-#: Arguments of llama.cpp by which a model takes more context than it was trained on.
+#: Arguments of llama.cpp that give a model more context than it was trained on.
 _STRETCHING = ("--rope", "--yarn", "--override-kv")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a model file says about itself."""
+    """The facts in the header of a model file."""
 
     architecture: str
     name: str
     n_layer: int
     n_embd: int
-    n_ff: int  # the widest layer, all experts that are used at once together
+    n_ff: int  # the widest layer, including all experts that are used at once
     heads: int
     kv_heads: tuple[int, ...]  # per layer; 0 where a layer has no attention
     key_length: int
@@ -63,9 +63,9 @@ class Header:
     file_bytes: Bytes
     tensor_bytes: Bytes
     parameters: int
-    knows_tools: bool  # its chat template has a place for them
+    knows_tools: bool  # its chat template supports them
     pooling: int | None
-    is_encoder: bool  # sees its whole input at once; has no cache
+    is_encoder: bool  # reads its whole input at once; has no cache
     is_embedding: bool
     sliding_window: int
     recurrent_bytes: Bytes  # state per slot; 0 for plain attention
@@ -75,7 +75,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model will need on the device that holds it."""
+    """The memory that a model will need on the device that holds it."""
 
     weights: Bytes
     kv_cache: Bytes
@@ -84,7 +84,7 @@ class Prediction:
 
     @property
     def total(self) -> Bytes:
-        """All of it: what the ledger reserves before the load."""
+        """The sum: the ledger reserves it before the load."""
         return Bytes(self.weights + self.kv_cache + self.compute + self.overhead)
 
 
@@ -101,15 +101,15 @@ def predict(
 ) -> Prediction:
     """The memory of `slots` slots of `context` tokens each; 0 tokens mean the model's own context.
 
-    Mapped weights count in full: pages that are not resident now must be when the model answers. A text to
-    embed goes through in one piece, so the batch of an embedding model is its context. On cards the process and the
-    prompt cache take nothing: they stay in RAM.
+    Mapped weights count in full: pages that are not resident now must be when the model answers. A text to embed is
+    processed in one piece, so the batch of an embedding model is its context. On cards the process and the prompt cache
+    take nothing: they stay in RAM.
     """
     tokens = _round_up(context or header.context_length, CONTEXT_STEP_TOKENS)
     whole = embedding or header.is_embedding
     batch = tokens if whole else min(tokens * slots, BATCH_TOKENS)
     slot = _slot_bytes(header, tokens, kv_type_bytes)
-    # The prompt cache takes a whole slot's state in before it drops the oldest one to get below its bound.
+    # The prompt cache accepts a whole slot's state before it drops the oldest one to get below its bound.
     cached = prompt_cache + slot if prompt_cache else 0
     return Prediction(
         weights=header.tensor_bytes,
@@ -122,16 +122,18 @@ def predict(
 
 
 def usable_context(model: Model, header: Header) -> int:
-    """Tokens of context for each request: never more than the model was trained on. llama.cpp's server caps every slot
-    there, so more would be promised and paid for, and then refused. Arguments that stretch a model are the operator's
-    own responsibility."""
+    """Tokens of context for each request: never more than the model was trained on.
+
+    llama.cpp's server caps every slot there, so a larger context would be promised and paid for, and then refused.
+    Arguments that stretch a model are the operator's own responsibility.
+    """
     if not header.context_length or any(word.startswith(_STRETCHING) for word in model.arguments):
         return model.context
     return min(model.context, header.context_length)
 
 
 def predict_model(model: Model, header: Header) -> Prediction:
-    """What a model of the config will need, on all its devices together."""
+    """The memory that a model of the config will need, on all its devices together."""
     return predict(
         header,
         context=usable_context(model, header),
@@ -144,7 +146,7 @@ def predict_model(model: Model, header: Header) -> Prediction:
 
 
 def _slot_bytes(header: Header, tokens: int, kv_type_bytes: float) -> int:
-    """Layers with a sliding window count as full ones: what they spare is what their snapshots take."""
+    """Layers with a sliding window count as full ones: their snapshots take what they save."""
     if header.is_encoder:
         return 0
     per_token = sum(header.kv_heads) * (header.key_length + header.value_length) * kv_type_bytes
@@ -164,15 +166,18 @@ def _compute_bytes(header: Header, tokens: int, slots: int, batch: int) -> int:
 
 
 def _vector_bytes(header: Header, batch: int) -> int:
-    """What embedding adds. A decoder that embeds computes the logits of every token, too, and keeps a copy:
-    1.1 GiB for 1,024 tokens of a vocabulary of 150,000 were measured."""
+    """The memory that embedding adds.
+
+    A decoder that embeds also computes the logits of every token, and keeps a copy: 1.1 GiB for 1,024 tokens of a
+    vocabulary of 150,000 were measured.
+    """
     logits = 0 if header.is_encoder else 2 * 4 * batch * header.vocabulary
     return logits + 2 * 4 * batch * header.n_embd
 
 
 def _overhead_bytes(header: Header, *, mmap: bool) -> int:
     tables = VOCABULARY_BYTES_PER_ENTRY * (header.vocabulary + header.merges)
-    # The file's head is mapped with the weights, and read in otherwise.
+    # The file's header is mapped with the weights, or read otherwise.
     head = max(0, header.file_bytes - header.tensor_bytes) if mmap else 0
     return PROCESS_BYTES + tables + head
 

@@ -1,12 +1,12 @@
-"""GGUF model files: what their header says.
+"""GGUF model files: the contents of their header.
 
-Reads the header only, never the weights, and believes nothing in it: counts, lengths and dimensions are bounded,
-every tensor must lie inside the file, and what does not fit raises GgufError with the offset at which reading
-failed. So a truncated download is found before an engine is started for it. Versions 2 and 3, little-endian.
+It reads the header only, never the weights, and trusts nothing in it: counts, lengths and dimensions are bounded, and
+every tensor must lie inside the file. A violation raises GgufError with the offset at which reading failed. So a
+truncated download is found before an engine is started for it. Versions 2 and 3, little-endian.
 
     magic "GGUF" · version u32 · tensor count u64 · key count u64 · keys · tensor infos · padding · weights
 
-What a model needs in memory is worked out from the header by `predict`, in `footprint`.
+`footprint.predict` computes the memory of a model from its header.
 """
 
 import os
@@ -38,10 +38,10 @@ from watchbill.units import Bytes
 __all__ = ["GgufError", "Header", "Prediction", "predict", "read_header"]
 
 MAGIC = b"GGUF"
-#: No figure of a real model comes near it; keeps products of corrupt ones printable.
+#: No figure of a real model comes near it; it keeps products of corrupt figures printable.
 MOST = 2**40
 VERSIONS = (2, 3)
-#: Value types by number: how one is packed. 8 is a text, 9 an array.
+#: Value types by number, with their packing. 8 is a text, 9 an array.
 NUMBERS = {
     0: "<B",
     1: "<b",
@@ -74,7 +74,7 @@ Value = int | float | str | tuple[int | float, ...]
 
 
 def _as_int(value: Value | None) -> int:
-    """A key's value as a count; 0 for what is missing or no number."""
+    """A key's value as a count; 0 for a missing value or one that is no number."""
     if isinstance(value, tuple):
         return max((_as_int(entry) for entry in value), default=0)
     return min(max(0, int(value)), MOST) if isinstance(value, int | float) and isfinite(value) else 0
@@ -93,7 +93,7 @@ class GgufError(ModelFailed):
 def read_header(path: Path) -> Header:
     """Reads the header of a model file, and of its other parts when it is split into several.
 
-    Raises GgufError when the file is missing, not a regular file, truncated, or makes no sense.
+    Raises GgufError when the file is missing, not a regular file, truncated, or invalid.
     """
     first = _read_part(path)
     shards = _as_int(first.values.get("split.count"))
@@ -110,7 +110,7 @@ def read_header(path: Path) -> Header:
 def _shards_of(path: Path, count: int) -> list[Path]:
     match = _SHARD.fullmatch(path.name)
     if match is None or count > GGUF_SHARDS_MAX or int(match[3]) != count:
-        raise GgufError(path, f"it says to be one of {count} parts, but its name does not", 0)
+        raise GgufError(path, f"it claims to be one of {count} parts, but its name does not", 0)
     return [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
@@ -136,9 +136,9 @@ class _Tensor:
 
 def _read_part(path: Path) -> _Part:
     try:
-        # Non-blocking: opening a named pipe that nobody writes to would wait for ever.
+        # Non-blocking: opening a named pipe without a writer would wait without end.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as failure:  # whatever the reason, the model cannot be used, and the reason is in the text
+    except OSError as failure:  # any errno: the model cannot be used, and the text has the reason
         raise GgufError(path, f"cannot be opened: {failure.strerror}", 0) from failure
     try:
         facts = os.fstat(fd)
@@ -150,7 +150,7 @@ def _read_part(path: Path) -> _Part:
 
 
 class _Reader:
-    """Walks through one header. `_at` is the offset in the file of what is read next."""
+    """Reads one header from front to back. `_at` is the offset in the file of the next byte."""
 
     def __init__(self, path: Path, fd: int, size: int) -> None:
         self._path, self._fd, self._size = path, fd, size
@@ -200,11 +200,11 @@ class _Reader:
             raw = self._take(count * calcsize(packed))
             if count <= GGUF_NUMBERS_MAX:
                 self._values[key] = unpack_from(f"<{count}{packed[1]}", raw)
-        else:  # arrays of arrays are legal, but no model has them, and nesting is how parsers are blown up
+        else:  # arrays of arrays are legal, but no model has them, and nesting is a way to crash parsers
             raise self._error(f"array {key[:80]!r} holds values of the unknown type {kind}")
 
     def _skip_texts(self, count: int) -> None:
-        """Passes over a vocabulary: half a million texts, so nothing but the lengths is touched."""
+        """Skips a vocabulary: half a million texts, so only the lengths are read."""
         at, unpack = self._at, _U64.unpack_from
         for _ in range(count):
             if at + 8 > len(self._buffer):
@@ -229,7 +229,7 @@ class _Reader:
         return _Tensor(values, kind, offset, shape[0] if shape else 1)
 
     def _check_extents(self, infos: list[_Tensor]) -> int:
-        """The bytes of all tensors. Raises when one of them lies outside the file: a download cut short."""
+        """The bytes of all tensors. Raises when one of them lies outside the file: an incomplete download."""
         alignment = _as_int(self._values.get("general.alignment", ALIGNMENT_BYTES))
         if not 0 < alignment <= GGUF_ALIGNMENT_BYTES_MAX or alignment & (alignment - 1):
             raise self._error(f"the alignment {alignment} is not a power of two")
@@ -246,7 +246,8 @@ class _Reader:
         return total
 
     def _bytes_of(self, info: _Tensor, after: Mapping[int, int]) -> int:
-        if info.kind not in TENSOR_BLOCKS:  # younger than we are: it reaches at most to its neighbour
+        # A type newer than this table: it reaches at most to its neighbour.
+        if info.kind not in TENSOR_BLOCKS:
             return max(0, after.get(info.offset, info.offset) - info.offset)
         per_block, size = TENSOR_BLOCKS[info.kind]
         if info.row % per_block:
@@ -282,9 +283,9 @@ class _Reader:
         return taken
 
     def _fill(self, end: int) -> None:
-        """Reads on until the header is in the buffer up to `end`."""
+        """Reads until the header is in the buffer up to `end`."""
         if end > self._size:
-            raise self._error(f"truncated: the header goes on behind its {self._size} bytes")
+            raise self._error(f"truncated: the header continues beyond its {self._size} bytes")
         if end > GGUF_HEADER_BYTES_MAX:
             raise self._error(f"the header is longer than {GGUF_HEADER_BYTES_MAX} bytes")
         while len(self._buffer) < end:
@@ -298,9 +299,9 @@ class _Reader:
         return GgufError(self._path, what, self._at if offset is None else offset)
 
 
-# ------------------------------------------------------------------ what the keys mean
+# ------------------------------------------------------------------ the meaning of the keys
 
-#: Architectures that read their whole input at once, for files that do not say so.
+#: Architectures that read their whole input at once, for files that do not contain this fact.
 ENCODERS = (
     "bert",
     "nomic-bert",
@@ -386,7 +387,7 @@ class _Keys:
         return max(self.most("feed_forward_length"), used)
 
     def recurrent_state(self, n_embd: int) -> int:
-        """Numbers per layer and slot that a recurrent layer carries on; every layer is taken for one."""
+        """Numbers per layer and slot that a recurrent layer keeps; every layer is counted as one."""
         inner, state, groups = (
             self.most("ssm.inner_size"),
             self.most("ssm.state_size"),

@@ -1,9 +1,9 @@
 """The journal: every decision with its reason, for people (Markdown) and for scripts (JSON lines).
 
-`write` never waits: a line goes into a bounded buffer, and one thread carries it to the disk and syncs each second.
-An emergency eviction must not hang because a disk does. While the disk refuses (full, read-only, broken) lines wait
-in the buffer and are tried again; beyond its bound the oldest are dropped and counted. After a failed sync the
-descriptor is never synced again: it is closed and the file opened anew.
+`write` never waits: a line goes into a bounded buffer, and one thread writes it to the disk and syncs each second. An
+emergency eviction must not hang because a disk does. While the disk refuses (full, read-only, broken) lines wait in the
+buffer and are tried again; beyond its bound the oldest are dropped and counted. After a failed sync the descriptor is
+never synced again: it is closed and the file is opened again.
 
 Nothing a client or a model wrote can break a line or forge one: control characters are spelled out, and in the
 Markdown file everything that could end a cell, open a link or start a tag is escaped.
@@ -46,7 +46,7 @@ MARKDOWN_HEAD = (
     b"| time | event | model | device | reason | took | size | request |\n"
     b"|---|---|---|---|---|---|---|---|\n"
 )
-#: What Markdown gives a meaning to inside a table cell. Emphasis is left alone: it hides nothing.
+#: Characters with a meaning inside a Markdown table cell. Emphasis is left alone: it hides nothing.
 _MEANINGFUL = str.maketrans(
     {"\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;"}
 )
@@ -54,7 +54,7 @@ _LOG = logging.getLogger("watchbill.journal")
 
 
 class Journal:
-    """The two files and whoever listens. `write`, `listen` and `close` belong to the event loop's thread."""
+    """The two files and their listeners. Call `write`, `listen` and `close` on the event loop's thread."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class Journal:
     ) -> None:
         self._clock = clock
         self._sync_s = sync_ms / 1000
-        self._wake = threading.Condition()  # guards what waits in both files
+        self._wake = threading.Condition()  # guards the waiting lines of both files
         file = partial(_File, bytes_max=file_bytes_max, warn=warn, lock=self._wake)
         self._files = (
             file(root / rules.markdown, markdown_line, MARKDOWN_HEAD),
             file(root / rules.events, json_line, b""),
         )
         self._listeners: list[Listener] = []
-        #: Listeners that were let go because they did not keep up.
+        #: Listeners that were dropped because they did not keep up.
         self.listeners_dropped = 0
         self._closing = False
-        self._syncing = False  # somebody waits in flush
+        self._syncing = False  # a caller waits in flush
         self._thread = threading.Thread(target=self._carry, name="watchbill-journal", daemon=True)
         self._thread.start()
 
@@ -114,14 +114,14 @@ class Journal:
         return sum(file.failures for file in self._files)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything written so far is on the disk. Blocks: for tests and for the end."""
+        """Waits until everything written so far is on the disk. Blocks: for tests and for the shutdown."""
         with self._wake:
             self._syncing = True
             self._wake.notify_all()
             return self._wake.wait_for(lambda: not any(file.is_behind for file in self._files), timeout_s)
 
     def close(self) -> None:
-        """Brings the last lines to the disk, for at most JOURNAL_CLOSE_MS, and ends all listeners."""
+        """Writes the last lines to the disk, for at most JOURNAL_CLOSE_MS, and ends all listeners."""
         for listener in self._listeners:
             listener.close()
         with self._wake:
@@ -132,7 +132,7 @@ class Journal:
     # -------------------------------------------------------------- the thread
 
     def _carry(self) -> None:
-        """Writes as lines come, syncs once per period; a refused line is tried again in the next one."""
+        """Writes lines as they come and syncs once per period; a refused line is tried again in the next one."""
         next_sync = time.monotonic() + self._sync_s
         while True:
             with self._wake:
@@ -187,7 +187,7 @@ class _File:
 
     @property
     def is_ready(self) -> bool:
-        """Whether writing now makes sense: a disk that refuses is asked again once per period only."""
+        """Whether writing now makes sense: a disk that refuses is tried again once per period only."""
         return bool(self._waiting) and not self._refusing
 
     def take(self, line: Line) -> None:
@@ -197,7 +197,7 @@ class _File:
         self._waiting.append(line)
 
     def write_down(self, *, retry: bool) -> None:
-        """Writes what waits. On a refusal the rest stays, and one warning is given per series of refusals."""
+        """Writes the waiting lines. On a refusal the rest stays, and one warning is given per series of refusals."""
         if not self._waiting or (self._refusing and not retry):
             return
         try:
@@ -221,8 +221,8 @@ class _File:
             os.fdatasync(self._fd)
             self._unsynced = False
         except OSError as refusal:
-            # The kernel may have dropped the pages and would report success the next time: give the descriptor
-            # up. What was written since the last sync may be lost; that is what the journal promises.
+            # The kernel may have dropped the pages and would report success the next time: close the descriptor. Lines
+            # since the last sync may be lost; that is what the journal promises.
             self._unsynced = False
             self._refuse(refusal)
 
@@ -240,7 +240,7 @@ class _File:
             while written < len(data):
                 written += os.write(fd, data[written:])
         except OSError:
-            if written:  # a full disk cut the line: take the piece back so that the next try is whole
+            if written:  # a full disk cut the line: remove the piece so that the next try is whole
                 os.ftruncate(fd, self._size)
             raise
         self._size += written
@@ -257,7 +257,7 @@ class _File:
         return fd
 
     def _rotate(self) -> None:
-        """NAME becomes NAME.1, NAME.1 becomes NAME.2; the oldest falls off the end."""
+        """Renames NAME to NAME.1 and NAME.1 to NAME.2; the oldest is deleted."""
         self.sync()
         self.close()
         names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, JOURNAL_FILES_KEPT + 1))]
@@ -278,7 +278,7 @@ class _File:
 
 
 def json_line(line: Line) -> bytes:
-    """One line of `events.jsonl`. Pure ASCII: no reader splits it at a strange line separator."""
+    """One line of `events.jsonl`. Pure ASCII: no reader splits it at an unusual line separator."""
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 

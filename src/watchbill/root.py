@@ -1,12 +1,12 @@
-"""The state root: the one folder under which a Watchbill keeps everything it remembers.
+"""The state root: the one folder under which a Watchbill keeps all its state.
 
-Owns where the root is, its folders, the VERSION file that says how they are laid out, and `run/daemon.json`, by
-which the command line finds the daemon. Promises that the root is made readable by its owner only, and that a root
-written by a newer Watchbill is refused instead of misread. Never takes the daemon's lock and never starts or
-signals a process; it only tells whether the one that is written down still lives.
+It owns the location of the root, its folders, the VERSION file with the number of their layout, and `run/daemon.json`,
+by which the command line finds the daemon. It promises that only its owner can read the root, and that a root written
+by a newer Watchbill is refused instead of misread. It never takes the daemon's lock and never starts or signals a
+process; it only checks whether the recorded one still lives.
 
     ROOT/VERSION            the layout's number
-    ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon, and which folder its root is
+    ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon, and the identity of its folder
     ROOT/run/daemon.lock    held by the daemon for as long as it lives
     ROOT/logs/              the daemon's log, and one file per engine
     ROOT/models/            model files that `pull` fetched
@@ -37,10 +37,10 @@ __all__ = [
 #: The layout this Watchbill reads and writes. Raise it with a step in MIGRATIONS.
 LAYOUT_VERSION = 1
 
-#: From a layout's number to the step that makes the next one of it. 0 is a root without a VERSION file.
+#: From a layout's number to the step that turns it into the next one. 0 is a root without a VERSION file.
 MIGRATIONS: Mapping[int, Callable[["Root"], None]] = {0: lambda _: None}
 
-#: What an operator can mend; anything else is a surprise and stays a traceback.
+#: Errors that an operator can fix; any other one is unexpected and stays a traceback.
 _OPERATORS_ERRNO = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT,
      errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
@@ -48,14 +48,14 @@ _OPERATORS_ERRNO = frozenset(
 
 
 class DaemonRecord(NamedTuple):
-    """What the daemon wrote down about itself. A pid alone proves nothing: pids are used again."""
+    """The daemon's record of itself. A pid alone proves nothing: pids are reused."""
 
     pid: int
     start_time: int
     boot_id: str
     url: str
     version: str
-    folder: str = ""  # the folder that is its root, wherever it is moved; empty in records of older versions
+    folder: str = ""  # identity of its root folder, also after a move; empty in records of older versions
 
     def is_alive(self) -> bool:
         """Whether this very process still runs: same boot, same pid, same start time."""
@@ -72,7 +72,7 @@ class Root:
 
     @property
     def run(self) -> Path:
-        """Files that mean something only while the daemon lives."""
+        """Files that are valid only while the daemon lives."""
         return self.path / "run"
 
     @property
@@ -92,7 +92,7 @@ class Root:
 
     @property
     def daemon_file(self) -> Path:
-        """Where the daemon writes its record."""
+        """The file of the daemon's record."""
         return self.run / "daemon.json"
 
     @property
@@ -106,7 +106,7 @@ class Root:
         return self.path / "VERSION"
 
     def command(self, *words: str) -> str:
-        """A command for a person to paste that means this root: it works as it stands, spaces included."""
+        """A command for a person to paste that names this root: it works unchanged, spaces included."""
         return command_for(self.path, *words)
 
     def create(self) -> None:
@@ -116,7 +116,7 @@ class Root:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 if error.errno in _OPERATORS_ERRNO:
-                    # Only a folder may exist already: what is in the way is something else.
+                    # Only a folder may exist already: something else is in its place.
                     why = "is not a folder" if error.errno == errno.EEXIST else (error.strerror or "").lower()
                     raise ConfigError(
                         f"cannot use {self.path} as root: {folder}: {why}; name another with --root"
@@ -150,7 +150,7 @@ class Root:
         return int(text)
 
     def write_daemon(self, url: str) -> DaemonRecord:
-        """Writes down this process as the daemon that answers at `url`."""
+        """Records this process as the daemon that answers at `url`."""
         pid = os.getpid()
         record = DaemonRecord(pid, start_time(pid) or 0, boot_id(), url, __version__, _identity(self.path))
         replace_file(self.daemon_file, json.dumps(record._asdict()).encode() + b"\n")
@@ -159,7 +159,7 @@ class Root:
     def read_daemon(self) -> DaemonRecord | None:
         """The daemon's record, or None when there is none. Raises ConfigError for a root of another user.
 
-        A record that came with a copy of another root is none: it speaks of that root's daemon.
+        A record that came with a copy of another root does not count: it describes that root's daemon.
         """
         try:
             with self.daemon_file.open("rb") as file:
@@ -194,9 +194,9 @@ def command_for(
     started_as: Sequence[str] = sys.argv,
     environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """How to call Watchbill so that it means this root.
+    """The Watchbill command that uses this root.
 
-    `make up` starts a program that is on nobody's PATH, and a root that was named once must be named again.
+    `make up` starts a program that is not on the PATH, and a root that was named once must be named again.
     """
     import shlex  # only for hints: `status` has no time for it
     import shutil
@@ -237,6 +237,6 @@ def _parse_record(text: bytes) -> DaemonRecord | None:
 
 
 def _identity(folder: Path) -> str:
-    """Which folder it is, by whatever path: a copy is another one, a moved or mounted one is the same."""
+    """The identity of a folder: a copy has another one, a moved or mounted folder has the same."""
     found = folder.stat()
     return f"{found.st_dev}:{found.st_ino}"

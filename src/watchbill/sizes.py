@@ -1,16 +1,16 @@
-"""What was learned about each model: what it occupies, how long it loads, how long it serves.
+"""Sizes: the learned figures of each model: its memory, its load time, its service time.
 
-A prediction is a guess; a measurement belongs to exactly the circumstances under which it was taken. So it is kept
-under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices):
-change one, and Watchbill measures anew instead of trusting a figure that is no longer true.
+A prediction is a guess; a measurement is valid for exactly the circumstances under which it was taken. So it is kept
+under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices). When
+one changes, Watchbill measures again instead of trusting an outdated figure.
 
     memory    95th percentile of the last loads' peaks, per device: what the ledger reserves
-    load      median of the last nine, with the file in the page cache and without it apart: they differ tenfold
-    wake      median of the last nine, for models that sleep, and what they occupied asleep
+    load      median of the last nine, separately with and without the file in the page cache: they differ tenfold
+    wake      median of the last nine, for models that sleep, and their memory asleep
     service   median per request
 
-The file `learned.json` is replaced as a whole (written aside, synced, renamed). A file that cannot be understood is
-set aside and learning starts anew: nothing in it cannot be learned again.
+The file `learned.json` is replaced as a whole (written beside it, synced, renamed). A file that cannot be read is moved
+aside and learning starts again: everything in it can be learned again.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class Facts:
     cache_type: str
     engine: str  # driver and version
     devices: tuple[str, ...]
-    #: A short name for exactly these facts. Made once: it is looked up for every request that is served.
+    #: A short name for exactly these facts. Computed once: it is looked up for every answered request.
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ def facts_of(
     devices: Sequence[str],
     cache_type: str = "f16",
 ) -> Facts:
-    """The facts of a model as it would be loaded now. A source that is no file has neither size nor time."""
+    """The facts of a model if it were loaded now. A source that is no file has neither size nor time."""
     size = mtime = 0
     with suppress(OSError):  # any errno: the engine knows the model by a name that is no file of ours
         found = os.stat(source or "")
@@ -83,7 +83,7 @@ def facts_of(
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is known. None and empty mean: never measured."""
+    """The learned figures. None and empty mean: never measured."""
 
     memory: Mapping[str, Bytes]  # device -> 95th percentile
     load_cached_ms: Millis | None
@@ -92,15 +92,15 @@ class Learned:
     loads: int
     requests: int
     wake_ms: Millis | None = None
-    #: device -> what it was last seen to occupy asleep
+    #: device -> the last reading asleep
     asleep: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class _Entry(msgspec.Struct, omit_defaults=True):
-    """One model under one set of facts, as it lies in the file. Samples are oldest first."""
+    """One model under one set of facts, as stored in the file. Samples are oldest first."""
 
     model: str
-    used: float = 0.0  # seconds of the epoch; the longest unused entry leaves first
+    used: float = 0.0  # seconds of the epoch; the longest unused entry is dropped first
     memory: dict[str, list[int]] = msgspec.field(default_factory=dict[str, list[int]])
     cached: list[int] = msgspec.field(default_factory=list[int])
     cold: list[int] = msgspec.field(default_factory=list[int])
@@ -117,7 +117,7 @@ class _File(msgspec.Struct):
 
 
 class Sizes:
-    """The memory of one state root. Recording is cheap and in memory; `save` brings it to the disk."""
+    """The learned figures of one state root. Recording is cheap and in memory; `save` writes them to the disk."""
 
     def __init__(
         self,
@@ -128,13 +128,13 @@ class Sizes:
     ) -> None:
         self._path = folder / FILE_NAME
         self._clock, self._warn = clock, warn
-        self._lock = threading.Lock()  # one save at a time, whichever thread calls it
+        self._lock = threading.Lock()  # one save at a time, from any thread
         self._changed = False
         self._refused = False
         self._entries = self._read()
 
     def recall(self, facts: Facts) -> Learned | None:
-        """What is known under exactly these facts; None when they were never seen."""
+        """The figures under exactly these facts; None when they were never seen."""
         entry = self._entries.get(facts.key)
         if entry is None:
             return None
@@ -152,7 +152,7 @@ class Sizes:
         )
 
     def record_load(self, facts: Facts, ms: int, memory: Mapping[str, int], *, cached: bool) -> None:
-        """A load that ended well: how long it took and what it occupies now. `memory` may be empty."""
+        """Records a successful load: its time and its memory. `memory` may be empty."""
         entry = self._entry(facts)
         entry.loads += 1
         _keep(entry.cached if cached else entry.cold, ms)
@@ -160,9 +160,9 @@ class Sizes:
             _keep(entry.memory.setdefault(device, []), size)
 
     def record_memory(self, facts: Facts, memory: Mapping[str, int]) -> None:
-        """A later look at a warm model, whose buffers fill with use: each load counts with its largest look.
+        """Records a later reading of a warm model, whose buffers fill with use: each load counts with its largest one.
 
-        Were every look a sample, a quiet evening would push out what the model needs when it works.
+        If every reading were a sample, a quiet evening would displace the figures of a working model.
         """
         entry = self._entry(facts)
         for device, size in memory.items():
@@ -170,15 +170,15 @@ class Sizes:
             seen[-1:] = [max(size, *seen[-1:])] if seen else [size]
 
     def record_wake(self, facts: Facts, ms: int) -> None:
-        """A model woke up."""
+        """Records the time of a waking."""
         _keep(self._entry(facts).wakes, ms)
 
     def record_asleep(self, facts: Facts, memory: Mapping[str, int]) -> None:
-        """A look at a sleeping model: the last one counts, nothing in it grows."""
+        """Records a reading of a sleeping model. The last one counts, because nothing in it grows."""
         self._entry(facts).asleep = dict(memory)
 
     def record_services(self, facts: Facts, taken_ms: Sequence[int]) -> None:
-        """Requests that ran to their end, in this order."""
+        """Records the times of complete answers, in this order."""
         entry = self._entry(facts)
         entry.requests += len(taken_ms)
         _keep(entry.service, *taken_ms)
@@ -186,7 +186,7 @@ class Sizes:
     def save(self) -> None:
         """Writes the file when something changed. May block on the disk: call it in a thread.
 
-        A disk that refuses costs one warning; what was learned stays in memory and is tried again.
+        A disk that refuses costs one warning; the figures stay in memory and are tried again.
         """
         with self._lock:
             if not self._changed:
@@ -195,7 +195,7 @@ class Sizes:
             try:
                 replace_file(self._path, msgspec.json.encode(_File(VERSION, dict(self._entries))))
                 self._refused = False
-            except OSError as refusal:  # every errno means the same: not now
+            except OSError as refusal:  # every errno means the same: try later
                 self._changed = True
                 if not self._refused:
                     self._refused = True
@@ -233,7 +233,7 @@ class Sizes:
     def _set_aside(self, why: str) -> None:
         kept = self._path.with_name(f"{FILE_NAME}.broken")
         self._path.replace(kept)
-        self._warn(f"{self._path}: {why}; kept as {kept.name}, sizes and times are learned anew")
+        self._warn(f"{self._path}: {why}; kept as {kept.name}, sizes and times are learned again")
 
 
 def _keep(samples: list[int], *values: int) -> None:
@@ -242,11 +242,11 @@ def _keep(samples: list[int], *values: int) -> None:
 
 
 def _p95(samples: Sequence[int]) -> int:
-    """The smallest sample that 95 % do not exceed; of fewer than twenty that is the largest."""
+    """The smallest sample that 95 % do not exceed; for fewer than twenty that is the largest."""
     ordered = sorted(samples)
     return ordered[-(-len(ordered) * 95 // 100) - 1]
 
 
 def _median(samples: Sequence[int]) -> Millis | None:
-    """The middle one; of two in the middle the larger, because a load time that is too short misleads more."""
+    """The median; of two in the middle the larger, because a load time that is too short misleads more."""
     return Millis(sorted(samples)[len(samples) // 2]) if samples else None

@@ -42,7 +42,7 @@ def test_cards_that_nobody_can_read_stop_no_model_elsewhere(place: Place) -> Non
     place.config.write_text('[devices."gpu:0"]\n' + scripted("here") + scripted("there").replace(
         'memory = "30MB"', 'memory = { "gpu:0" = "30MB" }'))  # fmt: skip
     daemon = place.up()
-    assert "warning: no card can be read, so nothing is loaded on one" in daemon.stderr
+    assert "warning: no card can be read, so no model is loaded on a card" in daemon.stderr
     assert daemon.chat("here")[0] == 200
     assert daemon.chat("there")[2]["error"]["code"] == "never_fits"
     assert daemon.stop() == 0
@@ -85,7 +85,7 @@ def test_a_daemon_without_a_usable_model_does_not_start(place: Place) -> None:
     place.config.write_text(REAL.format(name="lost", path="lost.gguf"))
     said = refused_start(place)
     assert "lost.gguf: cannot be opened: No such file" in said and "watchbill pull" in said
-    assert said.splitlines()[-1].startswith("watchbill: there is no model that can be loaded")
+    assert said.splitlines()[-1].startswith("watchbill: no model can be loaded")
 
 
 def test_a_port_that_is_taken_is_said(place: Place) -> None:
