@@ -86,7 +86,7 @@ def _stops(place: Path) -> list[float]:
     return sorted(float(line["ms"]) for line in journal(place) if line["event"] == "stopped")
 
 
-# ------------------------------------------------------------------ the real house
+# ------------------------------------------------------------------ the real core
 
 
 def _write_config(place: Path, scenario: Scenario, *, mmap: bool) -> None:

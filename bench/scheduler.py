@@ -90,7 +90,7 @@ SHAPES = {
 }
 
 
-class _House:
+class _InstantCore:
     """A core whose engines load and stop at once."""
 
     def __init__(self, models: int, *, fits: bool) -> None:
@@ -141,15 +141,15 @@ class _House:
 
 
 def _decision_us(models: int, fits: bool) -> tuple[float, float]:
-    open_gateway = _House(models, fits=fits)
+    core = _InstantCore(models, fits=fits)
     for i in range(QUEUED):
-        open_gateway.arrive(open_gateway.names[i % models])
+        core.arrive(core.names[i % models])
     taken: list[int] = []
     for i in range(DECISIONS):
-        open_gateway.now += 7
-        taken.append(open_gateway.arrive(open_gateway.names[i % models]))
-        if open_gateway.running:
-            taken.append(open_gateway.end())
+        core.now += 7
+        taken.append(core.arrive(core.names[i % models]))
+        if core.running:
+            taken.append(core.end())
     return statistics.median(taken) / 1000, sorted(taken)[int(0.99 * len(taken))] / 1000
 
 

@@ -222,7 +222,7 @@ BAD_HEADS = {
 
 @pytest.mark.parametrize("request_bytes", BAD_HEADS.values(), ids=BAD_HEADS)
 async def test_http_that_could_mean_two_things_is_refused(request_bytes: bytes) -> None:
-    """R43: refused, nothing reflected raw, and the house goes on."""
+    """R43: refused, nothing reflected raw, and the gateway goes on."""
     async with open_gateway() as opened:
         answer = await opened.send(request_bytes)
         assert 400 <= answer.status < 500

@@ -1,6 +1,7 @@
 """Traces: written by a daemon, replayed by the simulator."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ class Nobody:
     def ended(self, ticket: Ticket, event: Event, outcome: str, /, *, served: bool) -> None: ...
 
 
-def open_gateway(capacity_gb: float | None = 8) -> Catalog:
+def two_models(capacity_gb: float | None = 8) -> Catalog:
     capacity = None if capacity_gb is None else Bytes(int(capacity_gb * GB))
     return Catalog(
         {"ram": Device("ram", capacity=capacity)},
@@ -58,7 +59,7 @@ def trace(tmp_path):
 
 def test_a_replay_answers_what_was_asked(trace):
     """RES-21: every recorded arrival comes at its time, and the laws hold."""
-    report = run(Trace.read(trace).scenario(open_gateway()), CONTENDERS["rate"], 0)
+    report = run(Trace.read(trace).scenario(two_models()), CONTENDERS["rate"], 0)
     assert report.answered == 40
     assert report.broken == {}
     assert report.loads > 5
@@ -66,7 +67,7 @@ def test_a_replay_answers_what_was_asked(trace):
 
 def test_a_replay_says_what_more_memory_would_buy(trace):
     """RES-21, RES-25: with room for both models each is loaded once."""
-    scenario = adjust(Trace.read(trace).scenario(open_gateway()), ["devices.ram.capacity=16GB"])
+    scenario = adjust(Trace.read(trace).scenario(two_models()), ["devices.ram.capacity=16GB"])
     report = run(scenario, CONTENDERS["rate"], 0)
     assert report.loads == 2
     assert report.classes[WorkClass.INTERACTIVE].wait_p95_ms <= 2_000
@@ -74,9 +75,9 @@ def test_a_replay_says_what_more_memory_would_buy(trace):
 
 def test_what_other_programs_use_is_not_lent_to_models(trace):
     """RES-04: a config without a capacity has what the recorded machine had free."""
-    assert Trace.read(trace).scenario(open_gateway(None)).catalog.devices["ram"].capacity == 8 * GB
-    assert Trace.read(trace).scenario(open_gateway(32)).catalog.devices["ram"].capacity == 30 * GB
-    assert Trace.read(trace).scenario(open_gateway(6)).catalog.devices["ram"].capacity == 6 * GB
+    assert Trace.read(trace).scenario(two_models(None)).catalog.devices["ram"].capacity == 8 * GB
+    assert Trace.read(trace).scenario(two_models(32)).catalog.devices["ram"].capacity == 30 * GB
+    assert Trace.read(trace).scenario(two_models(6)).catalog.devices["ram"].capacity == 6 * GB
 
 
 def test_an_unanswered_request_is_replayed_with_its_models_usual_time(tmp_path):
@@ -85,14 +86,9 @@ def test_an_unanswered_request_is_replayed_with_its_models_usual_time(tmp_path):
     load = json.dumps({"kind": "load", "at_ms": 0, "model": "one", "ms": 1_000, "memory": {"ram": GB}})
     refused = line(at_ms=10, model="one", service_ms=None, outcome="wait_exceeded")
     file.write_text("\n".join([load, line(model="one", service_ms=700), refused]) + "\n")
-    catalog = Catalog(**{**house_parts(), "models": {"one": Model("one", "scripted")}})
+    catalog = replace(two_models(), models={"one": Model("one", "scripted")})
     scenario = Trace.read(file).scenario(catalog)
     assert scenario.traffic[0].arrivals[1][:4] == (10.0, "one", "chat", 700.0)
-
-
-def house_parts() -> dict[str, object]:
-    catalog = open_gateway()
-    return {"devices": catalog.devices, "engines": catalog.engines, "lanes": catalog.lanes}
 
 
 def test_a_recording_that_was_cut_off_is_read_up_to_there(trace):
@@ -117,7 +113,7 @@ def test_a_trace_that_does_not_go_with_the_config_says_why(tmp_path, text, said)
     file = tmp_path / "trace.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
-        Trace.read(file).scenario(open_gateway())
+        Trace.read(file).scenario(two_models())
 
 
 async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
@@ -141,7 +137,7 @@ async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
         "ok",
     )
     assert (refused.waited_ms, refused.service_ms, refused.outcome) == (2_500, None, "wait_exceeded")
-    assert run(Trace.read(file).scenario(open_gateway()), CONTENDERS["rate"], 0).answered == 2
+    assert run(Trace.read(file).scenario(two_models()), CONTENDERS["rate"], 0).answered == 2
 
 
 def test_a_recorder_without_a_file_writes_nothing(tmp_path, monkeypatch):

@@ -26,7 +26,16 @@ from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 from watchbill.units import Bytes, Millis
 
-__all__ = ["CATALOG", "HELLO", "OpenGateway", "PeerEngine", "RawAnswer", "open_gateway", "raw"]
+__all__ = [
+    "CATALOG",
+    "HELLO",
+    "GatewayClient",
+    "OpenGateway",
+    "PeerEngine",
+    "RawAnswer",
+    "open_gateway",
+    "raw",
+]
 
 HELLO = stream_of(sse(*chat_events("hello there")))
 MIB = {"ram": Bytes(2**20)}
@@ -83,53 +92,17 @@ class EmptyMachine:
         return {"ram": Reading(Bytes(2**30), Bytes(2**30), Millis(time.monotonic_ns() // 1_000_000))}
 
 
-class OpenGateway:
-    """What a test holds in its hands."""
+class GatewayClient:
+    """Asks a gateway that serves, on connections of its own."""
 
-    def __init__(self, serving: Serving, driver: Driver, peer: EnginePeer, engine: PeerEngine) -> None:
+    def __init__(self, serving: Serving) -> None:
         self.serving = serving
-        self.gateway = serving.gateway
-        self.driver = driver
-        self.peer = peer
-        self.engine = engine
-        self.log: list[str] = []
         self.writers: list[asyncio.StreamWriter] = []
-
-    @property
-    def url(self) -> str:
-        return self.serving.url
-
-    @property
-    def connections(self) -> int:
-        """How many clients' connections are open at the server."""
-        return self.serving.connections
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port, limit=2**20)
         self.writers.append(writer)
         return reader, writer
-
-    async def until_idle(self) -> None:
-        """Waits until nobody waits, no grant is out and the engine works on nothing."""
-        await self.peer.until(lambda peer: peer.working == 0)
-        await eventually(lambda: not self.driver.requests())
-
-    async def until_waiting(self, count: int = 1) -> None:
-        """Waits until so many requests wait for their turn."""
-        await eventually(lambda: self.count("waiting") == count)
-
-    def count(self, state: str) -> int:
-        """How many requests wait, or run."""
-        return sum(request["state"] == state for request in self.driver.requests())
-
-    def outcomes(self) -> dict[str, int]:
-        """How the requests ended, as /metrics counts them."""
-        found: dict[str, int] = {}
-        for line in self.driver.metrics.render().decode().splitlines():
-            if line.startswith("watchbill_requests_total{"):
-                outcome = line.split('outcome="')[1].split('"')[0]
-                found[outcome] = found.get(outcome, 0) + int(float(line.split(" ")[-1]))
-        return found
 
     async def send(self, request: bytes) -> "RawAnswer":
         """Sends raw bytes on a connection of their own and reads to the end of the first answer."""
@@ -159,6 +132,51 @@ class OpenGateway:
         lines = "".join(f"{name}: {value}\r\n" for name, value in every.items() if value is not None)
         head = f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1\r\n{lines}\r\n"
         return await self.send(head.encode("utf-8") + content)
+
+
+class OpenGateway(GatewayClient):
+    """A gateway that serves, its client, and the driver and the engine behind it."""
+
+    def __init__(
+        self, serving: Serving, driver: Driver, peer: EnginePeer, engine: PeerEngine, log: list[str]
+    ) -> None:
+        super().__init__(serving)
+        self.gateway = serving.gateway
+        self.driver = driver
+        self.peer = peer
+        self.engine = engine
+        self.log = log
+
+    @property
+    def url(self) -> str:
+        return self.serving.url
+
+    @property
+    def connections(self) -> int:
+        """How many clients' connections are open at the server."""
+        return self.serving.connections
+
+    async def until_idle(self) -> None:
+        """Waits until no request waits or runs and the engine works on nothing."""
+        await self.peer.until(lambda peer: peer.working == 0)
+        await eventually(lambda: not self.driver.requests())
+
+    async def until_waiting(self, count: int = 1) -> None:
+        """Waits until so many requests wait for their turn."""
+        await eventually(lambda: self.count("waiting") == count)
+
+    def count(self, state: str) -> int:
+        """How many requests wait, or run."""
+        return sum(request["state"] == state for request in self.driver.requests())
+
+    def outcomes(self) -> dict[str, int]:
+        """How the requests ended, as /metrics counts them."""
+        found: dict[str, int] = {}
+        for line in self.driver.metrics.render().decode().splitlines():
+            if line.startswith("watchbill_requests_total{"):
+                outcome = line.split('outcome="')[1].split('"')[0]
+                found[outcome] = found.get(outcome, 0) + int(float(line.split(" ")[-1]))
+        return found
 
 
 class RawAnswer:
@@ -203,7 +221,7 @@ async def open_gateway(
     deadlines: Deadlines | None = None,
     catalog: Catalog = CATALOG,
 ) -> AsyncIterator[OpenGateway]:
-    """Opens a house with the real driver in it, and closes it without a trace."""
+    """Opens a gateway with the real driver behind it, and closes both without a trace."""
     with TemporaryDirectory() as folder:
         async with (
             peer_listening(talk) as peer,
@@ -236,8 +254,7 @@ async def _opened(
     log: list[str] = []
     await driver.start()
     gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
-    opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0])
-    opened.log = log
+    opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)
     try:
         yield opened
     finally:

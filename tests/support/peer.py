@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from support.eventually import eventually
 from watchbill.engines.base import Endpoint
 
 __all__ = ["Asked", "EnginePeer", "Talk", "chat_events", "peer_listening", "sse", "stream_of"]
@@ -37,7 +38,6 @@ class EnginePeer:
     asked: list[Asked] = field(default_factory=list)
     working: int = 0  # answers under way
     left: int = 0  # callers who hung up before their answer's end
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -47,12 +47,7 @@ class EnginePeer:
 
     async def until(self, ready: Callable[["EnginePeer"], bool]) -> None:
         """Waits until the peer has seen what the test waits for."""
-        async with asyncio.timeout(10), self.changed:
-            await self.changed.wait_for(lambda: ready(self))
-
-    async def _tell(self) -> None:
-        async with self.changed:
-            self.changed.notify_all()
+        await eventually(lambda: ready(self))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.add(writer)
@@ -72,7 +67,6 @@ class EnginePeer:
     async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.asked.append(asked)
         self.working += 1
-        await self._tell()
         answering = asyncio.ensure_future(self.talk(asked, writer))
         leaving = asyncio.ensure_future(_gone(reader))
         try:
@@ -86,7 +80,6 @@ class EnginePeer:
         finally:
             leaving.cancel()
             self.working -= 1
-            await self._tell()
 
 
 async def _gone(reader: asyncio.StreamReader) -> None:

@@ -40,19 +40,19 @@ FORKS_AND_EXITS = "forks-and-exits"
 Variant = tuple[dict[str, Any], dict[str, Any]]
 
 
-class OpenGateway:
+class Engines:
     """A root, the engines made in it, and the deaths they reported."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.deaths: list[tuple[str, int, str]] = []
-        self.engines: list[Any] = []
+        self.made: list[Any] = []
 
-    def engine(self, rules: dict[str, Any]) -> Any:
+    def make(self, rules: dict[str, Any]) -> Any:
         engine = make_engine(
             EngineRules(**rules), root=self.root, on_death=lambda *death: self.deaths.append(death)
         )
-        self.engines.append(engine)
+        self.made.append(engine)
         return engine
 
     def pids(self) -> list[int]:
@@ -79,44 +79,42 @@ class EngineContract:
         return root
 
     @pytest.fixture
-    async def open_gateway(self, root: Path) -> AsyncIterator[OpenGateway]:
-        open_gateway = OpenGateway(root)
-        yield open_gateway
-        for engine in open_gateway.engines:
+    async def engines(self, root: Path) -> AsyncIterator[Engines]:
+        engines = Engines(root)
+        yield engines
+        for engine in engines.made:
             await engine.close()
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     @pytest.fixture
-    def up(self, open_gateway: OpenGateway, tmp_path: Path) -> Callable[..., Any]:
+    def up(self, engines: Engines, tmp_path: Path) -> Callable[..., Any]:
         """Makes the engine of a variant and gives it with its model."""
 
         def make(kind: str, name: str = "m", **changes: Any) -> tuple[Any, Model]:
             rules, model = self.variant(kind, name, tmp_path)
-            return open_gateway.engine(rules), Model(**{**model, **changes})
+            return engines.make(rules), Model(**{**model, **changes})
 
         return make
 
     # ------------------------------------------------------------------ up and down
 
-    async def test_a_loaded_model_answers(self, open_gateway: OpenGateway, up: Callable[..., Any]) -> None:
+    async def test_a_loaded_model_answers(self, engines: Engines, up: Callable[..., Any]) -> None:
         """RES-12: a model is warm only when it answers."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 1))
         status, answer = await asyncio.to_thread(ask, warm.endpoint, self.question(model))
         assert status == 200, answer
-        assert open_gateway.deaths == []
+        assert engines.deaths == []
 
-    async def test_a_stopped_model_leaves_no_process_and_no_listener(
-        self, open_gateway: OpenGateway, up: Any
-    ) -> None:
+    async def test_a_stopped_model_leaves_no_process_and_no_listener(self, engines: Engines, up: Any) -> None:
         """R35: what is stopped is gone: tree, port, records."""
         engine, model = up(HEALTHY)
         warm: Warm = await within(10, engine.load(model, 1))
-        assert is_taken(warm.endpoint.port) and warm.pid in open_gateway.pids()
+        assert is_taken(warm.endpoint.port) and warm.pid in engines.pids()
         await within(10, engine.stop(model.name))
         assert not is_taken(warm.endpoint.port)
-        assert open_gateway.leftovers() == []
-        assert open_gateway.deaths == []
+        assert engines.leftovers() == []
+        assert engines.deaths == []
 
     async def test_a_stopped_model_can_be_loaded_again(self, up: Any) -> None:
         engine, model = up(HEALTHY)
@@ -125,16 +123,14 @@ class EngineContract:
         second = await within(10, engine.load(model, 2))
         assert second.pid != first.pid
 
-    async def test_stopping_a_model_that_is_not_up_does_nothing(
-        self, open_gateway: OpenGateway, up: Any
-    ) -> None:
+    async def test_stopping_a_model_that_is_not_up_does_nothing(self, engines: Engines, up: Any) -> None:
         engine, _ = up(HEALTHY)
         await within(1, engine.stop("nobody"))
         await within(1, engine.stop("nobody", hard=True))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     async def test_two_models_load_at_once_without_a_clash(
-        self, open_gateway: OpenGateway, up: Any, tmp_path: Path
+        self, engines: Engines, up: Any, tmp_path: Path
     ) -> None:
         """R36: never a port clash."""
         engine, one = up(HEALTHY, "one")
@@ -145,15 +141,15 @@ class EngineContract:
             status, _ = await asyncio.to_thread(ask, warm.endpoint, self.question(model))
             assert status == 200
         await within(10, engine.close())
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
-    async def test_a_model_that_is_up_is_not_loaded_twice(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_a_model_that_is_up_is_not_loaded_twice(self, engines: Engines, up: Any) -> None:
         engine, model = up(HEALTHY)
         await within(10, engine.load(model, 1))
-        before = open_gateway.pids()
+        before = engines.pids()
         with pytest.raises(LoadError, match="already up"):
             await within(10, engine.load(model, 2))
-        assert open_gateway.pids() == before
+        assert engines.pids() == before
 
     async def test_memory_is_measured(self, up: Any) -> None:
         """RES-04: the books hold what the machine says."""
@@ -166,19 +162,19 @@ class EngineContract:
 
     # ------------------------------------------------------------------ races
 
-    async def test_a_cancelled_load_leaves_nothing_behind(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_a_cancelled_load_leaves_nothing_behind(self, engines: Engines, up: Any) -> None:
         """Race 7: stop during start, by whoever waits for it."""
         engine, model = up(SLOW)
         loading = asyncio.create_task(engine.load(model, 1))
-        await eventually(lambda: len(open_gateway.pids()) >= 2)
+        await eventually(lambda: len(engines.pids()) >= 2)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await within(5, loading)
-        assert open_gateway.leftovers() == []
-        assert open_gateway.deaths == []
+        assert engines.leftovers() == []
+        assert engines.deaths == []
 
     async def test_a_load_cancelled_at_any_moment_leaves_nothing_behind(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """Race 7: the moment of the cancel does not matter, also when it comes twice."""
         engine, model = up(HEALTHY)
@@ -191,10 +187,10 @@ class EngineContract:
             with contextlib.suppress(asyncio.CancelledError):
                 await within(20, loading)
                 await within(20, engine.stop(model.name))
-            assert open_gateway.leftovers() == [], f"cancelled after {millis} ms"
+            assert engines.leftovers() == [], f"cancelled after {millis} ms"
 
     async def test_a_load_cancelled_as_it_becomes_warm_leaves_nothing_behind(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """Race 7: the caller gives up in the very turn of the loop in which the model became warm, and is told so
         again while the model is taken down. It can be loaded again."""
@@ -211,57 +207,55 @@ class EngineContract:
         with pytest.raises(asyncio.CancelledError):
             await within(10, loading)
         assert not inner.cancelled() and inner.result().pid, "it was not warm, so nothing was shown"
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
         await within(20, engine.load(model, 2))
 
-    async def test_a_model_stopped_while_it_loads_is_gone(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_a_model_stopped_while_it_loads_is_gone(self, engines: Engines, up: Any) -> None:
         """Race 7: stop during start, by the scheduler."""
         engine, model = up(SLOW)
         loading = asyncio.create_task(engine.load(model, 1))
-        await eventually(lambda: len(open_gateway.pids()) >= 2)
+        await eventually(lambda: len(engines.pids()) >= 2)
         await within(5, engine.stop(model.name))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
         with pytest.raises(LoadError, match="stopped while it loaded"):
             await within(1, loading)
-        assert open_gateway.deaths == []
+        assert engines.deaths == []
 
     async def test_a_load_that_takes_too_long_fails_and_leaves_nothing_behind(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """Invariant 2: everything that waits has a deadline."""
         engine, model = up(SLOW, load_timeout_ms=700)
         with pytest.raises(LoadError, match="was not warm after 700 ms"):
             await within(5, engine.load(model, 1))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
-    async def test_a_death_while_loading_fails_the_load_at_once(
-        self, open_gateway: OpenGateway, up: Any
-    ) -> None:
+    async def test_a_death_while_loading_fails_the_load_at_once(self, engines: Engines, up: Any) -> None:
         """Race 7: the caller of the load hears of it, with the reason, and nobody else does."""
         engine, model = up(DIES_LOADING)
         with pytest.raises(LoadError, match=f"{model.name} exited with status") as failure:
             await within(8, engine.load(model, 1))
         assert not failure.value.hopeless
-        assert open_gateway.leftovers() == []
-        assert open_gateway.deaths == []
+        assert engines.leftovers() == []
+        assert engines.deaths == []
 
-    async def test_a_death_while_ready_is_reported_once(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_a_death_while_ready_is_reported_once(self, engines: Engines, up: Any) -> None:
         """Race 7, R27: the death is known at once, with its reason."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 7))
         os.kill(warm.pid, signal.SIGKILL)
-        await eventually(lambda: open_gateway.deaths != [])
-        assert open_gateway.deaths[0][:2] == (model.name, 7)
-        assert "SIGKILL" in open_gateway.deaths[0][2]
-        assert open_gateway.leftovers() == []
+        await eventually(lambda: engines.deaths != [])
+        assert engines.deaths[0][:2] == (model.name, 7)
+        assert "SIGKILL" in engines.deaths[0][2]
+        assert engines.leftovers() == []
         await within(5, engine.stop(model.name))
-        assert len(open_gateway.deaths) == 1
+        assert len(engines.deaths) == 1
         await within(10, engine.load(model, 8))  # and it can come back
 
     # ------------------------------------------------------------------ the ladder
 
     async def test_an_engine_that_ignores_term_is_gone_within_the_ladder(
-        self, open_gateway: OpenGateway, up: Any, monkeypatch: pytest.MonkeyPatch
+        self, engines: Engines, up: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R35: TERM is asked, KILL is not."""
         monkeypatch.setattr(limits, "STOP_TERM_MS", 500)
@@ -270,27 +264,25 @@ class EngineContract:
         began = time.monotonic()
         await within(5, engine.stop(model.name))
         assert time.monotonic() - began >= 0.4, "it did not ignore TERM, so nothing was shown"
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
-    async def test_a_hard_stop_does_not_ask(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_a_hard_stop_does_not_ask(self, engines: Engines, up: Any) -> None:
         """RES-06: in an emergency the ladder begins at KILL."""
         engine, model = up(IGNORES_TERM)
         await within(10, engine.load(model, 1))
         await within(2, engine.stop(model.name, hard=True))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
-    async def test_a_frozen_engine_is_gone_within_the_ladder(
-        self, open_gateway: OpenGateway, up: Any
-    ) -> None:
+    async def test_a_frozen_engine_is_gone_within_the_ladder(self, engines: Engines, up: Any) -> None:
         """R31, R35: a process that is stopped acts on no signal but KILL."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 1))
         os.kill(warm.pid, signal.SIGSTOP)
         await within(8, engine.stop(model.name))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     async def test_an_engine_that_forks_and_exits_is_gone_with_its_whole_tree(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """R35, race 7: a daemonised engine serves, and still is all ours."""
         engine, model = up(FORKS_AND_EXITS)
@@ -301,46 +293,46 @@ class EngineContract:
         assert (await asyncio.to_thread(engine.memory, model.name))[RAM] > 2**20
         await within(10, engine.stop(model.name))
         assert not is_taken(warm.endpoint.port)
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     # ------------------------------------------------------------------ kill -9
 
-    async def test_engines_die_with_a_killed_daemon(self, open_gateway: OpenGateway, tmp_path: Path) -> None:
+    async def test_engines_die_with_a_killed_daemon(self, engines: Engines, tmp_path: Path) -> None:
         """P6, R36: kill -9 of the daemon, and its guard takes the engine along."""
-        with daemon(open_gateway.root, self.variant(HEALTHY, "m", tmp_path)) as host:
+        with daemon(engines.root, self.variant(HEALTHY, "m", tmp_path)) as host:
             port = host.port
-            assert is_taken(port) and len(open_gateway.pids()) >= 2
+            assert is_taken(port) and len(engines.pids()) >= 2
             host.kill()
-            await eventually(lambda: open_gateway.pids() == [], seconds=5)
+            await eventually(lambda: engines.pids() == [], seconds=5)
         assert not is_taken(port)
-        reap(open_gateway.root)  # forgets the records that the dead daemon left
+        reap(engines.root)  # forgets the records that the dead daemon left
 
     async def test_a_stubborn_engine_dies_with_a_killed_daemon(
-        self, open_gateway: OpenGateway, tmp_path: Path
+        self, engines: Engines, tmp_path: Path
     ) -> None:
         """P6, R35: also one that ignores TERM."""
-        with daemon(open_gateway.root, self.variant(IGNORES_TERM, "m", tmp_path)) as host:
+        with daemon(engines.root, self.variant(IGNORES_TERM, "m", tmp_path)) as host:
             host.kill()
-            await eventually(lambda: open_gateway.pids() == [], seconds=8)
-        reap(open_gateway.root)
+            await eventually(lambda: engines.pids() == [], seconds=8)
+        reap(engines.root)
 
     async def test_the_next_start_reaps_what_outlived_daemon_and_guard(
-        self, open_gateway: OpenGateway, tmp_path: Path
+        self, engines: Engines, tmp_path: Path
     ) -> None:
         """R36: even when the guards were killed, too, nothing survives the next start."""
-        with daemon(open_gateway.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
+        with daemon(engines.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGSTOP)  # or it would do its work before we kill it
             host.kill()
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGKILL)
-            await eventually(lambda: not set(host.guard_pids) & set(open_gateway.pids()))
-            assert open_gateway.pids() != [], "nothing survived, so nothing was shown"
-            with RootLock(open_gateway.root / "run" / "daemon.lock"):
-                reaped = await asyncio.to_thread(reap, open_gateway.root)
+            await eventually(lambda: not set(host.guard_pids) & set(engines.pids()))
+            assert engines.pids() != [], "nothing survived, so nothing was shown"
+            with RootLock(engines.root / "run" / "daemon.lock"):
+                reaped = await asyncio.to_thread(reap, engines.root)
             assert reaped and all(one.is_gone for one in reaped)
             assert not is_taken(host.port)
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     # ------------------------------------------------------------------ what a subclass may change
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.eventually import eventually
-from support.open_gateway import CATALOG, OpenGateway, RawAnswer, open_gateway
+from support.open_gateway import CATALOG, GatewayClient, RawAnswer, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from support.running import running
 from watchbill.catalog import Catalog, Lane, Model, ProcessType, WorkClass
@@ -213,8 +213,7 @@ async def test_forty_observations_during_a_run_cost_one_more_call(tmp_path: Path
     """LANE-03: thirty-nine are told at once that they are stale; the newest is thought about; chat is not delayed."""
     async with running(tmp_path, rehearsal()) as (serving, driver):
         await eventually(lambda: driver.status()["models"]["thinker"]["state"] == "ready")
-        opened = OpenGateway.__new__(OpenGateway)
-        opened.serving, opened.writers = serving, []
+        opened = GatewayClient(serving)
         arrived: dict[int, float] = {}
         ended: dict[int, float] = {}
 

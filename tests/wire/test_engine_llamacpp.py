@@ -27,7 +27,7 @@ from wire.engine_contract import (
     IGNORES_TERM,
     SLOW,
     EngineContract,
-    OpenGateway,
+    Engines,
     Variant,
     ask,
     within,
@@ -67,8 +67,8 @@ class TestLlamaCpp(EngineContract):
         return {"name": name, "engine": "llamacpp", "source": self.source, "threads": 1, "context": 512}
 
     @pytest.fixture
-    def load(self, open_gateway: OpenGateway) -> Any:
-        engine = open_gateway.engine({"name": "llamacpp", "driver": "llamacpp"})
+    def load(self, engines: Engines) -> Any:
+        engine = engines.make({"name": "llamacpp", "driver": "llamacpp"})
 
         async def load(**changes: Any) -> Warm:
             return await within(60, engine.load(Model(**self.fields("m") | changes), 1))
@@ -98,8 +98,8 @@ class TestLlamaCpp(EngineContract):
         right = {"Authorization": f"Bearer {key}"}
         assert await asyncio.to_thread(status_of, warm, "/slots", None, right) == 200
 
-    async def test_each_load_has_a_key_of_its_own(self, open_gateway: OpenGateway) -> None:
-        engine = open_gateway.engine({"name": "llamacpp", "driver": "llamacpp"})
+    async def test_each_load_has_a_key_of_its_own(self, engines: Engines) -> None:
+        engine = engines.make({"name": "llamacpp", "driver": "llamacpp"})
         model = Model(**self.fields("m"))
         first = (await within(60, engine.load(model, 1))).endpoint.key
         await within(60, engine.stop("m"))
@@ -141,10 +141,10 @@ class TestLlamaCpp(EngineContract):
             await load(probe="embed")
 
     async def test_it_sleeps_by_itself_and_wakes_when_asked(
-        self, open_gateway: OpenGateway, gguf_files: GgufFiles
+        self, engines: Engines, gguf_files: GgufFiles
     ) -> None:
         """Asleep: llama.cpp gives its weights back after its idle time. Looking does not wake it; waking it does."""
-        engine = open_gateway.engine({"name": "llamacpp", "driver": "llamacpp"})
+        engine = engines.make({"name": "llamacpp", "driver": "llamacpp"})
         fields = self.fields("m") | {"source": str(gguf_files.chat("60MB")), "sleep_ms": 1_000}
         warm = await within(60, engine.load(Model(**fields), 1))
 
@@ -226,8 +226,8 @@ class TestLlamaCpp(EngineContract):
         with pytest.raises(LoadError, match="--pooling sideways"):
             await load(arguments=("--pooling", "sideways"))
 
-    async def test_a_binary_that_is_not_there_is_named(self, open_gateway: OpenGateway) -> None:
-        engine = open_gateway.engine({"name": "l", "driver": "llamacpp", "binary": "/nowhere/llama-server"})
+    async def test_a_binary_that_is_not_there_is_named(self, engines: Engines) -> None:
+        engine = engines.make({"name": "l", "driver": "llamacpp", "binary": "/nowhere/llama-server"})
         with pytest.raises(LoadError, match="/nowhere/llama-server") as failure:
             await engine.load(Model(**self.fields("m")), 1)
         assert failure.value.hopeless
@@ -238,7 +238,7 @@ class TestLlamaCpp(EngineContract):
             await engine.load(model, 1)
 
     async def test_a_port_that_somebody_took_is_exchanged(
-        self, open_gateway: OpenGateway, load: Any, monkeypatch: pytest.MonkeyPatch
+        self, engines: Engines, load: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R36: between our choice of a port and the engine's bind anybody may take it."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -248,23 +248,19 @@ class TestLlamaCpp(EngineContract):
             warm = await load()
         assert warm.endpoint.port != taken
 
-    async def test_a_frozen_server_acts_on_term_when_it_thaws(
-        self, load: Any, open_gateway: OpenGateway
-    ) -> None:
+    async def test_a_frozen_server_acts_on_term_when_it_thaws(self, load: Any, engines: Engines) -> None:
         """R31: the signal may reach another thread than the one that waits for it."""
         warm = await load()
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             os.kill(warm.pid, number)
-        await eventually(lambda: open_gateway.deaths == [("m", 1, "exited with status 143", Blame.MODEL)])
+        await eventually(lambda: engines.deaths == [("m", 1, "exited with status 143", Blame.MODEL)])
 
-    async def test_a_stopped_engine_exits_as_one_that_was_asked_to(
-        self, open_gateway: OpenGateway, load: Any
-    ) -> None:
+    async def test_a_stopped_engine_exits_as_one_that_was_asked_to(self, engines: Engines, load: Any) -> None:
         """143 for TERM: a crash never looks like a stop."""
         warm = await load()
         os.kill(warm.pid, signal.SIGTERM)
-        await eventually(lambda: open_gateway.deaths != [])
-        assert open_gateway.deaths == [("m", 1, "exited with status 143", Blame.MODEL)]
+        await eventually(lambda: engines.deaths != [])
+        assert engines.deaths == [("m", 1, "exited with status 143", Blame.MODEL)]
 
 
 def is_busy(warm: Warm) -> bool:

@@ -446,9 +446,7 @@ class TestOllama(ForeignContract):
         assert list((tmp_path / "run").iterdir()) == []
 
 
-async def test_the_whole_house_swaps_models_of_ollama(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_driver_swaps_models_of_ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RES-03, RES-04: two models that do not fit together take turns; what another client unloads comes back."""
     monkeypatch.setattr(limits, "OLLAMA_LOOK_MS", 40)
     standin = OllamaStandin(*(Kept(name, memory=600 * 2**20) for name in ("one", "two")))

@@ -20,7 +20,7 @@ from watchbill.engines.registry import make_engine
 from watchbill.engines.scripted import check_script
 from watchbill.errors import ConfigError
 from watchbill.processes import Withheld
-from wire.engine_contract import EngineContract, OpenGateway, Variant, within
+from wire.engine_contract import EngineContract, Engines, Variant, within
 from wire.test_engine_scripted import SCRIPTS
 
 RULES = {"name": "process", "driver": "process"}
@@ -35,15 +35,13 @@ class TestProcess(EngineContract):
         state = str(tmp_path / f"state of {name}")
         return RULES, {"name": name, "engine": "process", "command": command, "source": state}
 
-    async def test_placeholders_arrive_as_one_word_each(
-        self, open_gateway: OpenGateway, tmp_path: Path
-    ) -> None:
+    async def test_placeholders_arrive_as_one_word_each(self, engines: Engines, tmp_path: Path) -> None:
         """P8: whatever is in a source, it is one word and no shell sees it."""
         nasty = "a b;$(touch x) 'q\" ${PORT} `id` \\ *\n--flag"
         said = tmp_path / "said.json"
         tell = "import json, os, sys; json.dump([sys.argv[1:], os.environ['PORT']], open(sys.argv[1], 'w'))"
         command = f"{sys.executable} -c {shlex.quote(tell)} {said} ${{PORT}} ${{SOURCE}} x${{MODEL}}y --m=${{SOURCE}}"
-        engine = open_gateway.engine(RULES)
+        engine = engines.make(RULES)
         with pytest.raises(LoadError, match="exited with status 0"):
             await within(10, engine.load(Model("m", "process", source=nasty, command=command), 1))
         (_, port, *rest), port_of_environment = json.loads(said.read_text())
@@ -59,14 +57,14 @@ class TestProcess(EngineContract):
         assert note.read_text() == f"stopping {warm.pid} on {warm.endpoint.port}\n"
 
     async def test_a_stop_command_that_hangs_does_not_stop_the_ladder(
-        self, open_gateway: OpenGateway, up: Any, monkeypatch: pytest.MonkeyPatch
+        self, engines: Engines, up: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R35: the polite step has a bound, too."""
         monkeypatch.setattr("watchbill.limits.STOP_ASK_MS", 300)
         engine, model = up("healthy", stop="sleep 60")
         await within(10, engine.load(model, 1))
         await within(5, engine.stop(model.name))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     async def test_a_stop_command_that_is_not_there_does_not_stop_the_ladder(
         self, up: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -77,7 +75,7 @@ class TestProcess(EngineContract):
         await within(5, engine.stop(model.name))
         assert "asking m to stop failed" in caplog.text
 
-    async def test_stop_names_a_signal(self, open_gateway: OpenGateway, up: Any, tmp_path: Path) -> None:
+    async def test_stop_names_a_signal(self, engines: Engines, up: Any, tmp_path: Path) -> None:
         told = tmp_path / "told"
         program = tmp_path / "server.py"
         program.write_text(
@@ -90,13 +88,13 @@ class TestProcess(EngineContract):
             "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), handler).serve_forever()\n"
         )
         command = f"{sys.executable} {program} ${{PORT}} {told}"
-        engine = open_gateway.engine(RULES)
+        engine = engines.make(RULES)
         await within(10, engine.load(Model("m", "process", command=command, health="/", stop="SIGINT"), 1))
         await within(5, engine.stop("m"))
         assert told.read_text() == "SIGINT"
 
     async def test_an_engine_gets_none_of_the_daemons_secrets(
-        self, open_gateway: OpenGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither the gateway's keys nor the way to systemd; what the model's own table says, and the rest, it gets."""
         hidden = {"BOSS_KEY": "k", "WATCHBILL_API_KEY": "k", "NOTIFY_SOCKET": "/x", "WATCHBILL_OTHER": "k"}
@@ -108,16 +106,16 @@ class TestProcess(EngineContract):
         model = Model("m", "process", command=command, health="/", env={"GIVEN_KEY": "inner"})
         withheld = Withheld({"BOSS_KEY", "GIVEN_KEY"})
         engine = make_engine(
-            EngineRules(**RULES), root=open_gateway.root, on_death=lambda *_: None, withheld=withheld
+            EngineRules(**RULES), root=engines.root, on_death=lambda *_: None, withheld=withheld
         )
-        open_gateway.engines.append(engine)
+        engines.made.append(engine)
         await within(20, engine.load(model, 1))
         found = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
         assert not hidden.keys() & found.keys()
         assert found.items() >= (kept | {"GIVEN_KEY": "inner", "PATH": os.environ["PATH"]}).items()
 
     async def test_a_program_that_takes_a_key_from_its_environment_gets_one(
-        self, open_gateway: OpenGateway, tmp_path: Path
+        self, engines: Engines, tmp_path: Path
     ) -> None:
         """A port on loopback is open to every local user: `${KEY}` in `env` closes it."""
         program = tmp_path / "keyed.py"
@@ -131,26 +129,26 @@ class TestProcess(EngineContract):
         )
         command = f"{sys.executable} {program} ${{PORT}}"
         model = Model("m", "process", command=command, health="/", env={"SERVER_KEY": "${KEY}"})
-        warm = await within(20, open_gateway.engine(RULES).load(model, 1))
+        warm = await within(20, engines.make(RULES).load(model, 1))
         assert len(warm.endpoint.key) >= 32
         assert warm.endpoint.key.encode() not in Path(f"/proc/{warm.pid}/cmdline").read_bytes()
 
-    async def test_a_command_that_is_not_there_is_hopeless(self, open_gateway: OpenGateway) -> None:
-        engine = open_gateway.engine(RULES)
+    async def test_a_command_that_is_not_there_is_hopeless(self, engines: Engines) -> None:
+        engine = engines.make(RULES)
         with pytest.raises(LoadError, match="cannot start /nowhere/server: No such file") as failure:
             await within(5, engine.load(Model("m", "process", command="/nowhere/server ${PORT}"), 1))
         assert failure.value.hopeless
 
-    async def test_a_command_that_cannot_be_read_is_hopeless(self, open_gateway: OpenGateway) -> None:
-        engine = open_gateway.engine(RULES)
+    async def test_a_command_that_cannot_be_read_is_hopeless(self, engines: Engines) -> None:
+        engine = engines.make(RULES)
         with pytest.raises(LoadError, match="PROT") as failure:
             await within(5, engine.load(Model("m", "process", command="server ${PROT}"), 1))
         assert failure.value.hopeless
 
-    async def test_its_log_is_kept_per_model(self, open_gateway: OpenGateway, up: Any) -> None:
+    async def test_its_log_is_kept_per_model(self, engines: Engines, up: Any) -> None:
         engine, model = up("healthy", name="org/model:7b")
         await within(10, engine.load(model, 1))
-        logs = list((open_gateway.root / "logs").glob("org_model_7b-*.log"))
+        logs = list((engines.root / "logs").glob("org_model_7b-*.log"))
         assert len(logs) == 1
         await eventually(lambda: "scripted: ready" in logs[0].read_text())
 

@@ -24,7 +24,7 @@ from wire.engine_contract import (
     IGNORES_TERM,
     SLOW,
     EngineContract,
-    OpenGateway,
+    Engines,
     Variant,
     ask,
     within,
@@ -47,9 +47,9 @@ class TestScripted(EngineContract):
         return rules, {"name": name, "engine": "scripted", "script": SCRIPTS[kind]}
 
     @pytest.fixture
-    def load(self, open_gateway: OpenGateway) -> Any:
+    def load(self, engines: Engines) -> Any:
         """Loads a model with a script of its own."""
-        engine = open_gateway.engine({"name": "scripted", "driver": "scripted"})
+        engine = engines.make({"name": "scripted", "driver": "scripted"})
 
         async def load(script: dict[str, Any], **fields: Any) -> Warm:
             model = Model(**{"name": "m", "engine": "scripted", "script": script} | fields)
@@ -58,7 +58,7 @@ class TestScripted(EngineContract):
         return load
 
     async def test_a_model_sleeps_when_told_and_wakes_with_all_its_memory(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """Asleep: the process stays, the memory goes; the next one who wakes it finds it warm; the attempt goes on."""
         engine, model = up(HEALTHY, script={"memory": "60MiB", "wake": "0.1s"}, sleep_ms=60_000)
@@ -72,11 +72,11 @@ class TestScripted(EngineContract):
         assert awake.memory[RAM] > asleep[RAM] + 50 * 2**20
         assert await engine.is_asleep(model.name) is False
         os.kill(warm.pid, signal.SIGKILL)
-        await eventually(lambda: bool(open_gateway.deaths))
-        assert open_gateway.deaths[0][:2] == (model.name, 3)
+        await eventually(lambda: bool(engines.deaths))
+        assert engines.deaths[0][:2] == (model.name, 3)
 
     async def test_a_model_that_cannot_be_woken_leaves_nothing_behind(
-        self, open_gateway: OpenGateway, up: Any
+        self, engines: Engines, up: Any
     ) -> None:
         """As for a load: when it raises, nothing of the model is left."""
         engine, model = up(HEALTHY, sleep_ms=60_000)
@@ -85,7 +85,7 @@ class TestScripted(EngineContract):
         os.kill(warm.pid, signal.SIGSTOP)
         with pytest.raises(LoadError, match="did not wake"):
             await within(20, engine.wake(dataclasses.replace(model, load_timeout_ms=500), 3))
-        assert open_gateway.leftovers() == []
+        assert engines.leftovers() == []
 
     async def test_a_chat_stream_is_what_clients_expect(self, load: Any) -> None:
         """LANE-09: frames in order, the role first, the reason last, usage when asked for, then [DONE]."""
@@ -149,15 +149,13 @@ class TestScripted(EngineContract):
             await load({"fail": "healthy-but-silent"}, load_timeout_ms=800)
 
     @pytest.mark.parametrize("failure", ["crash-before-first-byte", "crash-after-first-byte"])
-    async def test_a_crash_while_serving_is_a_death(
-        self, load: Any, open_gateway: OpenGateway, failure: str
-    ) -> None:
+    async def test_a_crash_while_serving_is_a_death(self, load: Any, engines: Engines, failure: str) -> None:
         """R30: before and after the first byte."""
         warm = await load({"fail": failure})
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             await asyncio.to_thread(stream, warm.endpoint, {})
-        await eventually(lambda: open_gateway.deaths != [])
-        assert open_gateway.deaths == [("m", 1, "exited with status 1", Blame.MODEL)]
+        await eventually(lambda: engines.deaths != [])
+        assert engines.deaths == [("m", 1, "exited with status 1", Blame.MODEL)]
 
     @pytest.mark.parametrize("failure", ["hang-before-first-byte", "hang-mid-stream"])
     async def test_a_hang_lasts_until_the_client_leaves(self, load: Any, failure: str) -> None:

@@ -27,7 +27,7 @@ from watchbill.processes.ports import claim_port
 from watchbill.units import Bytes, Millis
 from wire.engine_contract import within
 from wire.foreign_contract import Foreign, ForeignContract
-from wire.reactor_house import Host, host_in, reacting
+from wire.reactor_host import Host, host_in, reacting
 from wire.test_engine_remote import answering, chat, driving
 
 GB = 10**9

@@ -1,4 +1,4 @@
-"""Engines that die, hang and lie; clients that leave; a house that closes (R30, R31, R33, R40, R41, LANE-07)."""
+"""Engines that die, hang and lie; clients that leave; a gateway that closes (R30, R31, R33, R40, R41, LANE-07)."""
 
 import asyncio
 import dataclasses
@@ -439,7 +439,7 @@ async def test_a_full_lane_answers_429_at_once() -> None:
         assert {(await one).status for one in waiting} == {200}
 
 
-# ------------------------------------------------------------------ closing the house
+# ------------------------------------------------------------------ closing the gateway
 
 
 async def test_closing_sends_away_who_waits_and_lets_finish_who_is_served() -> None:
@@ -481,7 +481,7 @@ async def test_closing_cuts_who_is_still_there_with_an_error_event() -> None:
         assert not opened.driver.requests()
 
 
-async def test_events_are_streamed_until_the_house_closes() -> None:
+async def test_events_are_streamed_until_the_gateway_closes() -> None:
     """/wb/v1/events"""
     async with open_gateway() as opened:
         reader, writer = await opened.connect()

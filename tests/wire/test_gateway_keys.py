@@ -1,4 +1,4 @@
-"""What a key may ask for: ceilings of class and priority, and bounds on how much of the house it takes."""
+"""What a key may ask for: ceilings of class and priority, and bounds on how much of the gateway it takes."""
 
 import asyncio
 from dataclasses import replace

@@ -367,7 +367,7 @@ def test_any_bytes_are_requests_or_a_failure(content: bytes, cut: int) -> None:
 
 
 async def test_half_a_request_holds_up_no_shutdown() -> None:
-    """P3: its client is told that the house closes, long before the deadline of a body."""
+    """P3: its client is told that the gateway closes, long before the deadline of a body."""
     async with open_gateway() as opened:
         reader, writer = await opened.connect()
         writer.write(request()[:-5])

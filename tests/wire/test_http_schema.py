@@ -76,7 +76,7 @@ async def test_every_address_of_our_own_is_in_the_schema_and_no_other() -> None:
 
 
 def with_known_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema for a house whose names are known: half of what is asked exists."""
+    """The schema for a gateway whose names are known: half of what is asked exists."""
     for methods in schema["paths"].values():
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):

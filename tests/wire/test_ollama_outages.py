@@ -1,4 +1,4 @@
-"""The whole house over an Ollama that is stopped, gone, full, or larger than it said: real processes, real signals."""
+"""The daemon over an Ollama that is stopped, gone, full, or larger than it said: real processes, real signals."""
 
 import asyncio
 import os
@@ -83,7 +83,7 @@ async def ollama(request: pytest.FixtureRequest) -> AsyncIterator[Ollama]:
     ollama.end()
 
 
-def open_gateway(
+def catalog_of(
     ollama: Ollama, *models: str, capacity: str = "1GiB", memory: str = "600MiB", rules: str = ""
 ) -> Any:
     text = f"[devices.ram]\ncapacity = '{capacity}'\nreserve = 0\n[engines.lab]\ndriver = 'ollama'\n"
@@ -111,7 +111,7 @@ TWO = [f"one={600 * MIB}", f"two={600 * MIB}"]
 async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path, ollama: Ollama) -> None:
     """RES-03, RES-09: Ollama is stopped for longer than any look waits, and continued. What it held is still there, so
     the other model is loaded only when that has gone; and nothing stays pinned afterwards."""
-    async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
+    async with driving(tmp_path, catalog_of(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.send(signal.SIGSTOP)
         await eventually(lambda: silence(driver) is not None)
@@ -133,7 +133,7 @@ async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path,
 @pytest.mark.parametrize("ollama", [TWO], indirect=True)
 async def test_an_ollama_that_comes_back_serves_who_waited(tmp_path: Path, ollama: Ollama) -> None:
     """RES-20: an outage quarantines nothing, however often its models are asked for; who waits is served after it."""
-    async with driving(tmp_path, open_gateway(ollama, "one", "two")) as driver, answering(driver) as url:
+    async with driving(tmp_path, catalog_of(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.end()
         await eventually(lambda: silence(driver) is not None)
@@ -153,7 +153,7 @@ async def test_four_models_share_an_ollama_with_three_places(tmp_path: Path, oll
     is lost again, nothing is quarantined."""
     names = ("one", "two", "three", "four")
     async with (
-        driving(tmp_path, open_gateway(ollama, *names, memory="1MiB")) as driver,
+        driving(tmp_path, catalog_of(ollama, *names, memory="1MiB")) as driver,
         answering(driver) as url,
     ):
         for name in names:
@@ -175,7 +175,7 @@ async def test_a_model_that_turns_out_too_large_is_refused_as_soon_as_that_is_kn
     tmp_path: Path, ollama: Ollama
 ) -> None:
     """LANE-02: nobody waits for the end of max_wait for a model that was found not to fit."""
-    catalog = open_gateway(ollama, "huge", "one", capacity="500MiB", memory="")
+    catalog = catalog_of(ollama, "huge", "one", capacity="500MiB", memory="")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         status, body = await within(lanes_bound(catalog) / 4, chat(url, "huge"))
         assert (status, body["error"]["code"]) == (503, "never_fits")
@@ -194,7 +194,7 @@ async def test_a_quarantine_is_lifted_by_hand(
 ) -> None:
     """RES-20: whoever mended the cause need not wait for the end of the back-off."""
     monkeypatch.setattr(admission, "RETRY_AFTER_MIN_MS", 1)
-    catalog = open_gateway(ollama, "one", "missing", memory="1MiB")
+    catalog = catalog_of(ollama, "one", "missing", memory="1MiB")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "missing")))[0] == 503
         assert model(driver, "missing")["state"] == "failed"
@@ -211,7 +211,7 @@ async def test_what_a_stopped_ollama_keeps_at_the_end_is_given_back_at_the_next_
     tmp_path: Path, ollama: Ollama
 ) -> None:
     """R36: nothing stays pinned, also when Ollama could not be asked in the moment in which we went."""
-    catalog = open_gateway(ollama, "one", "two")
+    catalog = catalog_of(ollama, "one", "two")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
         ollama.send(signal.SIGSTOP)

@@ -23,7 +23,7 @@ from watchbill.reactor.intents import Mailbox
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
 from wire.engine_contract import within
-from wire.reactor_house import Host, host_in, reacting
+from wire.reactor_host import Host, host_in, reacting
 
 ALLOWED = "watchbill-*.service"
 

@@ -19,7 +19,7 @@ from watchbill.cli import run as run_cli
 from watchbill.config import parse
 from watchbill.errors import ConfigError
 from watchbill.reactor.units import MARK, Programs, daemon_unit, model_units, reactor_unit
-from wire.reactor_house import host_in
+from wire.reactor_host import host_in
 
 CONFIG = """
 [devices.gpu]
