@@ -70,7 +70,8 @@ class Abilities:
         """The submission, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
 
         An image is never handed down to a smaller model of the family, which may be blind."""
-        model = self._driver.catalog.find_model(submission.model)
+        catalog, name = self._driver.catalog, submission.model
+        model = catalog.models.get(name) or catalog.find_model(name)  # nearly always its own name
         if model is None:
             return submission  # the scheduler says so
         known = self._known.get(model.name)  # nearly always, without a coroutine

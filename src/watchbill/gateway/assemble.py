@@ -67,7 +67,7 @@ class Assembly:
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
-        self._reader = EventReader()
+        self._reader: EventReader | None = None  # made for the first pieces that are read
         self._held: list[bytes] = []  # pieces that are not read yet
         self._held_bytes = 0
         self._held_max = ASSEMBLY_HELD_BYTES
@@ -88,13 +88,13 @@ class Assembly:
         self._held.append(piece)
         self._held_bytes += len(piece)
         if self._held_bytes >= self._held_max or piece.find(b'"error"') >= 0:
-            self._read_held()
+            # Half an event may be half an error, with nothing behind its rest.
+            self._held_max = ASSEMBLY_HELD_BYTES if self._read_held().is_between_events else 0
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
-        self._read(self._reader.feed(b"".join(self._held)))
-        self._held, self._held_bytes = [], 0
-        if last := self._reader.end():
+        reader = self._read_held()
+        if not self._is_done and (last := reader.end()):
             self._read(last)
         if self._last is None or self._top or self._choices:
             answer, is_finished = self._finish()
@@ -104,11 +104,11 @@ class Assembly:
             raise EngineFailed("the engine's stream ended before its answer did")
         return answer
 
-    def _read_held(self) -> None:
+    def _read_held(self) -> EventReader:
         text, self._held, self._held_bytes = b"".join(self._held), [], 0
-        self._read(self._reader.feed(text))
-        # Half an event may be half an error, with nothing behind its rest.
-        self._held_max = ASSEMBLY_HELD_BYTES if self._reader.is_between_events else 0
+        reader = self._reader = self._reader or EventReader()
+        self._read(reader.feed(text))
+        return reader
 
     def _read(self, payloads: list[bytes]) -> None:
         """Reads events: at once if they are all plain, else one by one, as fields."""

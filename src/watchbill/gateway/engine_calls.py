@@ -9,8 +9,9 @@ A failure in a lane with a fallback becomes a Fallback, as long as the client ha
 that it is told in the stream. Owns neither shapes nor prompts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
+from types import coroutine
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,6 +48,8 @@ Sender = Callable[[Start], Outgoing]
 Unknown = Callable[[], bool]
 
 _JSON = "application/json"
+#: Batching stages pays off from this many concurrent requests.
+_CROWD = 4
 _BACKGROUND = WorkClass.BACKGROUND  # a look into an enum takes five times longer, for every request
 
 
@@ -103,18 +106,17 @@ class EngineCalls:
         unknown: Unknown | None = None,
     ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
-        gateway = self._gateway
         try:
-            await gateway.step_aside()
+            await self._step_aside()
             with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
-                await gateway.step_aside()
+                await self._step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
                     if not answer and relay.status == 200:
                         raise EngineFailed("the engine answered without a word")
                     return _pass_on(relay, answer)
                 whole = Whole(_JSON, b"", answer.result())
-                await gateway.step_aside()
+                await self._step_aside()
                 relay.finish(ok=True)
                 return whole
         except TheirsError as error:
@@ -122,11 +124,10 @@ class EngineCalls:
 
     async def fetch(self, context: RequestContext, submission: Submission, send: Sender) -> Whole:
         """An answer that is no stream."""
-        gateway = self._gateway
         try:
-            await gateway.step_aside()
+            await self._step_aside()
             with self._submit(context, submission, send, streamed=False) as relay:
-                await gateway.step_aside()
+                await self._step_aside()
                 answer = await relay.whole()
                 assert isinstance(answer, bytes)  # nothing was made to collect a stream
                 return _pass_on(relay, answer)
@@ -172,6 +173,16 @@ class EngineCalls:
             relay.finish(ok=None)  # a load without an answer teaches nothing about answers
 
     # ------------------------------------------------------------------ submitting
+
+    @coroutine
+    def _step_aside(self) -> Generator[None]:
+        """Between two stages a request lets those that came with it catch up.
+
+        Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
+        several times larger than a processor's cache: one after the other, each request would fetch all of it again.
+        """
+        if self._gateway.open_requests >= _CROWD:
+            yield
 
     def _submit(
         self,

@@ -81,6 +81,7 @@ class Relay:
     _start: Start | None = None
     _failed_attempt: int | None = None
     _outcome: str = "cancelled"
+    _is_finished: bool = False
 
     # ------------------------------------------------------------------ for EngineCalls
 
@@ -227,6 +228,7 @@ class Relay:
         if self._call is not None and not self._call.has_ended:
             self.ticket.leave(self._call)
         self.ticket.finish(ok=ok, timed_out=timed_out)
+        self._is_finished = True
 
     def __enter__(self) -> "Relay":
         return self
@@ -248,7 +250,8 @@ class Relay:
                 ticket.leave(call)
             self._call = None
         ticket.on_cut = None
-        ticket.close()
+        if not self._is_finished:
+            ticket.close()
         if self.tokens is not None and self._start is not None:
             self.tokens.end()
         if self.tap is not None:

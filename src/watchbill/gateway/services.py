@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from types import coroutine
 
 from watchbill import names
 from watchbill.catalog import Server
@@ -40,8 +39,6 @@ __all__ = ["Handler", "Services"]
 
 Handler = Callable[[RequestContext], Awaitable[Answer]]
 _log = logging.getLogger("watchbill.gateway")
-#: Batching stages pays off from this many concurrent requests.
-_CROWD = 4
 
 
 class Services:
@@ -120,16 +117,6 @@ class Services:
         return self.caller_options.read(
             request.headers, body, self.driver.catalog, context.key, request.match.get("lane")
         )
-
-    @coroutine
-    def step_aside(self) -> Generator[None]:
-        """Between two stages a request lets those that came with it catch up.
-
-        Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
-        several times larger than a processor's cache: one after the other, each request would fetch all of it again.
-        """
-        if self.open_requests >= _CROWD:
-            yield
 
     # ------------------------------------------------------------------ names of requests
 

@@ -23,7 +23,6 @@ from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -68,15 +67,26 @@ class OpenAiApi:
 
     async def embeddings(self, context: RequestContext) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
-        body, submission = self._take(context, await self._gateway.read_object(context))
-        submission = await self._gateway.abilities.check(submission, "embedding")
+        gateway = self._gateway
+        body = await gateway.read_object(context)
+        check_ranges(body)
+        if not isinstance(body.get("stream"), bool | None):
+            raise RequestError("stream must be true or false")
+        submission = gateway.submission(context, body)
+        submission = await gateway.abilities.check(submission, "embedding")
         whole = await self._calls.fetch(context, submission, sender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
-        body, submission = self._take(context, await self._gateway.read_object(context))
-        submission = await self._gateway.abilities.check(submission, "completion", body.get("messages"))
-        if body.get("stream") is True:
+        gateway = self._gateway
+        body = await gateway.read_object(context)
+        check_ranges(body)
+        stream = body.get("stream")
+        if not isinstance(stream, bool | None):
+            raise RequestError("stream must be true or false")
+        submission = gateway.submission(context, body)
+        submission = await gateway.abilities.check(submission, "completion", body.get("messages"))
+        if stream:
             out = CompletionOut(context, chat=chat)
             as_is = partial(self._pass_on, context)
             return await self._calls.stream(context, submission, sender(body, path), out, instead=as_is)
@@ -93,13 +103,6 @@ class OpenAiApi:
     def _pass_on(self, context: RequestContext, whole: Whole) -> Answer:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
         return Response(body, {"Content-Type": whole.content_type}, lines=context.lines())
-
-    def _take(self, context: RequestContext, body: Fields) -> tuple[Fields, Submission]:
-        check_ranges(body)
-        stream = body.get("stream")
-        if stream is not None and not isinstance(stream, bool):
-            raise RequestError("stream must be true or false")
-        return body, self._gateway.submission(context, body)
 
     # ------------------------------------------------------------------ models
 
