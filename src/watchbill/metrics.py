@@ -66,12 +66,19 @@ LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class Metrics:
-    """The registry and its recorders. `status` and `late_answers`, the core's own count, are read at each scrape."""
+    """The registry and its recorders. `status`, `late_answers` (the core's own count) and `alerts` (by kind) are read
+    at each scrape."""
 
-    def __init__(self, status: Callable[[], Table], late_answers: Callable[[], int] = int) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Table],
+        late_answers: Callable[[], int] = int,
+        alerts: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_StatusCollector(status))
         self._registry.register(_LateCollector(late_answers))
+        self._registry.register(_AlertCollector(alerts))
         self._wait = self._histogram("watchbill_wait_seconds", "From arrival to start.", ["lane"], WAIT_S)
         self._first = self._histogram(
             "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token.", ["model"], WAIT_S
@@ -241,6 +248,17 @@ class _LateCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "Answers of engines to an attempt that was over."
         yield CounterMetricFamily("watchbill_late_answers_dropped", text, value=self._count())
+
+
+class _AlertCollector(Collector):
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily("watchbill_alerts", "Alerts that were raised.", labels=["kind"])
+        for kind, count in self._counts().items():
+            family.add_metric([kind], count)
+        yield family
 
 
 class _StatusCollector(Collector):

@@ -11,7 +11,7 @@ import base64
 import logging
 import shlex
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -42,6 +42,7 @@ class Alerts:
         self._waiting: asyncio.Queue[Alert] = asyncio.Queue(ALERTS_WAITING_MAX)
         self._task: asyncio.Task[None] | None = None
         self._recent: deque[tuple[float, Alert]] = deque(maxlen=ALERTS_KEPT_MAX)
+        self.counts: Counter[str] = Counter()  # by kind, since the start
 
     def recent(self) -> list[dict[str, object]]:
         """The last alerts, the newest first, for `status`. `t` is seconds since the epoch."""
@@ -58,6 +59,7 @@ class Alerts:
         """Records the alert at once and sends it when it can."""
         _LOG.warning("alert=%s model=%s %s", alert.kind, alert.model or "-", alert.text)
         self._recent.append((time.time(), alert))
+        self.counts[alert.kind] += 1
         self._journal(Note("alert", f"{alert.kind}: {alert.text}", alert.model, alert.device))
         if self._deliver is None or not (self._rules.command or self._rules.webhook):
             return

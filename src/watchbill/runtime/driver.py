@@ -83,7 +83,9 @@ class Driver:
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
         self.catalog = catalog  # the operator's declarations, as they are now
         self._parts = parts
-        self.metrics = Metrics(self.status, lambda: self._core.state.late_answers)
+        self.metrics = Metrics(
+            self.status, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
+        )
         self._lag = Lag(self.metrics.observe_lag)
         self._core = Machine(catalog, parts.memories.recall())
         self._tickets: dict[str, Ticket] = {}
@@ -335,7 +337,8 @@ class Driver:
             return
         kind = _ERRORS.get(action.code, TheirsError)
         self.metrics.ended(ticket.request.lane, action.code)
-        self._parts.recorder.ended(ticket, action.code, self.now())
+        if self._parts.recorder.is_on:
+            self._parts.recorder.ended(ticket, action.code, self.now())
         self._parts.journal.write(m.Note("refuse", action.message, ticket.request.model, request=action.id))
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
 
