@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
-from watchbill.gateway.engine_calls import EngineCalls, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.response import Answer, Stream
+from watchbill.gateway.model_calls import ModelCalls, Sender, sender
 from watchbill.gateway.options import RANGES, check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -84,7 +84,7 @@ class PassthroughApi:
         return await self._calls.stream(context, submission, send, out, unknown=lacks)
 
 
-class _Plain(EngineCalls):
+class _Plain(ModelCalls):
     """An exchange in which a failure stays one: no text can stand in for a sound, an image or a ranking."""
 
     def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:

@@ -15,9 +15,9 @@ from watchbill.errors import NameRefused, RequestError, TheirsError, Unsupported
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects.ollama.response import now_text
-from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
 from watchbill.gateway.fallback import Fallback, error_name, summarize
 from watchbill.gateway.http.response import Response
+from watchbill.gateway.model_calls import Fields, ModelCalls, sender
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import read_chunk
 from watchbill.templates import Template
@@ -37,7 +37,7 @@ class ProcessApi:
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._calls = EngineCalls(gateway)
+        self._calls = ModelCalls(gateway)
 
     async def process(self, context: RequestContext) -> Response:
         """POST /process with {"type", "id"?, "payload"}."""

@@ -83,7 +83,7 @@ class Relay:
     _outcome: str = "cancelled"
     _is_finished: bool = False
 
-    # ------------------------------------------------------------------ for EngineCalls
+    # ------------------------------------------------------------------ for ModelCalls
 
     @property
     def content_type(self) -> str:

@@ -17,9 +17,9 @@ from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.engine_calls import EngineCalls, Fields, Whole, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.model_calls import Fields, ModelCalls, Whole, sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -51,7 +51,7 @@ class OpenAiApi:
 
     def __init__(self, gateway: "Services", *, created_s: int) -> None:
         self._gateway = gateway
-        self._calls = EngineCalls(gateway)
+        self._calls = ModelCalls(gateway)
         self._created_s = created_s
         self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
 

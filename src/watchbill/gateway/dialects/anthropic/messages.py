@@ -14,9 +14,9 @@ from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects.anthropic import request, response
 from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, error_fields
-from watchbill.gateway.engine_calls import EngineCalls, Fields, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.model_calls import Fields, ModelCalls, sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -38,7 +38,7 @@ class AnthropicApi:
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._calls = EngineCalls(gateway)
+        self._calls = ModelCalls(gateway)
         self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
 
     async def messages(self, context: RequestContext) -> Answer:

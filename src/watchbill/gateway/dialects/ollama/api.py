@@ -17,9 +17,9 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama import request, response
 from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
-from watchbill.gateway.engine_calls import EngineCalls, Fields, Sender, sender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, sender
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -47,7 +47,7 @@ class OllamaApi:
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._calls = EngineCalls(gateway)
+        self._calls = ModelCalls(gateway)
 
     # ------------------------------------------------------------------ what there is
 

@@ -40,7 +40,7 @@ from watchbill.runtime.ticket import Start, Submission
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["EngineCalls", "Fields", "Sender", "Unknown", "Vectors", "Whole", "sender"]
+__all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Vectors", "Whole", "sender"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
@@ -90,7 +90,7 @@ class Vectors(msgspec.Struct, frozen=True):
 _decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
-class EngineCalls:
+class ModelCalls:
     """Submits requests to the scheduler, and carries them to engines in their turn."""
 
     def __init__(self, gateway: "Services") -> None:
