@@ -7,8 +7,8 @@ server's models) behind them, and promises four things:
   cancelled, nothing of the attempt is left behind: no process, no port, no memory. Where that cannot be known (another
   program hosts the model and does not answer) the error says so: `remains`.
 - `stop` returns only when the memory is back, and does so within its stop ladder's bound.
-- a death nobody asked for is reported once, through the `on_death` callback given at construction.
-- a shared engine never starts, stops or unloads anything.
+- A model that ends without being stopped is reported once, through the `on_death` callback given at construction.
+- A shared engine never starts, stops or unloads anything.
 
 A driver proves itself by inheriting the contract suite in `tests/wire/engine_contract.py`.
 """
@@ -41,21 +41,21 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class DeathCallback(Protocol):
-    """Told of a model that is gone without being asked, and whose fault that is."""
+    """Is told of a model that ended without being stopped, and whose fault that is."""
 
     def __call__(self, model: str, attempt: int, reason: str, blame: Blame = Blame.MODEL, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """What is known now of the program that hosts an engine's models, where that is another one than its own."""
+    """What is known of a foreign program that hosts an engine's models."""
 
     silence: str | None = None  # why it cannot be asked
     places: int | None = None  # how many of our models it holds at once; None: no limit was noticed
     leaving: frozenset[str] = frozenset()  # our models that it is about to unload
 
 
-#: Told of every change.
+#: Is told of every change.
 HostCallback = Callable[[HostState], None]
 
 
@@ -68,8 +68,8 @@ class Endpoint:
     path_prefix: str = ""  # put before /v1/...
     upstream_model: str = ""  # the name the engine knows the model by; empty: leave the request's
     tls: bool = False
-    continues: bool = False  # goes on with an assistant's message that has begun
-    key: str = field(default="", repr=False)  # what this engine asks of its callers; nobody else learns it
+    continues: bool = False  # continues an assistant's message that the request begins
+    key: str = field(default="", repr=False)  # the key that this engine asks for; only this client knows it
 
     @property
     def url(self) -> str:
@@ -115,8 +115,8 @@ class Capabilities:
     owned: bool  # may start and stop its models
     measures_memory: bool  # can tell what a model occupies
     stops_generation: bool  # leaving a stream stops the work at the engine
-    continues: bool = False  # a chat that ends with the assistant's own words is taken up there
-    #: Gives its weights back and keeps its process: never, by itself when idle, when it is told.
+    continues: bool = False  # a chat that ends with the assistant's own words is continued
+    #: When it gives its weights back and keeps its process: never, by itself when idle, when it is told.
     sleeps: Literal["", "itself", "told"] = ""
 
 
@@ -178,7 +178,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """What an engine has beside the rest whose models can sleep."""
+    """An engine whose models can sleep has these methods, too."""
 
     async def sleep(self, model: str, attempt: int) -> Mapping[str, int]:
         """Puts a warm model to sleep and says what it still occupies. Raises LoadError when it does not."""
@@ -195,8 +195,8 @@ class Sleeper(Protocol):
 
 @runtime_checkable
 class Router(Protocol):
-    """What a shared engine has beside the rest: it can be routed to without being asked to load anything."""
+    """A shared engine has this method, too: requests are routed to it, and it is never asked to load."""
 
     def route(self, model: Model) -> Warm:
-        """Where the model answers, as the config says; whether anybody is there shows with the first request."""
+        """Where the model answers, as the config says. Nothing is asked; a wrong address fails the first request."""
         ...

@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
         self.pieces.clear()
         self._unread = 0
         if self.is_done:
-            transport.abort()  # the answer has ended: the engine works no more
+            transport.abort()  # the answer has ended: the engine has let go
         elif now - self._parted_at >= UPSTREAM_GOODBYE_MS / 1000:
             self._reset(transport, (now - self._heard_at) * 1000)
         self._heard_at = now

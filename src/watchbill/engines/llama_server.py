@@ -160,7 +160,7 @@ def on_signal(number: int, _: object) -> NoReturn:
 
 
 def wait_for_signal() -> NoReturn:
-    """Waits for ever. The kernel may hand a signal to one of the C++ threads, which would not wake this one
+    """Never returns. The kernel may hand a signal to one of the C++ threads, which would not wake this one
     from `pause`: a process that was frozen and thawed ignored its TERM that way. A pipe wakes it."""
     heard, said = os.pipe()
     os.set_blocking(said, False)
@@ -170,7 +170,7 @@ def wait_for_signal() -> NoReturn:
 
 
 def serve(params: Params) -> NoReturn:
-    """Loads the model and serves until somebody sends a signal."""
+    """Loads the model and serves until a signal comes."""
     began = time.monotonic()
     try:
         server = embedded().Server(params)  # returns when the model is loaded; the port is open before that

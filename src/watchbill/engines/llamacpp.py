@@ -5,9 +5,8 @@ Uses the binary that the config names, else a `llama-server` on the PATH, else t
 
     --threads-http 64   idle keep-alive connections hold its HTTP threads; with few a burst stalls for 5 s
     --cache-ram 0       its prompt cache takes up to 8 GiB that no estimate of a model's size knows of
-    --load-mode none    with mmap most memory is file pages that the kernel may drop and readers may share:
-    the
-                        books would be wrong; `mmap = true` brings it back for a model
+    --load-mode none    with mmap most memory is file pages that the kernel may drop and that readers may
+                        share, so that the ledger would be wrong; `mmap = true` brings it back for a model
     --ctx-size          context x concurrency: llama.cpp divides it among its slots
     --fit off           a context that shrinks by itself is a surprise, not a service
     --no-warmup         the probe is a real token and warms it just as well
@@ -37,7 +36,7 @@ from watchbill.processes import LOOPBACK, Keeper
 
 __all__ = ["LlamaRecipe"]
 
-#: Up to so many cores one is left to others unless the config says how many threads to use.
+#: On machines with at most this many cores, one core is left to other programs, unless the config sets `threads`.
 SMALL_MACHINE_CORES = 4
 MIB = 2**20
 #: Where llama-server reads the key that it asks of its callers.
@@ -147,7 +146,7 @@ def key_of(model: Model) -> str:
     for word, after in pairwise(words):
         if word in KEY_FLAGS or word.startswith(tuple(f"{flag}=" for flag in KEY_FLAGS)):
             given = word.partition("=")[2] or after
-    return given.split(",")[0]  # any of several will do
+    return given.split(",")[0]  # llama-server accepts each of several
 
 
 def flags_for(model: Model, source: Path, port: int, known: frozenset[str]) -> list[str]:
@@ -182,7 +181,7 @@ def _gpus(model: Model) -> list[str]:
 
 
 def _spare_threads() -> int:
-    """On a small machine one core is left to everybody else: with all of them taken, llama.cpp's threads wait for each
-    other and a shared core costs it nearly all its speed. 0 on larger machines: it knows best there."""
+    """Threads for a small machine: all cores but one, because llama.cpp's threads wait for each other, and a core that
+    it shares with other programs costs it nearly all its speed. 0 on larger machines: llama.cpp chooses there."""
     cores = os.cpu_count() or 1
     return max(1, cores - 1) if cores <= SMALL_MACHINE_CORES else 0

@@ -1,22 +1,22 @@
 """The Ollama engine: models in the memory of an Ollama server that was there before us and stays after us.
 
 A load is an empty prompt with `keep_alive: -1`, so that the model leaves when we say so and not five minutes after its
-last answer; an unload is the same with 0, and ends when `/api/ps` no longer lists the model. A model that somebody
-else loaded is taken over when we are asked for it; all the others in `/api/ps` belong to other clients and are never
+last answer; an unload is the same with 0, and ends when `/api/ps` no longer lists the model. A model that another
+client loaded is taken over when we are asked for it; all the others in `/api/ps` belong to other clients and are never
 touched. Ollama may drop a model by itself, when another client unloads it or needs its room: the model is lost, through
 no fault of its own.
 
 Silence is not a death. An Ollama that does not answer may be stopped, swapped out or busy, and still hold everything;
 what it holds is read anew from `/api/ps` when it answers again, and nothing is forgotten before. Only an address where
-nobody listens proves that its models are gone.
+no program listens proves that its models are gone.
 
 Ollama holds only so many models at once (OLLAMA_MAX_LOADED_MODELS, by default three per card) and does not tell how
 many. A load for which it drops another of our models teaches it. The dropped model must be let go: Ollama waits until
 its answers have ended and loads nothing else meanwhile, and a request with a `keep_alive` calls the unload off without
 ending that wait. So a model that is about to leave is not held anew, and none is while a load of ours is under way.
 
-What we hold is written down in `ROOT/run`: Ollama would keep the models of a killed daemon for ever, so the next
-start gives them back.
+What we hold is written down in `ROOT/run`: Ollama would keep the models of a killed daemon, so the next start
+gives them back.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
-from watchbill.engines.ollama_api import FOR_EVER, Loaded, OllamaApi, OllamaSaid, full_name
+from watchbill.engines.ollama_api import NO_LIMIT, Loaded, OllamaApi, OllamaSaid, full_name
 from watchbill.engines.readiness import warm_up
 from watchbill.engines.upstream import UpstreamFailed
 from watchbill.errors import EngineFailed
@@ -134,13 +134,13 @@ class OllamaHost:
         finally:
             self._pending -= 1
 
-    async def _pin(self, hold: ForeignHold, timeout_ms: int, keep_alive: int | str = FOR_EVER) -> None:
+    async def _pin(self, hold: ForeignHold, timeout_ms: int, keep_alive: int | str = NO_LIMIT) -> None:
         await self._api.load(
             _source(hold.model), keep_alive, embedding=hold.model.embedding, timeout_ms=timeout_ms
         )
 
     async def _renew(self, hold: ForeignHold, loaded: Loaded) -> None:
-        """Holds it for ever again when a request with a `keep_alive` of its own made it leave sooner."""
+        """Holds it without a time limit again, after a request with a `keep_alive` has set one."""
         if self._pending or not limits.OLLAMA_LEAVING_MS < _left_ms(loaded) < limits.OLLAMA_HELD_MS_MIN:
             return
         async with self._turns[hold]:
@@ -148,7 +148,7 @@ class OllamaHost:
                 await self._pin(hold, limits.OLLAMA_ASK_MS)
 
     def _learn_places(self, before: Mapping[str, Loaded], after: Mapping[str, Loaded]) -> None:
-        """One of ours that was held for ever and is gone without our doing had to make room for the new one."""
+        """A model of ours that was held without a time limit and is gone had to make room for the new one."""
         ours = {full_name(_source(hold.model)) for hold in self._before} - self._sent_away
         dropped = [name for name in ours if name in before and name not in after]
         if dropped:
@@ -158,7 +158,7 @@ class OllamaHost:
             self._places.learn(len(after))
 
     async def blame_for_delay(self, hold: ForeignHold) -> Blame:
-        """Ollama's, if it does not answer, or never began with the load because it has no place for the model."""
+        """Ollama's fault, if it does not answer, or has not begun the load because it has no place for the model."""
         try:
             listed = await self._api.loaded()
         except (UpstreamFailed, OllamaSaid) as failure:
@@ -182,7 +182,7 @@ class OllamaHost:
                 await self._unload(hold)
             else:
                 left_s = _left_ms(before) // 1000
-                keep_alive = FOR_EVER if left_s * 1000 >= limits.OLLAMA_HELD_MS_MIN else max(1, left_s)
+                keep_alive = NO_LIMIT if left_s * 1000 >= limits.OLLAMA_HELD_MS_MIN else max(1, left_s)
                 await self._pin(hold, limits.OLLAMA_ASK_MS, keep_alive)
         except UpstreamFailed as failure:
             if not failure.refused:
@@ -209,7 +209,7 @@ class OllamaHost:
         clock = asyncio.get_running_loop().time
         deadline, again = clock() + limits.OLLAMA_UNLOAD_MS / 1000, 0.0
         pause_ms = float(limits.OLLAMA_UNLOAD_POLL_MS)
-        why = "somebody is using it"
+        why = "another client is using it"
         self._sent_away.add(full_name(_source(hold.model)))
         while clock() < deadline:
             tell = clock() >= again
@@ -217,7 +217,7 @@ class OllamaHost:
             try:
                 if await self._is_gone(_source(hold.model), tell=tell):
                     return
-                why = "somebody is using it"
+                why = "another client is using it"
             except UpstreamFailed as failure:
                 if failure.refused:
                     return  # no Ollama, no model
@@ -283,7 +283,7 @@ class OllamaHost:
         return gone
 
     def _missed(self, holds: list[ForeignHold], failure: Exception) -> Mapping[str, Gone]:
-        """Nothing was heard of it. Its models are gone only if nobody is there any more."""
+        """Ollama did not answer. Its models are gone only if no program listens there any more."""
         self._silence = self._no_answer(failure)
         if not (isinstance(failure, UpstreamFailed) and failure.refused):
             return {}
@@ -302,7 +302,7 @@ class OllamaHost:
                 await self._renew(hold, loaded)
         except (UpstreamFailed, OllamaSaid) as failure:
             # The next look tells whether it is gone.
-            _LOG.info("model=%s is not held for ever: %s", hold.model.name, failure)
+            _LOG.info("model=%s has a time limit in Ollama: %s", hold.model.name, failure)
 
     def _let_go(self, holds: Iterable[ForeignHold]) -> None:
         for hold in holds:
@@ -314,7 +314,7 @@ class OllamaHost:
         self._record.write([*(_source(hold.model) for hold in self._before), *self._owed])
 
     async def _give_back(self) -> None:
-        """Unloads what a killed daemon left, unless another client has used it with a time of its own since. Raises
+        """Unloads what a killed daemon left, unless another client has set a time limit since. Raises
         UpstreamFailed or OllamaSaid, and then tries again at the next look and before the next load."""
         async with self._clearing:
             if not self._owed:
@@ -335,20 +335,20 @@ class _Places:
     def __init__(self) -> None:
         self._total: int | None = None
         self._until = 0.0
-        self._foreign = 0  # models that other clients hold for ever
+        self._foreign = 0  # models that other clients hold without a time limit
 
     @property
     def ours(self) -> int | None:
-        """How many of them can be ours; None where no limit is known."""
+        """How many of its models can be ours; None where no limit is known."""
         return None if self._total is None else max(1, self._total - self._foreign)
 
     def learn(self, total: int) -> None:
-        """It dropped one model for another, or found no place for one, and then held so many."""
+        """Ollama dropped one model for another, or found no place for one, and held this many then."""
         self._total = max(1, total)
         self._until = asyncio.get_running_loop().time() + limits.OLLAMA_PLACES_MS / 1000
 
     def see(self, loaded: Mapping[str, Loaded], ours: set[str]) -> None:
-        """Takes in what it holds now. More than was thought possible, or a long time, proves a limit wrong."""
+        """Takes in what Ollama holds now. More models than the limit, or a long time, end the limit."""
         others = (model for name, model in loaded.items() if name not in ours)
         self._foreign = sum(1 for model in others if _left_ms(model) >= limits.OLLAMA_HELD_MS_MIN)
         is_old = asyncio.get_running_loop().time() >= self._until

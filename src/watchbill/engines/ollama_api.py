@@ -12,10 +12,10 @@ from watchbill import limits
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Outgoing, Reply, Upstream, UpstreamFailed
 
-__all__ = ["FOR_EVER", "Loaded", "OllamaApi", "OllamaSaid", "full_name"]
+__all__ = ["NO_LIMIT", "Loaded", "OllamaApi", "OllamaSaid", "full_name"]
 
-#: `keep_alive`: Ollama takes a negative number for "never".
-FOR_EVER = -1
+#: `keep_alive`: a negative number has Ollama keep the model until it is told to unload it.
+NO_LIMIT = -1
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class OllamaApi:
             await self._ask("POST", "/api/generate", fields | {"stream": False}, timeout_ms)
 
     async def unload(self, name: str) -> None:
-        """Tells Ollama to let a model go; it goes when its last answer has ended."""
+        """Tells Ollama to unload a model; it does so when the model's last answer has ended."""
         fields: dict[str, object] = {"model": name, "keep_alive": 0, "stream": False}
         await self._ask("POST", "/api/generate", fields, limits.OLLAMA_ASK_MS)
 

@@ -51,7 +51,7 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # the model's own included
     stop_signal: int = signal.SIGTERM
     stop_argv: tuple[str, ...] = ()  # run before the signal; ${PID} is the engine's first process
-    key: str = field(default="", repr=False)  # what the engine asks of its callers; empty: it asks nobody
+    key: str = field(default="", repr=False)  # the key that the engine asks for; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ KEY_BYTES = 16
 class ProcessRecipe:
     """How a command of the config becomes a process."""
 
-    # What a foreign program does when a client leaves is its own affair.
+    # It is not known what a foreign program does when a client leaves.
     capabilities = Capabilities(owned=True, measures_memory=True, stops_generation=False, sleeps="told")
     sleep = TOLD
 
@@ -84,7 +84,7 @@ def split_command(text: str) -> list[str]:
 
 def fill(word: str, values: Mapping[str, str], *later: str) -> str:
     """The word with its placeholders filled in; those in `later` are left for later. What is filled in is not
-    looked at again. Raises ConfigError for a placeholder that nobody knows."""
+    looked at again. Raises ConfigError for an unknown placeholder."""
 
     def value_of(found: re.Match[str]) -> str:
         name = found[1]

@@ -83,7 +83,7 @@ async def ask_again(warm: Warm) -> None:
 
 
 async def is_there(warm: Warm) -> None:
-    """Asks a warm model that can prove no more for its health. Raises LoadError when not even that is answered."""
+    """Asks a warm model that has no other proof for its health. Raises LoadError when it does not answer."""
     if warm.probe != "http" or not warm.health:
         return
     upstream, progress = Upstream(), Progress()

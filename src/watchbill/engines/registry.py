@@ -50,12 +50,12 @@ DRIVERS: Mapping[str, Make] = {
     "systemd": lambda rules, around: _foreign(SystemdHost(rules, around.root), around),
 }
 
-#: The drivers whose engine may be somebody else's, and where it is when its table does not say.
+#: The drivers whose engine may be shared, with the address that counts where the table has none.
 SHARED: Mapping[str, str | None] = {"ollama": DEFAULT_URL, "remote": None}
 
 
 def _unheard(state: HostState) -> None:
-    """For who does not ask about hosts."""
+    """The callback of a caller that does not watch hosts."""
 
 
 def make_engine(

@@ -1,7 +1,7 @@
-"""Shared engines: servers that somebody else runs and that we only route to.
+"""Shared engines: servers that others run and that we only route to.
 
-Knows an address and nothing else. Never loads, unloads, stops or probes anything by itself: a model of a shared
-engine is where the config says it is, whether it answers or not, and a request to one that does not fails by itself.
+Knows an address and nothing else. Never loads, unloads, stops or probes anything by itself: a model of a shared engine
+is where the config says. A server that does not answer fails the request that was sent to it, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ class SharedEngine:
         self._url = url
 
     def route(self, model: Model) -> Warm:
-        """Where the model answers. Asks nobody."""
+        """Where the model answers. Asks nothing."""
         return Warm(endpoint_of(self._url, upstream_model=model.source or model.name), None, {})
 
     async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
-        """Says whether somebody is there: any answer will do, and nothing is loaded. Raises LoadError."""
+        """Asks whether the server is there: any answer counts, and nothing is loaded. Raises LoadError."""
         warm = self.route(model)
         if model.probe == "none":
             return warm

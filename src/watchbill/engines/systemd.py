@@ -122,7 +122,7 @@ class SystemdHost:
                 left = Model(unit, "", unit=unit)
                 answer = await self._post("stop", left, "a daemon that is gone had started it")
                 if answer is None:
-                    raise LoadError(self._nobody(left), blame=Blame.HOST)
+                    raise LoadError(self._no_reactor(left), blame=Blame.HOST)
                 if not answer.ok and not answer.refused:
                     raise LoadError(f"{unit} does not stop: {answer.text or answer.state}", blame=Blame.HOST)
                 _LOG.info("%s of a killed daemon was stopped", unit)
@@ -143,10 +143,10 @@ class SystemdHost:
             answer = await self._answer(intent)
         finally:
             if self._mailbox.withdraw(intent) and verb == "start":
-                self._forget(hold)  # nobody has acted on it, and now nobody will
+                self._forget(hold)  # no reactor has taken it, and now none can
         if answer is not None:
             return answer
-        text = self._nobody(hold.model)
+        text = self._no_reactor(hold.model)
         raise LoadError(text, blame=Blame.HOST) if verb == "start" else EngineFailed(text)
 
     async def _post(self, verb: Verb, model: Model, reason: str) -> Answer | None:
@@ -156,13 +156,13 @@ class SystemdHost:
         finally:
             self._mailbox.withdraw(intent)
 
-    def _nobody(self, model: Model) -> str:
+    def _no_reactor(self, model: Model) -> str:
         told = f"watchbill reactor --root {self._mailbox.root} --allow {unit_of(model)}"
         bound = format_millis(limits.REACTOR_ANSWER_MS)
         return f"{model.name}: no reactor answered within {bound}; run on the host: {told}"
 
     async def _answer(self, intent: Intent) -> Answer | None:
-        """The answer; None when no reactor takes the intent, or the one that did never comes back."""
+        """The answer; None when no reactor takes the intent, or the reactor that took it does not answer."""
         clock = asyncio.get_running_loop().time
         unclaimed = clock() + limits.REACTOR_ANSWER_MS / 1000
         claimed = unclaimed + limits.SYSTEMCTL_MS_MAX / 1000
