@@ -203,6 +203,20 @@ def test_the_spool_needs_only_the_standard_library() -> None:
     assert own <= {"spool", "files", "errors"}
 
 
+def test_the_file_mechanisms_need_only_the_standard_library() -> None:
+    """Plans and the file half of the fleet stand on them, on machines where nothing else can be installed."""
+    known = set(sys.stdlib_module_names) | {"watchbill"}
+    strangers = [
+        f"{module}:{line} imports {target}"
+        for module in trees()
+        if unit_of(module) == "files"
+        for target, line in imports(module)
+        if target.split(".")[0] not in known
+        or (target.startswith("watchbill") and unit_of(target) != "files")
+    ]
+    assert not strangers, "\n".join(strangers)
+
+
 HEAVY = {
     "cyclopts",
     "httptools",

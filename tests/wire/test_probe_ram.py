@@ -15,7 +15,7 @@ from support.eventually import eventually, wait_until
 from watchbill.catalog import RAM
 from watchbill.probes import ProbeError
 from watchbill.probes.cgroups import MemoryGroups
-from watchbill.probes.files import read_small
+from watchbill.probes.kernel_files import read_small
 from watchbill.probes.pagecache import cached_share, is_cached
 from watchbill.probes.pressure import PressureWatcher
 from watchbill.probes.ram import RamProbe, find_processes, major_faults_of_tree, next_look_ms, pss_of_tree

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from watchbill.probes.files import number_in, read_small, table_of
+from watchbill.probes.kernel_files import number_in, read_small, table_of
 from watchbill.units import Bytes
 
 __all__ = ["Headroom", "MemoryGroups"]

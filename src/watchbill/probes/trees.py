@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.limits import TREE_PIDS_MAX
-from watchbill.probes.files import read_small, table_of
+from watchbill.probes.kernel_files import read_small, table_of
 from watchbill.units import Bytes
 
 __all__ = [

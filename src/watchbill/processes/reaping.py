@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.limits import ORPHAN_TERM_MS, STOP_KILL_MS
-from watchbill.probes.files import read_small
+from watchbill.probes.kernel_files import read_small
 from watchbill.probes.trees import pids_of_tree
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, marked_pids, root_id
 

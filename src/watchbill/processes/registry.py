@@ -14,7 +14,7 @@ import msgspec
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
 from watchbill.limits import ENGINE_RECORD_BYTES_MAX
-from watchbill.probes.files import read_small
+from watchbill.probes.kernel_files import read_small
 
 __all__ = ["ROOT_MARK", "TOKEN_MARK", "Record", "Registry", "marked_pids", "root_id"]
 

@@ -2,6 +2,10 @@
 
 Makes the folders, durably, and checks that all of them are on one file system (a lease is a rename, and a
 rename does not cross file systems). Holds open the folders that every operation needs.
+
+Users of one group share a spool, and one of them may make a file that the others cannot read or move. Such a file must
+not stop the rest, and must not be passed over in silence: whoever meets one notes it as barred, and `drain --once` and
+the daemon say what is.
 """
 
 import os
@@ -12,9 +16,8 @@ from pathlib import Path
 
 from watchbill.files.atomic import make_folder
 from watchbill.files.disk import mount_of
-from watchbill.spool.barred import Barred
 from watchbill.spool.faults import SpoolLayout, disk_fault
-from watchbill.spool.limits import FOLDER_DEPTH_MAX
+from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event
 
 __all__ = ["Layout", "State", "storage_warnings", "walk_events"]
@@ -27,6 +30,33 @@ class State(Enum):
     IN_FLIGHT = "queue-in-flight"  # leased by a worker
     DONE = "queue-done"  # finished; kept until gc
     POISON = "queue-poison"  # given up; its reason stands beside it
+
+
+class Barred:
+    """Paths that this process may not use, and why: their modes, or the disk, keep them from it. Any thread may note; the oldest note is forgotten first."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}
+
+    def note(self, path: str | Path, error: OSError) -> None:
+        self._why[os.fspath(path)] = error.strerror or str(error)
+        while len(self._why) > BARRED_MAX:
+            self._why.pop(next(iter(list(self._why))), None)
+
+    def forget(self, path: str | Path) -> None:
+        """It can be used after all."""
+        self._why.pop(os.fspath(path), None)
+
+    def standing(self) -> dict[str, str]:
+        """Return what is still there, with the reason."""
+        for path in list(self._why):
+            try:
+                os.lstat(path)
+            except FileNotFoundError:
+                self._why.pop(path, None)  # somebody who may has moved it
+            except OSError:
+                continue  # not even to be looked at
+        return dict(self._why)
 
 
 @dataclass(slots=True)
