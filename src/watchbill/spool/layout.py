@@ -33,7 +33,7 @@ class State(Enum):
 
 
 class Barred:
-    """Paths that this process may not use, and why: their modes, or the disk, keep them from it. Any thread may note; the oldest note is forgotten first."""
+    """Paths that this process may not use, and why. Any thread may note; the oldest note is forgotten first."""
 
     def __init__(self) -> None:
         self._why: dict[str, str] = {}
