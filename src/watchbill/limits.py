@@ -492,7 +492,7 @@ PLAN_LIST_LEN_MAX = 10_000
 PLAN_EDGES_MAX = 1_000_000
 #: Circles that are named; a plan with one mistake has one.
 PLAN_CIRCLES_MAX = 10
-#: What is listed of a hopeless plan; the rest is counted. Looking for the nearest of 2,000 names takes 0.1 s.
+#: Findings listed for a bad plan; the rest is counted. Looking for the nearest of 2,000 names takes 0.1 s.
 PLAN_FINDINGS_MAX = 100
 PLAN_HINTS_MAX = 20
 #: Linux takes at most 128 KiB as one argument of a program, its last NUL included.
@@ -519,11 +519,11 @@ SUMMARY_TEXT_CHARS_MAX = 500
 
 # ------------------------------------------------------------------ the command line
 
-#: The daemon is on this machine: what has not answered by then is stuck.
+#: The daemon is on this machine: without an answer by then it is stuck.
 CLI_ANSWER_TIMEOUT_S = 10.0
 #: Loading the largest models from a slow disk takes minutes; past this the daemon itself has given up.
 CLI_LOAD_TIMEOUT_S = 3600.0
-#: Streams carry a sign of life every 15 s or less; four missed ones mean nobody is there.
+#: Streams carry a keep-alive at least every 15 s; four missed ones mean that the daemon is gone.
 CLI_STREAM_SILENCE_S = 75.0
 CLI_ANSWER_BYTES_MAX = 64 * 2**20
 CLI_LINE_BYTES_MAX = 2**20
@@ -536,14 +536,14 @@ CLI_POLL_INTERVAL_S = 0.1
 CLI_LOG_TAIL_LINES = 200
 CLI_LOG_TAIL_BYTES_MAX = 2**20
 CLI_CHAT_MESSAGES_MAX = 1000
-#: Lines of `spool list` for a person who does not say how many.
+#: Default number of lines of `spool list`.
 CLI_SPOOL_ROWS = 50
 #: Files that `spool list --json` looks at between two writes.
 CLI_SPOOL_PIECE = 100
 #: Events that `spool enqueue` commits together, and their bytes.
 CLI_ENQUEUE_BATCH_MAX = 1_000
 CLI_ENQUEUE_BATCH_BYTES_MAX = 8 * 2**20
-#: How often a drain on the command line looks at the clock and redraws its bar.
+#: How often a drain on the command line checks the clock and redraws its bar.
 CLI_DRAIN_LOOK_S = 0.2
 #: How long `config check` waits for the engines that it can only call on.
 CLI_CALL_S = 2.0
