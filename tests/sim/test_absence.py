@@ -1,11 +1,11 @@
 """Why a model is not in memory: one typed reason, told by status, explain, journal and alerts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from watchbill.catalog import BackgroundTask, Device, Model, RotationRules
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import BackgroundTask, Device, RotationRules
 from watchbill.core import messages as m
 from watchbill.core.absence import Absence, Why, absence_of, describe
 from watchbill.core.model_state import Stage
@@ -15,8 +15,6 @@ from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def why(world: World, name: str) -> Why | None:

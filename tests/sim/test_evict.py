@@ -1,19 +1,16 @@
 """What `evict` says is true: who is told, what stays out, what comes back and for whom."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from watchbill.catalog import Model, WorkClass
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import HeldTurn, Stage
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
-
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:

@@ -1,18 +1,15 @@
 """While estimates are missing or far off, `rate` decides as `turns` does, and it is never much worse than that."""
 
-from collections.abc import Callable
 from statistics import mean
 
 import pytest
 
-from watchbill.catalog import Model, PolicyRules, WorkClass
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import PolicyRules, WorkClass
 from watchbill.core.estimate import MeanEstimate, MedianEstimate
 from watchbill.runtime.views import policy_doubt
 from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
 from watchbill.simulate.world import World
-
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 #: `rate` may cost this many times what `turns` costs, and a second.
 WORSE_MAX = 3.0

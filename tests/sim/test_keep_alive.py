@@ -1,20 +1,15 @@
 """How long a model stays after an answer, when the caller wished something."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
-from watchbill.catalog import Model
+from support.worlds import ModelOf, WorldOf
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.core.state import KEEP_ALIVE_MAX_MS
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import World
 from watchbill.units import Millis
-
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def ask(world: World, model: str, keep_alive_ms: int | None, work_ms: float = 500) -> Caller:

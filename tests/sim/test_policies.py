@@ -1,13 +1,14 @@
 """Policies of somebody else's: the contract, the example that ships, and what happens when one fails (RES-21)."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from watchbill.catalog import Model, PolicyRules
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import PolicyRules
 from watchbill.config import load
 from watchbill.core import messages as m
 from watchbill.core.forecast import Forecast
@@ -16,14 +17,11 @@ from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import Plan, Rate, Turns
 from watchbill.core.state import State
 from watchbill.runtime.explain import explain
-from watchbill.simulate.world import World
 from watchbill.testing import PolicyContract
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "thrift.toml"
 THRIFT = load(EXAMPLE, environment={}).policy.strategy
 assert THRIFT is not None
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 class TestThrift(PolicyContract):

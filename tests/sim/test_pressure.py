@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from watchbill.catalog import Device, Lane, Model, WorkClass
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.simulate.engine import Power
@@ -10,8 +11,6 @@ from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 LANES = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(60_000), timeout_ms=Millis(600_000))}
 RAM = Device("ram", capacity=Bytes(20 * GB), reserve=Bytes(2 * GB))
 

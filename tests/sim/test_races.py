@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from watchbill.catalog import Lane, Model
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import Lane
 from watchbill.core import messages as m
 from watchbill.simulate.world import Caller, Faults, World
 from watchbill.units import Millis
 
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 Story = Callable[[], World]
 
 #: Around each event: just before, at the same time but after it, and just after.

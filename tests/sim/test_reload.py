@@ -1,10 +1,10 @@
 """A config that changes while models load, drain, stop and are waited for."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
 
+from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, WorkClass
 from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
@@ -14,9 +14,6 @@ from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
-
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def without(world: World, *names: str) -> Catalog:

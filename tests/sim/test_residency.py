@@ -1,11 +1,11 @@
 """What residency promises, one promise a test, in a world where exactly one thing happens."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import (
     BackgroundTask,
     Catalog,
@@ -25,13 +25,12 @@ from watchbill.core.residency import NEXT, Move, Residency
 from watchbill.core.watchdog import CHECK_MS, WELL_MS
 from watchbill.errors import IllegalTransition
 from watchbill.runtime.explain import explain
+from watchbill.simulate.callers import Caller
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
@@ -574,19 +573,28 @@ def test_the_rotation_gives_no_turn_to_a_model_that_is_on_its_way_out_of_the_con
     assert tasks.count("logos") >= 2 and "gamma" not in tasks
 
 
+def meets_a_death(
+    world: World, service_ms: float, *, dies_ms: float, until_ms: float
+) -> tuple[Caller, float]:
+    """One request to A whose engine dies in its answer, when it is over, and when it had begun."""
+    world.mute = True
+    caller = world.arrive("A", service_ms, lane="chat")
+    world.run(dies_ms)
+    began = caller.started_at
+    assert caller.state == "running" and began is not None
+    world._die(world.engines["A"], world.engines["A"].attempt)
+    world.run(until_ms)
+    assert caller.ended_at is not None and not world.judge.broken
+    return caller, began
+
+
 def test_a_retry_after_a_death_has_what_is_left_of_its_time(world_of: WorldOf, model: ModelOf) -> None:
     """LANE-04: `timeout` bounds the time from start to end, in all tries together: an engine that dies late in an
     answer does not double it."""
     lanes = {"chat": Lane("chat", timeout_ms=Millis(20_000))}
     world = world_of(model("A"), lanes=lanes)
-    world.mute = True
-    caller = world.arrive("A", 15_000, lane="chat")
-    world.run(15_000)
-    began = caller.started_at
-    world._die(world.engines["A"], world.engines["A"].attempt)
-    world.run(60_000)
-    assert began is not None and caller.outcome == "run_timeout" and caller.ended_at is not None
-    assert caller.ended_at - began < 21_000 and not world.judge.broken
+    caller, began = meets_a_death(world, 15_000, dies_ms=15_000, until_ms=60_000)
+    assert caller.outcome == "run_timeout" and caller.ended_at - began < 21_000
 
 
 def test_a_request_whose_time_ends_before_its_model_is_back_is_told(
@@ -595,14 +603,8 @@ def test_a_request_whose_time_ends_before_its_model_is_back_is_told(
     """LANE-04: the time goes on while the engine that died is loaded anew; a death never looks like a timeout."""
     lanes = {"chat": Lane("chat", timeout_ms=Millis(2_000))}
     world = world_of(model("A"), lanes=lanes, load_ms=8_000)
-    world.mute = True
-    caller = world.arrive("A", 30_000, lane="chat")
-    world.run(9_000)
-    began = caller.started_at
-    world._die(world.engines["A"], world.engines["A"].attempt)
-    world.run(30_000)
-    assert began is not None and caller.outcome == "engine_failed" and caller.ended_at is not None
-    assert caller.ended_at - began < 2_100 and not world.judge.broken
+    caller, began = meets_a_death(world, 30_000, dies_ms=9_000, until_ms=30_000)
+    assert caller.outcome == "engine_failed" and caller.ended_at - began < 2_100
 
 
 def test_a_request_whose_patience_ended_before_its_engine_died_is_told_of_the_death(
@@ -611,13 +613,8 @@ def test_a_request_whose_patience_ended_before_its_engine_died_is_told_of_the_de
     """LANE-04: an engine's death never looks like a wait that took too long."""
     lanes = {"chat": Lane("chat", timeout_ms=Millis(60_000), max_wait_ms=Millis(10_000))}
     world = world_of(model("A"), lanes=lanes, load_ms=8_000)
-    world.mute = True
-    caller = world.arrive("A", 50_000, lane="chat")
-    world.run(20_000)
-    assert caller.state == "running"
-    world._die(world.engines["A"], world.engines["A"].attempt)
-    world.run(60_000)
-    assert caller.outcome == "engine_failed" and not world.judge.broken
+    caller, _ = meets_a_death(world, 50_000, dies_ms=20_000, until_ms=60_000)
+    assert caller.outcome == "engine_failed"
 
 
 def test_who_made_way_pays_for_its_own_time_only(world_of: WorldOf, model: ModelOf) -> None:

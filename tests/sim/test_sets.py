@@ -1,11 +1,11 @@
 """Companion sets: resident together or not at all, in worlds where exactly one thing happens (RES-13)."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from watchbill.catalog import Device, Lane, Model, WorkClass
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import STAYING, Stage
 from watchbill.core.residency import Residency
@@ -16,8 +16,6 @@ from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:
@@ -54,13 +52,19 @@ def test_a_request_starts_when_all_its_companions_are_warm(world_of: WorldOf, mo
     assert not world.judge.broken
 
 
-def test_a_set_has_one_cover_and_leaves_its_own_members_alone(world_of: WorldOf, model: ModelOf) -> None:
-    """RES-13: the warm member is no victim of its own set; what leaves makes room for all that is missing."""
+def with_a_and_c_in_memory(world_of: WorldOf, model: ModelOf) -> World:
+    """A world in which B fits beside A, and not beside A and C, which are both ready."""
     world = world_of(model("A", 8), model("B", 10), model("C", 12), capacity_gb=24)
     world.run(1_000)
     world.arrive("A", 500, lane="chat")
     world.arrive("C", 500, lane="chat")
     world.run(60_000)
+    return world
+
+
+def test_a_set_has_one_cover_and_leaves_its_own_members_alone(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-13: the warm member is no victim of its own set; what leaves makes room for all that is missing."""
+    world = with_a_and_c_in_memory(world_of, model)
     caller = world.arrive("A", 500, lane="chat", companions=("B",))
     world.run(70_000)
     assert caller.outcome == "answered"
@@ -287,11 +291,7 @@ def test_overlapping_sets_take_turns_and_never_deadlock(
 
 def test_what_is_asked_of_a_set_is_explained_and_shown(world_of: WorldOf, model: ModelOf) -> None:
     """RES-11, RES-13: `explain` shows the set and who would leave; the request says which member is missing."""
-    world = world_of(model("A", 8), model("B", 10), model("C", 12), capacity_gb=24)
-    world.run(1_000)
-    world.arrive("A", 500, lane="chat")
-    world.arrive("C", 500, lane="chat")
-    world.run(60_000)
+    world = with_a_and_c_in_memory(world_of, model)
     said = explain(world.core, request(world, "A", "B"), int(world.now))
     assert (said["verdict"], said["leaving"], said["companions"]) == ("these leave", ["C"], {"B": "absent"})
     caller = world.arrive("A", 500, lane="chat", companions=("B",))

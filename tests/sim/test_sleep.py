@@ -1,10 +1,10 @@
 """Asleep: a state with its own size and its own time to wake, in worlds where exactly one thing happens."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Model
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
@@ -17,8 +17,6 @@ from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def stage(world: World, name: str) -> Stage:

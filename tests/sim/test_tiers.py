@@ -1,10 +1,10 @@
 """Families: a lower tier serves where the asked one cannot, also for requests that already wait."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
@@ -13,8 +13,6 @@ from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 
 
 def fail_load(world: World, name: str, *, hopeless: bool = False) -> None:

@@ -1,22 +1,21 @@
 """RES-20: who is reset and who is not, in worlds where the engine's own slots, not the configured ones, decide."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
+from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.watchdog import ALONE_MS_MIN, CHECK_MS
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
+from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
-WorldOf = Callable[..., World]
-ModelOf = Callable[..., Model]
 #: The engine layer's limit for an answer to a simple question; the core waits a little longer.
 PATIENCE_MS = CHECK_MS - 10_000
 TIMEOUT_MS = 300_000
@@ -143,10 +142,8 @@ def test_a_model_busy_with_a_long_prompt_is_not_reset_though_other_slots_are_fre
     assert [c.outcome for c in world.callers.values()] == ["answered"] + ["failed"] * 3
 
 
-def test_who_came_while_a_model_was_asked_is_served_when_it_was_found_well(
-    world_of: WorldOf, model: ModelOf
-) -> None:
-    """RES-20: the door is closed for the question only; a good answer opens it at once, and so does a good end."""
+def asked_after_failures(world_of: WorldOf, model: ModelOf) -> tuple[World, m.Check, Caller]:
+    """A model that failed three times and is asked whether it is well: its world, the question, and one more caller."""
     world = world_of(
         model("A", concurrency=2), lanes=lane(), faults=Faults(answer_fails=1.0, until_ms=12_000)
     )
@@ -155,9 +152,17 @@ def test_who_came_while_a_model_was_asked_is_served_when_it_was_found_well(
     for number in range(3):
         world.at(8_000 + number * 500, lambda: world.arrive("A", 100, lane="chat"))
     world.run(13_000)
-    first = world.arrive("A", 5_000, lane="chat")
-    assert len(asked) == 1 and first.state == "waiting"
-    world.feed(m.Checked("A", asked[0].attempt))
+    (question,) = asked
+    return world, question, world.arrive("A", 5_000, lane="chat")
+
+
+def test_who_came_while_a_model_was_asked_is_served_when_it_was_found_well(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: the door is closed for the question only; a good answer opens it at once, and so does a good end."""
+    world, question, first = asked_after_failures(world_of, model)
+    assert first.state == "waiting"
+    world.feed(m.Checked("A", question.attempt))
     assert first.state == "running"
 
 
@@ -165,19 +170,11 @@ def test_a_model_that_is_asked_whether_it_is_well_does_not_read_as_healthy(
     world_of: WorldOf, model: ModelOf
 ) -> None:
     """RES-20: status and explain say what keeps everybody waiting, and stop when it was found well."""
-    world = world_of(
-        model("A", concurrency=2), lanes=lane(), faults=Faults(answer_fails=1.0, until_ms=12_000)
-    )
-    asked: list[m.Check] = []
-    world._acts[m.Check] = asked.append
-    for number in range(3):
-        world.at(8_000 + number * 500, lambda: world.arrive("A", 100, lane="chat"))
-    world.run(13_000)
-    first = world.arrive("A", 5_000, lane="chat")
+    world, question, first = asked_after_failures(world_of, model)
     why = "answers failed; it is being asked whether it is well"
     assert model_view(world) == ("ready", why, "suspect")
     assert explain(world.core, replace(first.request, id="next"), int(world.now))["reason"] == why
-    world.feed(m.Checked("A", asked[0].attempt))
+    world.feed(m.Checked("A", question.attempt))
     assert model_view(world) == ("ready", None, None)
     said = explain(world.core, replace(first.request, id="next"), int(world.now))
     assert said["verdict"] == "starts now"

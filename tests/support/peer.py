@@ -137,6 +137,24 @@ def chat_events(text: str, *, usage: bool = True) -> list[object]:
     return [*events, "[DONE]"]
 
 
+def tool_events(*said: str) -> list[object]:
+    """A chat's events that think, say something, and call two tools, the first one piece by piece."""
+
+    def delta(fields: dict[str, object], reason: str | None = None) -> dict[str, object]:
+        return {"choices": [{"index": 0, "delta": fields, "finish_reason": reason}]}
+
+    def call(index: int, **function: str) -> dict[str, object]:
+        head = {"id": f"call_{index}", "type": "function"} if "name" in function else {}
+        return {"tool_calls": [{"index": index, **head, "function": function}]}
+
+    return [
+        delta({"role": "assistant", "reasoning_content": "hm"}), *(delta({"content": text}) for text in said),
+        delta(call(0, name="look", arguments="")), delta(call(0, arguments='{"at"')),
+        delta(call(0, arguments=': "x"}')), delta(call(1, name="go", arguments="{}")),
+        delta({}, "tool_calls"), "[DONE]",
+    ]  # fmt: skip
+
+
 def stream_of(
     *pieces: bytes, end: bool = True, content_type: str = "text/event-stream", status: int = 200
 ) -> Talk:

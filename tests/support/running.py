@@ -1,9 +1,14 @@
 """A gateway with the real driver and real engine processes behind it, for tests."""
 
+import asyncio
+import json
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from support.open_gateway import EmptyMachine
 from watchbill.catalog import Catalog
@@ -18,29 +23,67 @@ from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 
-__all__ = ["running"]
+__all__ = ["answering", "chat", "driving", "running"]
 
 
 @asynccontextmanager
-async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, Driver]]:
-    """Serves a catalog, and leaves no process behind."""
+async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncIterator[Driver]:
+    """The real driver with the real engines; it leaves no process behind."""
     journal = Journal(root, catalog.journal)
     parts = Parts(
         make_engine=lambda rules, on_death, on_host: make_engine(
             rules, root=root, on_death=on_death, on_host=on_host
         ),
         memories=LearnedSizes(catalog, Sizes(root)),
+        root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
-        root=root,
+        make_lookout=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     await driver.start()
-    serving = await serve(Gateway(driver, catalog.server), "127.0.0.1", 0)
     try:
-        yield serving, driver
+        yield driver
     finally:
-        await serving.close(grace_ms=200)
         await driver.close()
         journal.close()
+
+
+@asynccontextmanager
+async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, Driver]]:
+    """A driver and a gateway that serves it."""
+    async with driving(root, catalog) as driver, _serving(driver) as serving:
+        yield serving, driver
+
+
+@asynccontextmanager
+async def answering(driver: Driver) -> AsyncIterator[str]:
+    """The address at which a driver is served."""
+    async with _serving(driver) as serving:
+        yield serving.url
+
+
+@asynccontextmanager
+async def _serving(driver: Driver) -> AsyncIterator[Serving]:
+    serving = await serve(Gateway(driver, driver.catalog.server), "127.0.0.1", 0)
+    try:
+        yield serving
+    finally:
+        await serving.close(grace_ms=200)
+
+
+async def chat(url: str, model: str = "talker") -> tuple[int, dict[str, Any]]:
+    """Asks for three tokens and gives the status and the answer."""
+    return await asyncio.to_thread(_chat, url, model)
+
+
+def _chat(url: str, model: str) -> tuple[int, dict[str, Any]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    question = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(question, timeout=10) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())

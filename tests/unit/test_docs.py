@@ -108,17 +108,17 @@ def masked(expected: str) -> re.Pattern[str]:
 
 
 def run(command: Command, folder: Path, environment: dict[str, str]) -> None:
+    printed = printed_by(["bash", "-c", command.line], folder, environment)
+    assert masked(command.prints).fullmatch(printed.strip()), f"$ {command.line}\n{printed}"
+
+
+def printed_by(words: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """What a program prints, which has to succeed."""
     done = subprocess.run(
-        ["bash", "-c", command.line],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, f"$ {command.line}\n{done.stdout}{done.stderr}"
-    assert masked(command.prints).fullmatch(done.stdout.strip()), f"$ {command.line}\n{done.stdout}"
+    assert done.returncode == 0, f"$ {words[-1]}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 @pytest.fixture
@@ -194,17 +194,7 @@ def test_a_program_beside_a_daemon_runs(
 
 
 def run_program(text: str, folder: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed_by([sys.executable, "-c", text], folder, environment)
 
 
 def test_every_block_that_is_not_run_has_a_known_reason() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.open_gateway import CATALOG, LANES, OpenGateway, open_gateway
-from support.peer import Asked, Talk, chat_events, sse, stream_of
+from support.peer import Asked, Talk, chat_events, sse, stream_of, tool_events
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.errors import EngineFailed
 from watchbill.gateway import relay
@@ -143,26 +143,10 @@ async def test_a_message_whose_beginning_the_engine_left_out_has_one() -> None:
 TOOLS = [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}]
 
 
-def tool_events() -> list[object]:
-    def delta(fields: dict[str, object], reason: str | None = None) -> dict[str, object]:
-        return {"choices": [{"index": 0, "delta": fields, "finish_reason": reason}]}
-
-    def call(index: int, **function: str) -> dict[str, object]:
-        head = {"id": f"call_{index}", "type": "function"} if "name" in function else {}
-        return {"tool_calls": [{"index": index, **head, "function": function}]}
-
-    return [
-        delta({"role": "assistant", "reasoning_content": "hm"}), delta({"content": "I look."}),
-        delta(call(0, name="look", arguments="")), delta(call(0, arguments='{"at"')),
-        delta(call(0, arguments=': "x"}')), delta(call(1, name="go", arguments="{}")),
-        delta({}, "tool_calls"), "[DONE]",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tools_are_translated_both_ways(stream: bool) -> None:
     """api.md: tool use."""
-    async with served(without_messages(stream_of(sse(*tool_events())))) as (opened, client):
+    async with served(without_messages(stream_of(sse(*tool_events("I look."))))) as (opened, client):
         if stream:
             async with client.messages.stream(**ASK, tools=TOOLS, tool_choice={"type": "any"}) as told:
                 said = await told.get_final_message()
@@ -343,7 +327,7 @@ async def test_nonsense_is_refused(fields: dict[str, object]) -> None:
 
 def test_events_and_messages_are_the_same_at_every_byte() -> None:
     """LANE-09"""
-    text, native = sse(*tool_events()), native_events()
+    text, native = sse(*tool_events("I look.")), native_events()
     whole = Events("1", "m")
     expected = whole.feed(text) + whole.end()
     for cut in range(len(text) + 1):

@@ -10,7 +10,7 @@ import pytest
 
 from support.eventually import eventually
 from support.open_gateway import CATALOG, OpenGateway, open_gateway
-from support.peer import Asked, chat_events, sse, stream_of
+from support.peer import Asked, chat_events, sse, stream_of, tool_events
 from watchbill.catalog import ApiKey, EngineRules, Lane, Model, Server
 from watchbill.units import Bytes, Millis
 
@@ -268,22 +268,6 @@ async def test_options_images_tools_and_formats_reach_the_engine_in_its_own_word
         assert sent["messages"][0] == {"role": "system", "content": "be brief"}
         await client.generate("smol", "x", raw=True)
         assert opened.peer.asked[-1].path == "/v1/completions"
-
-
-def tool_events() -> list[object]:
-    def delta(fields: dict[str, object], reason: str | None = None) -> dict[str, object]:
-        return {"choices": [{"index": 0, "delta": fields, "finish_reason": reason}]}
-
-    def call(index: int, **function: str) -> dict[str, object]:
-        head = {"id": f"call_{index}", "type": "function"} if "name" in function else {}
-        return {"tool_calls": [{"index": index, **head, "function": function}]}
-
-    return [
-        delta({"role": "assistant", "reasoning_content": "hm"}),
-        delta(call(0, name="look", arguments="")), delta(call(0, arguments='{"at"')),
-        delta(call(0, arguments=': "x"}')), delta(call(1, name="go", arguments="{}")),
-        delta({}, "tool_calls"), "[DONE]",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [True, False])

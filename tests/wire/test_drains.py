@@ -154,14 +154,19 @@ def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains,
         assert stats(spool).queue == 1
 
 
+def finish_long_ago(spool: Spool) -> None:
+    """Finish one event, years ago."""
+    spool.enqueue(event(1))
+    with spool.dequeue():
+        pass
+    day = next((spool.path / "queue-done").iterdir())
+    day.rename(day.with_name("2020-01-01"))
+
+
 def test_a_spool_may_be_left_to_other_processes(drains: Drains, tmp_path: Path) -> None:
     """SPOOL-09: `drain = false`: the daemon keeps its hands off, finished events are collected all the same."""
     with Spool(tmp_path / "spool/a") as spool:
-        spool.enqueue(event(1))
-        with spool.dequeue():
-            pass
-        day = next((tmp_path / "spool/a/queue-done").iterdir())
-        day.rename(day.with_name("2020-01-01"))
+        finish_long_ago(spool)
         spool.checkpoint()  # what a log still holds is not collected
         spool.enqueue(event(2))
         drains.reconfigure({"a": rules("a", drain=False)})
@@ -172,10 +177,6 @@ def test_a_spool_may_be_left_to_other_processes(drains: Drains, tmp_path: Path) 
 def test_finished_events_are_archived_on_schedule(drains: Drains, tmp_path: Path) -> None:
     """SPOOL-12: at the start and each hour; what is older than `keep_done` moves to the archive."""
     with Spool(tmp_path / "spool/a") as spool:
-        spool.enqueue(event(1))
-        with spool.dequeue():
-            pass
-        day = next((tmp_path / "spool/a/queue-done").iterdir())
-        day.rename(day.with_name("2020-01-01"))
+        finish_long_ago(spool)
     drains.reconfigure({"a": rules("a", archive="archive")})
     wait_until(lambda: (tmp_path / "archive").is_dir() and any((tmp_path / "archive").glob("2020-01-01*")))

@@ -18,6 +18,7 @@ import pytest
 
 from gguf_models import GgufFiles
 from support.eventually import eventually
+from support.running import answering, chat, driving
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
@@ -29,7 +30,6 @@ from watchbill.units import Millis
 from wire.engine_contract import EngineContract, within
 from wire.foreign_contract import ABOUT_PROCESSES, Foreign, ForeignContract
 from wire.ollama_standin import Kept, OllamaStandin
-from wire.test_engine_remote import answering, chat, driving
 
 
 class StandinWorld:

@@ -1,34 +1,19 @@
 """Shared engines are routed to and never managed, from the config to the answer."""
 
-import asyncio
-import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.open_gateway import EmptyMachine
+from support.running import answering, chat, driving
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.config import parse
 from watchbill.engines.base import Endpoint, LoadError, Router, endpoint_of
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, RequestError
-from watchbill.gateway.app import Gateway
-from watchbill.gateway.server import serve
-from watchbill.journal import Journal
-from watchbill.probes.patient import PatientProbe
-from watchbill.runtime.alerts import Alerts
-from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import LearnedSizes
-from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.ticket import Submission
-from watchbill.sizes import Sizes
 from wire.engine_contract import within
 from wire.ollama_standin import Kept, OllamaStandin
 
@@ -59,54 +44,6 @@ async def server() -> AsyncIterator[OllamaStandin]:
     await server.start()
     yield server
     await server.die()
-
-
-@asynccontextmanager
-async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncIterator[Driver]:
-    """The real driver with the real engines."""
-    journal = Journal(root, catalog.journal)
-    parts = Parts(
-        make_engine=lambda rules, on_death, on_host: make_engine(
-            rules, root=root, on_death=on_death, on_host=on_host
-        ),
-        memories=LearnedSizes(catalog, Sizes(root)),
-        root=root,
-        journal=journal,
-        alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
-    )
-    driver = Driver(catalog, parts)
-    await driver.start()
-    try:
-        yield driver
-    finally:
-        await driver.close()
-        journal.close()
-
-
-@asynccontextmanager
-async def answering(driver: Driver) -> AsyncIterator[str]:
-    serving = await serve(Gateway(driver, driver.catalog.server), "127.0.0.1", 0)
-    try:
-        yield serving.url
-    finally:
-        await serving.close(grace_ms=200)
-
-
-async def chat(url: str, model: str = "talker") -> tuple[int, dict[str, Any]]:
-    return await asyncio.to_thread(_chat, url, model)
-
-
-def _chat(url: str, model: str) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
-    question = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(question, timeout=10) as reply:
-            return reply.status, json.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def closed_port() -> int:

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.eventually import eventually
+from support.running import answering, chat, driving
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
@@ -28,7 +29,6 @@ from watchbill.units import Bytes, Millis
 from wire.engine_contract import within
 from wire.foreign_contract import Foreign, ForeignContract
 from wire.reactor_host import Host, host_in, reacting
-from wire.test_engine_remote import answering, chat, driving
 
 GB = 10**9
 
@@ -72,6 +72,15 @@ class UnitWorld:
         await self.reactor.aclose()
 
 
+@contextmanager
+def units_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnitWorld]:
+    """A host whose units are looked at often enough for a test."""
+    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
+    monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
+    with host_in(folder / "host") as host:
+        yield UnitWorld(folder, host, monkeypatch)
+
+
 class TestSystemd(ForeignContract):
     """The contract, and what is particular."""
 
@@ -79,13 +88,12 @@ class TestSystemd(ForeignContract):
 
     @pytest.fixture
     async def world(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UnitWorld]:
-        monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
         monkeypatch.setattr(limits, "REACTOR_ANSWER_MS", 3_000)
-        monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
-        with host_in(tmp_path / "host") as host:
-            world = UnitWorld(tmp_path, host, monkeypatch)
+        with units_in(tmp_path, monkeypatch) as world:
             async with world.reactor:
-                await world.reactor.enter_async_context(reacting(world.root, host, "watchbill-*.service"))
+                await world.reactor.enter_async_context(
+                    reacting(world.root, world.host, "watchbill-*.service")
+                )
                 yield world
 
     async def test_units_are_started_and_stopped_by_the_reactor_alone(
@@ -203,11 +211,8 @@ async def test_a_unit_that_a_killed_daemon_was_loading_is_stopped_by_the_next_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P7: its memory is neither lost nor forgotten, and nobody has to stop it by hand."""
-    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
-    monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
-    with host_in(tmp_path / "host") as host:
-        world = UnitWorld(tmp_path, host, monkeypatch)
-        async with reacting(world.root, host, "watchbill-*.service"):
+    with units_in(tmp_path, monkeypatch) as world:
+        async with reacting(world.root, world.host, "watchbill-*.service"):
             model = world.model("one", slow=True)
             asked = {"root": str(world.root), "rules": {"name": "systemd", "driver": "systemd"}}
             asked["model"] = {"name": "one", "engine": "systemd", "url": model.url, "probe": "chat"}  # type: ignore[assignment]
@@ -259,18 +264,15 @@ async def test_units_that_fill_a_card_take_turns_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RES-01, FLEET-04: what our own unit holds on a card is ours, so the other one can come in its place."""
-    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
-    monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
-    with host_in(tmp_path / "host") as host:
-        world = UnitWorld(tmp_path, host, monkeypatch)
+    with units_in(tmp_path, monkeypatch) as world:
         text = "[devices.'gpu:0']\ncapacity = '24GB'\nreserve = 0\n"
         for name in ("one", "two"):
             text += f"[models.{name}]\nengine = 'systemd'\nurl = '{world.model(name).url}'\nprobe = 'chat'\n"
             text += "memory = { 'gpu:0' = '23GB' }\n"
         catalog = parse(text, base=Path("/srv"), environment={})
-        card = Card(host, {f"watchbill-{name}.service": 23 * GB for name in ("one", "two")})
+        card = Card(world.host, {f"watchbill-{name}.service": 23 * GB for name in ("one", "two")})
         async with (
-            reacting(world.root, host, "watchbill-*.service"),
+            reacting(world.root, world.host, "watchbill-*.service"),
             driving(world.root, catalog, PatientProbe(card)) as driver,
             answering(driver) as url,
         ):

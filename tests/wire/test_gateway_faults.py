@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import json
 import socket
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -180,10 +181,7 @@ async def test_an_engine_that_is_gone_is_an_error() -> None:
 
 async def test_a_stream_that_the_operator_cancels_says_so() -> None:
     """LANE-04: a cut is an error event, and the engine's work ends."""
-    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
-        reader, writer = await opened.connect()
-        writer.write(post(STREAM))
-        await reader.readuntil(b"data: ")
+    async with amid_a_stream() as (opened, reader):
         request = opened.driver.requests()[0]["id"]
         assert (await opened.ask(f"/wb/v1/requests/{request}", method="DELETE")).status == 200
         ended = await reader.readuntil(b"0\r\n\r\n")
@@ -195,10 +193,7 @@ async def test_a_stream_that_the_operator_cancels_says_so() -> None:
 
 async def test_a_forced_eviction_cuts_a_stream_with_an_error_event() -> None:
     """RES-12: docs/cli: `evict --force` cuts running requests."""
-    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
-        reader, writer = await opened.connect()
-        writer.write(post(STREAM))
-        await reader.readuntil(b"data: ")
+    async with amid_a_stream() as (opened, reader):
         async with asyncio.timeout(10):
             assert (await opened.ask("/wb/v1/models/a/evict", {"force": True})).status == 200
         assert b'"code":"preempted"' in await reader.readuntil(b"0\r\n\r\n")
@@ -274,12 +269,19 @@ async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
         person.close()
 
 
-async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:
-    """R30: after the first byte an error frame."""
+@asynccontextmanager
+async def amid_a_stream() -> AsyncIterator[tuple[OpenGateway, asyncio.StreamReader]]:
+    """A gateway, and a client that has had the first words of an answer whose engine says no more."""
     async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
         reader, writer = await opened.connect()
         writer.write(post(STREAM))
         await reader.readuntil(b"data: ")
+        yield opened, reader
+
+
+async def test_a_stream_whose_engine_dies_amid_ends_with_an_error_event() -> None:
+    """R30: after the first byte an error frame."""
+    async with amid_a_stream() as (opened, reader):
         opened.engine.die("a")
         assert b'"code":"engine_failed"' in await reader.readuntil(b"0\r\n\r\n")
         await opened.until_idle()
@@ -472,10 +474,7 @@ async def test_closing_sends_away_who_waits_and_lets_finish_who_is_served() -> N
 
 async def test_closing_cuts_who_is_still_there_with_an_error_event() -> None:
     """pitfalls.md: running streams end within a bound."""
-    async with open_gateway(hangs(HEAD + chunk(EVENTS[:300]))) as opened:
-        reader, writer = await opened.connect()
-        writer.write(post(STREAM))
-        await reader.readuntil(b"data: ")
+    async with amid_a_stream() as (opened, reader):
         await opened.serving.close(grace_ms=50)
         assert b'"code":"shutting_down"' in await reader.read()
         assert not opened.driver.requests()

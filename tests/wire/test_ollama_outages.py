@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from support.eventually import eventually
+from support.running import answering, chat, driving
 from watchbill import limits
 from watchbill.config import parse
 from watchbill.core import admission, model_state
 from watchbill.runtime.driver import Driver
 from wire import ollama_standin
 from wire.engine_contract import within
-from wire.test_engine_remote import answering, chat, driving
 
 MIB = 2**20
 
