@@ -60,7 +60,7 @@ class CompanionSet(Candidate):
         self.service, self.slowdown = self.serving.service, self.serving.slowdown
         stages = {s.stage for s in self.members}
         if stages == {Stage.READY}:
-            # From here on the policy looks at the members themselves.
+            # The caller whose turn is held finds the models in memory when it comes back.
             self.stage, self.held_turn = Stage.READY, None
         elif stages & _LEAVING:
             self.stage = Stage.DRAINING
@@ -69,7 +69,7 @@ class CompanionSet(Candidate):
         else:
             self.stage = Stage.LOADING
         if self.stage is Stage.READY and self.is_under_way:
-            # The first member has waited for the others, so its turn begins only now.
+            # The turn of all members begins now: the one that loaded first has waited for the others.
             for model in self.members:
                 model.ready_at = now
         self.is_under_way &= self.stage is Stage.LOADING and bool(self.line or self.held_turn)
@@ -94,7 +94,7 @@ class CompanionSet(Candidate):
         return max((s.drain_ms(now) for s in self.members if s.stage in _LEAVING), default=0.0)
 
     def mark_members(self) -> None:
-        """Marks its members as kept while it is under way, or ready and not served yet."""
+        """Tells its members the class that waits for them while it is under way, or ready and not served yet."""
         if not (self.is_under_way or (self.stage is Stage.READY and self.line)):
             return
         wanted = self.turn_class()

@@ -288,7 +288,7 @@ class ModelState(Candidate):
         self.lingering: dict[str, Lingering] = {}  # cut runs that the engine still works on, by their name
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside their own model
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
-        self.is_kept_for_set = False  # its set loads, or waits for its first start: no swap evicts it
+        self.is_kept_for_set = False  # its set is being loaded: no swap evicts it
         self.companion_sets: list[Candidate] = []  # the ready sets whose next request it would serve
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most memory it was seen to occupy while warm
@@ -312,7 +312,7 @@ class ModelState(Candidate):
         self.idle_ms: int = spec.idle_ms  # how long it stays without work: one or the other
         self.ready_at = NEVER
         # -- the way in and out
-        self.clear_since: int | None = None  # since when its plan has waited for nothing else
+        self.clear_since: int | None = None  # since when nothing is in the way of its plan
         self.plan_for = self.name  # its own plan, or that of a set
         self.leaving_for = self.leaving_why = ""  # the model that replaces it, and the reason
         self.aborts = self.reversals = 0
@@ -473,7 +473,7 @@ class ModelState(Candidate):
         return WorkClass.ROTATION if self.has_lingered(now) else self.last_class
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
-        """How many requests may run once one of this class starts. One slot is kept for a top class seen lately."""
+        """The slots that a request of this class may use. One slot is kept for a top class seen lately."""
         slots = 0 if self.is_suspect or self.silence is not None else self.spec.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
@@ -511,11 +511,9 @@ class ModelState(Candidate):
         self.bad_answers += 1
 
     def unanswered(self, parting: Parting, now: int) -> bool:
-        """Records a run that its caller or the core ended before its answer. Returns whether it counts as a bad
-        answer.
+        """Records a run that its caller or the core ended early. Returns whether it counts as a bad answer.
 
-        It does for each `silence_ms` without a byte, summed over the runs of one caller or of several less patient
-        ones.
+        It does when the silence without a byte adds up to `silence_ms`, over one run or over several shorter ones.
         """
         if parting.has_spoken:
             self.unheard_ms = 0
@@ -557,8 +555,9 @@ class ModelState(Candidate):
         return self.rules.linger * self.load.ms
 
     def residual(self, now: int) -> float:
-        """Milliseconds until running requests are done or at a boundary. Never "mean minus age": a long answer is
-        long.
+        """Milliseconds until running requests are done or at a boundary.
+
+        Never "mean minus age": a long answer is long.
         """
         longest = 0.0
         beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())

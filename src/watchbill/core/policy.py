@@ -11,8 +11,7 @@ or a file, be random, or change the state that it is given.
   resident models (a soft turn: one load time behind a lower class, three behind equals), and always before their
   patience ends (a hard turn). A turn replaces models whose quantum is over.
 - **The balance**, for models that ran dry: an idle model leaves when the waiting work (**pressure**) exceeds the work
-  that it is likely to get until it could be back (**momentum**, scaled by its **inertia**). So a model stays while
-its
+  that it is likely to get until it could be back (**momentum**, scaled by its **inertia**). So a model stays while its
   agents pause, and one whose burst is served leaves at once.
 - **Models that fit** load at once, beside the memory that is kept for the head of the turns.
 
@@ -107,7 +106,7 @@ TURN_MARGIN = 0.05
 #: batches sooner makes each of them later.
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
-#: In favour of a higher class, an idle model leaves right after an answer once this share of its turn is over.
+#: In favour of a lower class, an idle model leaves right after an answer once this share of its turn is over.
 LINGER_LOWER = 0.5
 #: The length of "right after": a caller that sends its next request at once has done so, and the timer is not exact.
 JUST_MS = 3 * PAUSE_MS
@@ -475,7 +474,7 @@ class Rate:
     def _momentum(victim: ModelState, target: Candidate, now: int) -> float:
         """The demand for a victim per millisecond, scaled by its inertia.
 
-        Lingering has a limit when a higher class waits. Callers come in a rhythm: right after an answer the next
+        Lingering has a limit when a lower class waits. Callers come in a rhythm: right after an answer the next
         request is farthest away. So the victim leaves right after an answer once half of its turn is over, and at the
         latest one linger time after its turn. Equals have their soft turns.
         """

@@ -113,7 +113,7 @@ LOAD_LIMIT_EXTRA_MS = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: A load that failed because of the disk is retried after this, if a request waits for it.
 DISK_RETRY_MS = 3_000
-#: A model that was ready for this long is cleared of earlier failures.
+#: A model that was ready for this long is cleared of earlier resets.
 PROVEN_MS = 600_000
 #: The engine layer ends a load at its limit with a reason; the core waits a little longer for that answer.
 LOAD_ANSWER_MS = 15_000
@@ -148,7 +148,7 @@ class Residency:
         elif stage is Stage.PLANNED:
             model.clear_since = None
         elif stage is Stage.READY:
-            model.held_turn = None  # from here on the policy looks at the model itself
+            model.held_turn = None  # its caller finds the model in memory when it comes back
         self._state.remeasured()
 
     # ------------------------------------------------------------------ plans

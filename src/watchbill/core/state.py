@@ -287,7 +287,7 @@ class State:
         return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
 
     def used(self, device: str, *stages: Stage) -> int:
-        """The needs of the models in these stages of a device."""
+        """The memory of a device that the models in these stages need."""
         return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
 
     def _reserved(self, device: str, asking: Candidate | None) -> int:

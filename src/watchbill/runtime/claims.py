@@ -1,8 +1,8 @@
 """Claims: which operator has a device for maintenance, and until when (RES-14).
 
-A claim is held by a process on this machine (pid and start time), by a holder that renews it in time, or by a fixed
-number of hours. It ends when it is given back, when its process is gone, when it was not renewed in time, or when its
-time is over: no claim lasts without limit. Claims live as long as the daemon does.
+A claim is held by a process on this machine (pid and start time), or by a holder that renews it in time, or it has no
+holder and lasts a number of hours. It ends when it is given back, when its process is gone, when it was not renewed
+in time, or when its time is over: no claim lasts without limit. Claims live as long as the daemon does.
 """
 
 import asyncio

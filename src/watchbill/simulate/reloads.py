@@ -85,7 +85,7 @@ def _changed(draw: random.Random, model: Model) -> Model:
 
 
 def _rename(draw: random.Random, world: Reloadable) -> None:
-    """Renames a model: its requests wait for a name that is gone."""
+    """Renames a model. Requests for the old name are refused."""
     model = _pick(draw, world)
     if model is None or model.shared:
         return

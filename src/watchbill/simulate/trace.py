@@ -29,7 +29,7 @@ Line = MachineLine | LoadLine | RequestLine
 #: Guesses for a model that the trace never saw loaded or served.
 LOAD_GUESS_MS = 5_000.0
 SERVICE_GUESS_MS = 1_000.0
-#: The maximum number of machine readings in a long trace.
+#: The maximum number of machine readings in the replay of a long trace.
 LOOKS_MAX = 2_000
 
 
