@@ -551,3 +551,39 @@ CLI_CALL_S = 2.0
 CLI_BARRED_SHOWN = 5
 #: Alerts that `status` shows to people; --json has all that the daemon keeps.
 CLI_ALERTS_SHOWN = 5
+
+# ------------------------------------------------------------------ fleet
+
+#: Marker, heartbeat, signal and other small files of the shared folder.
+FLEET_FILE_BYTES_MAX = 2**20
+#: A slip: commands, prompts and items of one task.
+SLIP_BYTES_MAX = 64 * 2**20
+#: Network file systems take 255 bytes, and a draft has a few more than its file.
+SLIP_NAME_BYTES_MAX = 220
+AGENT_NAME_CHARS_MAX = 40
+#: What of a task's output rides in its result line.
+RESULT_TAIL_CHARS_MAX = 4_096
+#: How often a start that another one overtakes begins anew before it gives up.
+FLEET_TRIES_MAX = 100
+#: Tasks or items in one line of a journal; a line has at most 16 MiB.
+JOURNAL_PART_BYTES_MAX = 4 * 2**20
+#: How long something from another machine may stand still before it counts as dead, by the reader's own clock.
+SILENCE_MS_MAX = 90_000
+#: How often the coordinator says that it lives.
+COORDINATOR_BEAT_MS = 10_000
+#: Slips offered at a time: so many for each slot of the living agents, and never fewer than this, nor more.
+RELEASE_PER_SLOT = 4
+RELEASE_MIN = 16
+RELEASE_MAX = 1_000
+#: Waiting times before the second, third and each further attempt.
+BACK_OFF_MS = (10_000, 60_000, 300_000)
+#: Dead agents under one task before a person has to look at it: it may be what kills them.
+LOSSES_MAX = 5
+#: An agent that cannot run a command, and one that asks to be run again: how often, before it counts as a failure.
+NOT_RUNNABLE_MAX = 2
+SOFT_STOPS_MAX = 100
+#: Different tasks that fail on one agent in a row before it is held.
+FAILURES_IN_A_ROW_MAX = 3
+#: Submitted plans that are opened, and signals that are read, in one turn.
+INBOX_PER_TURN_MAX = 16
+SIGNALS_MAX = 1_000

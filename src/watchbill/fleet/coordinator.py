@@ -1,0 +1,518 @@
+"""The coordinator: one loop that turns what agents report into what they are offered next.
+
+    start   take an epoch, replay each active batch, begin new journals, mend the board
+    turn    read the inbox, the results and the heartbeats; decide; append; look; act
+
+Decisions become entries of the journals, one append and one sync for each batch that changed. Only then, and only when
+no successor has taken over meanwhile, does the board follow (`epochs` says why that is enough). Every act may be
+repeated by a successor, and a coordinator that dies anywhere leaves nothing behind that its successor cannot mend.
+
+Whatever the disk refuses ends this coordinator: its memory may be ahead of its journal then. A new one starts from the
+files, in the same process or in another. The clock and the disk are given from outside; nothing here waits.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from watchbill import limits
+from watchbill.errors import IllegalTransition, OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import epochs, places
+from watchbill.fleet.board import Board
+from watchbill.fleet.disk import Disk
+from watchbill.fleet.entries import Accept, Cancel, Cause, Ended, Entry, Fail, Hold, Issue, Lost, Revoke
+from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
+from watchbill.fleet.journals import Journal, read_past
+from watchbill.fleet.ledger import Effect, Ledger, Phase
+from watchbill.fleet.opening import expansion, opening, read_manifest
+from watchbill.fleet.policy import Crowd, Lineup, hold_of, judge, window_of
+from watchbill.fleet.results import End, Result, ResultReader
+from watchbill.fleet.signals import Order, send
+from watchbill.fleet.slips import Headline, Slip, slip_name
+from watchbill.fleet.values import encode
+from watchbill.plans.batch import ExecutePlan
+from watchbill.plans.fields import TaskClass
+from watchbill.plans.summary import summarize
+
+__all__ = ["Coordinator", "Turn"]
+
+#: A slot of an agent, in MiB of its budget: what a cpu task counts for (FLEET-02).
+_SLOT_MB = 1024
+_AGENTS_LOOK_MS = 1_000
+_MANIFEST_AGAIN_MS = 1_000
+_MANIFEST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn did, and when the next one has something to do by the clock alone."""
+
+    entries: int
+    dropped: int  # results whose token does not count
+    next_at_ms: int | None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """An active batch: its state, its journal, and what of this turn is not written down yet."""
+
+    ledger: Ledger
+    journal: Journal
+    todo: list[Entry] = field(default_factory=list[Entry])
+
+
+@dataclass(slots=True)
+class _Fanout:
+    """A foreach whose dependencies are satisfied, and that waits for a manifest at rest."""
+
+    tries: int = 0
+    not_before_ms: int = 0
+
+
+_Act = Callable[[], object]
+
+
+class Coordinator:
+    """The coordinator of one epoch, from the moment it has taken it."""
+
+    def __init__(
+        self, disk: Disk, watcher: Watcher, pulse: Pulse, *, host: str = "", today: Callable[[], str]
+    ) -> None:
+        """`today` names the folder of complete tasks; no decision depends on it."""
+        self._disk = disk
+        self._board = Board(disk)
+        self._watcher = watcher
+        self._pulse = pulse
+        self._host = host
+        self._today = today
+        self._results = ResultReader(disk)
+        self._batches: dict[str, _Batch] = {}
+        self._tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
+        self._out: Counter[TaskClass] = Counter()
+        self._lineup = Lineup()
+        self._fanouts: dict[tuple[str, str], _Fanout] = {}
+        self._in_a_row: dict[
+            str, dict[str, None]
+        ] = {}  # agent -> tasks that failed on it, without a success between
+        self._crowd = Crowd()
+        self._acts: list[_Act] = []
+        self._folders: set[str] = set()
+        self._sequence = 0
+        self._dropped = 0
+        self._agents_at_ms = self._beat_at_ms = 0
+        self._puts_away_stale = False
+        self.epoch = 0
+        self.left_alone: dict[str, str] = {}  # batches whose journal cannot be replayed, and why
+
+    # ------------------------------------------------------------ start
+
+    def start(self, now_ms: int) -> None:
+        """Take over. Raises Superseded when another one is faster still, OSError when the disk fails."""
+        self.epoch = epochs.take_epoch(self._disk)
+        self._agents_at_ms = self._beat_at_ms = now_ms
+        self._beat(now_ms)
+        for folder in (places.ACTIVE, places.INBOX):
+            for name in self._disk.names(folder):
+                order = self._order(f"{folder}/{name}")
+                if order is not None and order.batch not in self._batches and self._was_opened(order):
+                    self._take_up_or_leave(order, now_ms)
+        epochs.refuse_if_superseded(self._disk, self.epoch)
+        self._mend(now_ms)
+        self._finish(now_ms)
+
+    def close(self) -> None:
+        """Close the journals and keep them."""
+        for batch in self._batches.values():
+            batch.journal.close()
+
+    def _order(self, path: str) -> ExecutePlan | None:
+        try:
+            return ExecutePlan.decode(self._disk.read(path, limits.FLEET_FILE_BYTES_MAX * 4))
+        except (FileNotFoundError, NotAFile, OursError):
+            return None
+
+    def _was_opened(self, order: ExecutePlan) -> bool:
+        """Whether a batch has a journal: a submitted one has, when its coordinator died before it moved the file."""
+        listed = self._disk.names(places.batch_folder(order.plan, order.batch))
+        return any(places.epoch_of_journal(name) is not None for name in listed)
+
+    def _take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
+        """One batch whose journal makes no sense, damaged or of a later version, does not stop the others."""
+        try:
+            self._take_up(order, now_ms)
+        except (IllegalTransition, ValueError, KeyError) as error:
+            self.left_alone[order.batch] = str(error)
+
+    def _take_up(self, order: ExecutePlan, now_ms: int) -> None:
+        """Replay what counts of a batch, and begin the journal of this epoch."""
+        past = read_past(self._disk, order.plan, order.batch, self.epoch)
+        ledger = Ledger(order.batch)
+        for entry in past.entries:
+            ledger.apply(entry)
+        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
+        self._batches[order.batch] = _Batch(ledger, journal)
+        self._note_past(ledger, now_ms)
+
+    def _note_past(self, ledger: Ledger, now_ms: int) -> None:
+        for name in ledger.by_token:
+            self._count_token(ledger, name)
+        for task in ledger.ready():
+            self._line_up(ledger, task, now_ms)
+        for template in ledger.expandable:
+            self._fanouts[ledger.batch, template] = _Fanout()
+        self._sequence = max(self._sequence, ledger.sequence)
+
+    # ------------------------------------------------------------ mending
+
+    def _mend(self, now_ms: int) -> None:
+        """Let the board agree with the journals again: after a kill, and after a power cut that lost its names."""
+        self._board.sweep_drafts()
+        holdings = self._board.look_around()
+        for name in sorted(holdings.queue):
+            if name not in self._tokens:
+                self._put_away(name, self._resting_place(name))
+            elif not self._board.is_readable(name):
+                # A power cut leaves the name and takes the content. Its agent may be taking it in this moment: it is
+                # never written again in place, or two slips would bear one token.
+                self._revoke(name, Cause.UNREADABLE, "", now_ms)
+        for agent, held in holdings.processing.items():
+            for name in sorted(held - self._tokens.keys()):
+                self._put_away(name, self._resting_place(name), agent)
+        for name in [name for name in self._tokens if name not in holdings]:
+            self._publish(name)
+
+    def _resting_place(self, name: str) -> str:
+        """Where a slip belongs whose token does not count any more."""
+        for batch in self._batches.values():
+            task = batch.ledger.task_of_last(name)
+            if task is not None:
+                phase = batch.ledger.phase(task)
+                return (
+                    _FOLDERS.get(phase, places.EXPIRED) if phase is not Phase.COMPLETE else self._complete()
+                )
+        return places.EXPIRED
+
+    # ------------------------------------------------------------ a turn
+
+    def turn(self, now_ms: int) -> Turn:
+        """Read, decide, append, look, act. Raises Superseded and OSError: then this coordinator has ended."""
+        epochs.refuse_if_superseded(self._disk, self.epoch)
+        if now_ms >= self._beat_at_ms:
+            self._beat(now_ms)
+        self._dropped = 0
+        self._read_inbox(now_ms)
+        for result in self._results.read():
+            self._hear(result, now_ms)
+        self._puts_away_stale = True
+        self._look_at_agents(now_ms)
+        self._expand(now_ms)
+        self._release(now_ms)
+        self._end_batches(now_ms)
+        return Turn(self._finish(now_ms), self._dropped, self._lineup.next_at_ms)
+
+    def _finish(self, now_ms: int) -> int:
+        """Write, look, act: in this order, and nothing is acted on that does not count."""
+        written = self._write()
+        if self._acts:
+            epochs.refuse_if_superseded(self._disk, self.epoch)
+            self._act()
+        return written
+
+    def _write(self) -> int:
+        """One append and one sync for each batch that changed."""
+        written = 0
+        for batch in self._batches.values():
+            if batch.todo:
+                batch.journal.commit(batch.todo)
+                written += len(batch.todo)
+                batch.todo = []
+        return written
+
+    def _act(self) -> None:
+        acts, self._acts = self._acts, []
+        for act in acts:
+            act()
+
+    def _beat(self, now_ms: int) -> None:
+        self._pulse = replace(self._pulse, seq=self._pulse.seq + 1)
+        epochs.announce(self._disk, self.epoch, self._host, self._pulse)
+        self._beat_at_ms = now_ms + limits.COORDINATOR_BEAT_MS
+
+    # ------------------------------------------------------------ entries
+
+    def _decide(self, batch: str, entry: Entry, now_ms: int) -> None:
+        """Apply an entry, and write it down at the end of the turn. What could never be raises IllegalTransition."""
+        found = self._batches[batch]
+        effect = found.ledger.apply(entry)
+        found.todo.append(entry)
+        self._note(found.ledger, entry, effect, now_ms)
+
+    def _note(self, ledger: Ledger, entry: Entry, effect: Effect, now_ms: int) -> None:
+        """Keep what is derived from all ledgers: which tokens are out, and which tasks wait for one."""
+        for name in effect.closed:
+            _, task_class = self._tokens.pop(name)
+            self._out[task_class] -= 1
+        if isinstance(entry, Issue):
+            self._count_token(ledger, entry.name)
+        for task in effect.ready:
+            self._line_up(ledger, task, now_ms)
+        for template in effect.expandable:
+            self._fanouts[ledger.batch, template] = _Fanout()
+
+    def _count_token(self, ledger: Ledger, name: str) -> None:
+        task_class = ledger.spec(ledger.by_token[name]).task_class
+        self._tokens[name] = (ledger.batch, task_class)
+        self._out[task_class] += 1
+
+    def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
+        # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.
+        delay_ms = ledger.state(task).delay_ms
+        spec = ledger.spec(task)
+        self._lineup.add(
+            ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
+            not_before_ms=now_ms + delay_ms if delay_ms else 0,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the inbox
+
+    def _read_inbox(self, now_ms: int) -> None:
+        for name in self._disk.names(places.INBOX)[: limits.INBOX_PER_TURN_MAX]:
+            batch, _, kind = name.rpartition(".")
+            if kind == "json":
+                self._open(name, now_ms)
+            elif kind == "cancel":
+                self._cancel(batch, name, now_ms)
+
+    def _open(self, name: str, now_ms: int) -> None:
+        """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
+        try:
+            order = ExecutePlan.decode(
+                self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            )
+            if f"{order.batch}.json" != name:
+                raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
+            if order.batch in self.left_alone:
+                return
+            known = self._batches.get(order.batch)
+            if known is None or not known.ledger.is_open:
+                self._open_new(order, now_ms)
+        except FileNotFoundError:
+            return
+        except (NotAFile, OursError, ValueError) as error:
+            why = str(error)
+            self._acts.append(lambda: self._refuse(name, why))
+            return
+        self._acts.append(lambda: self._move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}"))
+
+    def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
+        entries = opening(self._disk, order)
+        if order.batch not in self._batches:
+            self._disk.make_folder(places.batch_folder(order.plan, order.batch))
+            self._take_up(order, now_ms)
+        if not self._batches[order.batch].ledger.is_open:
+            for entry in entries:
+                self._decide(order.batch, entry, now_ms)
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Put a plan that cannot be run aside, with the reason."""
+        self._disk.put(f"{places.REFUSED}/{name}", encode({"error": why}) + b"\n", durable=True)
+        self._disk.remove(f"{places.INBOX}/{name}")
+
+    def _cancel(self, batch: str, name: str, now_ms: int) -> None:
+        found = self._batches.get(batch)
+        if found is not None and not found.ledger.is_cancelled:
+            recalled = list(found.ledger.by_token)
+            self._decide(batch, Cancel(), now_ms)
+            self._acts.append(lambda: self._recall(recalled))
+        self._acts.append(lambda: self._disk.remove(f"{places.INBOX}/{name}"))
+
+    def _recall(self, names: list[str]) -> None:
+        """Take slips off the board, wherever they are. An agent whose slip is gone ends its worker."""
+        holdings = self._board.look_around()
+        for name in names:
+            for agent in holdings.holders_of(name):
+                self._board.put_away(name, places.EXPIRED, holder=agent)
+
+    # ------------------------------------------------------------ results
+
+    def _hear(self, result: Result, now_ms: int) -> None:
+        """Judge a result, if its token is the one that counts. Everything else is of an attempt that is over."""
+        found = self._current(result)
+        if found is None:
+            self._dropped += 1
+            if self._puts_away_stale:  # what was stale when this epoch began was mended then
+                self._put_away(result.name, places.EXPIRED, result.agent)
+            return
+        batch, task = found
+        ledger = self._batches[batch].ledger
+        entry = judge(task, ledger.state(task), ledger.spec(task), result, self._crowd)
+        self._decide(batch, entry, now_ms)
+        self._put_away(result.name, self._folder_after(entry), result.agent)
+        self._watch_for_a_bad_agent(result, task)
+
+    def _current(self, result: Result) -> tuple[str, str] | None:
+        """Batch and task of a result whose token counts: the fence."""
+        token = self._tokens.get(result.name)
+        return None if token is None else (token[0], self._batches[token[0]].ledger.by_token[result.name])
+
+    def _folder_after(self, entry: Accept | Fail | Lost) -> str:
+        if isinstance(entry, Accept):
+            return self._complete()
+        return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
+
+    def _watch_for_a_bad_agent(self, result: Result, task: str) -> None:
+        """An agent on which different tasks fail one after the other is held: only so can it be kept from claiming."""
+        if result.end is End.DONE:
+            self._in_a_row.pop(result.agent, None)
+        elif result.end in (End.FAILED, End.NOT_RUNNABLE):
+            failed = self._in_a_row.setdefault(result.agent, {})
+            failed[task] = None
+            if len(failed) == limits.FAILURES_IN_A_ROW_MAX:
+                self._acts.append(lambda: send(self._disk, result.agent, Order.HOLD))
+
+    # ------------------------------------------------------------ agents
+
+    def _look_at_agents(self, now_ms: int) -> None:
+        if now_ms < self._agents_at_ms:
+            return
+        self._agents_at_ms = now_ms + _AGENTS_LOOK_MS
+        living: dict[str, Heartbeat] = {}
+        for agent in self._board.agents():
+            heartbeat = read_heartbeat(self._disk, agent)
+            pulse = None if heartbeat is None else heartbeat.pulse
+            if self._watcher.is_dead(agent, pulse, now_ms):
+                for name in self._board.held_by(agent):
+                    self._revoke(name, Cause.AGENT_DEAD, agent, now_ms)
+            elif heartbeat is not None:
+                living[agent] = heartbeat
+        budgets = [heartbeat.budget_mb for heartbeat in living.values()]
+        slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
+        self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots)
+
+    def _revoke(self, name: str, cause: Cause, holder: str, now_ms: int) -> None:
+        """Take a token back. Its slip leaves the board before the next one is offered."""
+        found = self._tokens.get(name)
+        if found is not None:
+            ledger = self._batches[found[0]].ledger
+            task = ledger.by_token[name]
+            self._decide(found[0], Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
+        self._put_away(name, places.EXPIRED, holder)
+
+    # ------------------------------------------------------------ offers
+
+    def _expand(self, now_ms: int) -> None:
+        """Give templates their tasks. A manifest that is being written is looked at again, a few times."""
+        for (batch, template), fanout in list(self._fanouts.items()):
+            ledger = self._batches[batch].ledger
+            if ledger.is_cancelled or ledger.is_expanded(template):
+                del self._fanouts[batch, template]
+            elif now_ms >= fanout.not_before_ms:
+                self._try_to_expand(ledger, template, fanout, now_ms)
+
+    def _try_to_expand(self, ledger: Ledger, template: str, fanout: _Fanout, now_ms: int) -> None:
+        fanout.tries += 1
+        fanout.not_before_ms = now_ms + _MANIFEST_AGAIN_MS
+        try:
+            manifest = read_manifest(self._disk, ledger, template)
+            if read_manifest(self._disk, ledger, template).sha256 != manifest.sha256:
+                raise OursError("the manifest changes while it is read")
+            entries = expansion(ledger, template, manifest)
+        except OursError as error:
+            if fanout.tries < _MANIFEST_TRIES:
+                return
+            text = f"plan.md:{ledger.spec(template).line}: {error}"
+            entries = [Fail(template, 0, "", End.FAILED, None, text, is_final=True)]
+        del self._fanouts[ledger.batch, template]
+        for entry in entries:
+            self._decide(ledger.batch, entry, now_ms)
+
+    def _release(self, now_ms: int) -> None:
+        """Offer what is ready, as far as the window has room."""
+        window = window_of(self._crowd)
+        for task_class in TaskClass:
+            while self._out[task_class] < window:
+                found = self._lineup.take(task_class, now_ms)
+                if found is None:
+                    break
+                self._offer(*found, now_ms)
+
+    def _offer(self, batch: str, task: str, now_ms: int) -> None:
+        ledger = self._batches[batch].ledger if batch in self._batches else None
+        if ledger is None or ledger.phase(task) is not Phase.READY:
+            return  # cancelled, or held, since it was lined up
+        hold = hold_of(task, ledger.state(task))
+        if hold is not None:
+            self._hold(ledger, hold, now_ms)
+            return
+        issue = self._next_token(ledger, task)
+        self._decide(batch, issue, now_ms)
+        self._publish(issue.name)
+
+    def _hold(self, ledger: Ledger, hold: Hold, now_ms: int) -> None:
+        last = ledger.state(hold.task).last
+        self._decide(ledger.batch, hold, now_ms)
+        self._acts.append(lambda: self._move(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}"))
+
+    def _next_token(self, ledger: Ledger, task: str) -> Issue:
+        state, spec = ledger.state(task), ledger.spec(task)
+        self._sequence += 1
+        vram_mb = state.vram_mb or spec.vram_mb
+        addressee = places.BRAIN if spec.for_brain else ""
+        headline = Headline(
+            spec.priority or ledger.priority, self._sequence, spec.task_class, vram_mb, state.attempt + 1, addressee
+        )  # fmt: skip
+        name = slip_name(headline, model=spec.model, batch=ledger.batch, task=task)
+        return Issue(task, state.attempt + 1, name, vram_mb, state.avoid)
+
+    # ------------------------------------------------------------ ends
+
+    def _end_batches(self, now_ms: int) -> None:
+        for name, batch in self._batches.items():
+            ledger = batch.ledger
+            if batch.todo and ledger.outcome is None and ledger.is_settled:
+                outcome = summarize(name, ledger.plan, ledger.reports(), 0).outcome
+                self._decide(name, Ended(outcome), now_ms)
+            if ledger.outcome is not None:
+                self._acts.append(lambda name=name: self._close_batch(name))
+
+    def _close_batch(self, name: str) -> None:
+        self._disk.remove(f"{places.ACTIVE}/{name}.json")
+        self._batches.pop(name).journal.close()
+
+    # ------------------------------------------------------------ acts on the board
+
+    def _publish(self, name: str) -> None:
+        self._acts.append(lambda: self._publish_now(name))
+
+    def _publish_now(self, name: str) -> None:
+        if name not in self._tokens:
+            return  # taken back in the same turn
+        ledger = self._batches[self._tokens[name][0]].ledger
+        task = ledger.by_token[name]
+        state = ledger.state(task)
+        slip = Slip(
+            task, ledger.batch, ledger.plan, state.attempt, self.epoch, state.vram_mb, state.avoid, ledger.inputs,
+            ledger.items(task), ledger.spec(task).work,
+        )  # fmt: skip
+        self._board.publish(name, slip)
+
+    def _put_away(self, name: str, folder: str, holder: str = "") -> None:
+        self._acts.append(lambda: self._board.put_away(name, folder, holder=holder))
+
+    def _complete(self) -> str:
+        """The folder of today's complete tasks, which is made when it is first needed."""
+        folder = places.complete_folder(self._today())
+        if folder not in self._folders:
+            self._disk.make_folder(folder)
+            self._folders.add(folder)
+        return folder
+
+    def _move(self, source: str, target: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # moved by a predecessor, or its reply was lost
+            self._disk.move(source, target)
+
+
+#: Where the last slip of a task that has ended lies.
+_FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}

@@ -1,0 +1,163 @@
+"""The shared folder as the fleet touches it: a handful of operations, each atomic for everybody who looks.
+
+`Disk` is what the protocol is written against; `FolderDisk` does it on a real folder. Tests have one in memory that
+loses what was not synced, loses replies, and stops between any two operations. Paths are relative to the root, with
+"/" between their parts, and made by `places` alone.
+
+There is no lock, no `link` and no append by two writers here: a network mount has none of them reliably.
+"""
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from watchbill.files.atomic import (
+    FILE_MODE,
+    NotAFile,
+    fsync_folder,
+    make_folder,
+    open_regular,
+    put_file,
+    read_regular,
+    write_file_durable,
+)  # fmt: skip
+from watchbill.files.checked_log import CheckedLog, LineReader
+
+__all__ = ["Disk", "FolderDisk", "Log"]
+
+
+class Log(Protocol):
+    """A record file that this process made, and that it alone appends to."""
+
+    @property
+    def end(self) -> int:
+        """How many bytes are acknowledged."""
+        ...
+
+    def append(self, payloads: Iterable[bytes]) -> None:
+        """Put lines on stable storage, all with one sync. Raises OSError: then none is acknowledged."""
+        ...
+
+    def close(self) -> None:
+        """Close the file and keep it."""
+        ...
+
+
+class Disk(Protocol):
+    """What coordinator and agents do with the shared folder. Everything raises OSError when the disk fails."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder in their order, hidden ones left out; none for a folder that is not there."""
+        ...
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        """Return a small file whole. Raises FileNotFoundError, and NotAFile for what is no file of that size."""
+        ...
+
+    def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
+        """Replace a file: the name has the old content or the new one. A draft is written elsewhere first."""
+        ...
+
+    def take(self, path: str) -> None:
+        """Create an empty file and make its name durable. Raises FileExistsError: exactly one process gets it."""
+        ...
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file. Raises FileNotFoundError where there is none; so may a rename whose reply was lost."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents, if they are not there; the names are durable."""
+        ...
+
+    def create_log(self, path: str) -> Log:
+        """Begin a record file. Raises FileExistsError for a name that is taken."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Put what is seen of a file on stable storage: its dead writer may not have come to it."""
+        ...
+
+    def lines(self, path: str, offset: int, until: int | None = None) -> tuple[list[bytes], int]:
+        """Return the next whole lines of a record file, and the offset behind them; none where there is no file.
+
+        Bytes from `until` on do not exist. A long file comes in pieces: ask again until there are no lines.
+        """
+        ...
+
+
+class FolderDisk:
+    """A real folder. Without `filled` record files grow with each append, as they have to on network mounts."""
+
+    def __init__(self, root: Path, *, filled: bool = True) -> None:
+        self._root = root
+        self._filled = filled
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def read(self, path: str, bytes_max: int) -> bytes:
+        fd = os.open((self._root / path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return read_regular(path.rpartition("/")[2], dir_fd=fd, bytes_max=bytes_max)
+        finally:
+            os.close(fd)
+
+    def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
+        target = self._root / path
+        if durable:
+            write_file_durable(target, data)
+            return
+        # Both names are relative to one descriptor of the root, so a draft may lie in another folder.
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            beside = os.fspath(target.with_name(f".{target.name}.new").relative_to(self._root))
+            put_file(path, draft or beside, data, dir_fd=fd, sync=False)
+        finally:
+            os.close(fd)
+
+    def take(self, path: str) -> None:
+        target = self._root / path
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+        fsync_folder(target.parent)
+
+    def move(self, source: str, target: str) -> None:
+        os.rename(self._root / source, self._root / target)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(self._root / path)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def make_folder(self, path: str) -> None:
+        make_folder(self._root / path)
+
+    def create_log(self, path: str) -> Log:
+        return CheckedLog(self._root / path, filled=self._filled)
+
+    def sync(self, path: str) -> None:
+        fd = open_regular(self._root / path)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lines(self, path: str, offset: int, until: int | None = None) -> tuple[list[bytes], int]:
+        reader = LineReader(self._root / path, offset)
+        try:
+            return reader.read(until), reader.offset
+        except FileNotFoundError:
+            return [], offset
+        except NotAFile as error:
+            raise OSError(errno.EINVAL, f"not a record: {error}", path) from error

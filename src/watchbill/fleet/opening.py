@@ -1,0 +1,194 @@
+"""Opening: from a submitted plan to the entries that freeze it, and from a manifest to those of a fan-out.
+
+A plan is read and checked once more when its batch is opened (PLAN-03), and from then on only the journal counts: its
+author may go on writing. The same holds for a manifest and its items (PLAN-04).
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import places
+from watchbill.fleet.disk import Disk
+from watchbill.fleet.entries import (
+    Entry,
+    Expand,
+    Items,
+    Names,
+    Open,
+    Spec,
+    Tasks,
+    in_parts,
+    size_of_spec,
+    size_of_text,
+)
+from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.values import Fields
+from watchbill.plans.batch import BelowRoot, ExecutePlan, settle_inputs
+from watchbill.plans.check import Plan, check
+from watchbill.plans.expand import expand, items_at, text_of
+from watchbill.plans.fields import Executor, Task, TaskClass, Text
+from watchbill.plans.graph import nodes_of
+from watchbill.plans.placeholders import Placeholder, fill
+
+__all__ = ["Manifest", "expansion", "opening", "read_manifest"]
+
+#: What a script task takes of a GPU where neither the plan nor a measurement says it (FLEET-02).
+_SCRIPT_VRAM_MB = 1024
+
+
+# ------------------------------------------------------------------ plans
+
+
+def opening(disk: Disk, order: ExecutePlan) -> list[Entry]:
+    """The entries that open a batch. Raises OursError for a plan that cannot be run; the text says why."""
+    plan = _checked(disk, order.plan)
+    inputs = _inputs(plan, order)
+    parts = [Tasks(part) for part in in_parts(specs_of(plan), size_of_spec)]
+    return [*parts, Open(order.plan, inputs, order.priority)]
+
+
+def _checked(disk: Disk, name: str) -> Plan:
+    path = f"plans/{name}/plan.md"
+    try:
+        text = disk.read(path, limits.PLAN_FILE_BYTES_MAX).decode()
+    except FileNotFoundError:
+        raise OursError(f"{path} is not there", hint="put the plan into the shared folder") from None
+    except (NotAFile, UnicodeDecodeError) as error:
+        raise OursError(f"{path} cannot be read: {error}") from None
+    checked = check(text)
+    if not checked.is_right:
+        raise OursError("\n".join(f"{path}:{each.line}: {each.text}" for each in checked.findings.errors))
+    return checked.plan
+
+
+def _inputs(plan: Plan, order: ExecutePlan) -> dict[str, object]:
+    """The value of every input, defaults included; what lies in the shared folder stays relative to it."""
+    given = {
+        name: value.path if isinstance(value, BelowRoot) else value for name, value in order.inputs.items()
+    }
+    settled: dict[str, object] = dict(settle_inputs(plan, given))
+    for name, value in order.inputs.items():
+        if isinstance(value, BelowRoot):
+            settled[name] = {"below_root": value.path}
+    return settled
+
+
+def specs_of(plan: Plan) -> Iterator[Spec]:
+    """The tasks of a checked plan as a journal has them."""
+    for task, node in zip(plan.tasks, nodes_of(plan.tasks), strict=True):
+        yield Spec(
+            node, task.task_class, task.foreach, task.line, task.priority, _vram_mb(task), task.retries + 1,
+            task.executor is Executor.BRAIN, _text(task.model), _work(task),
+        )  # fmt: skip
+
+
+def _vram_mb(task: Task) -> int:
+    return task.vram_mb or _SCRIPT_VRAM_MB if task.task_class is TaskClass.SCRIPT else 0
+
+
+def _text(text: Text | None) -> str:
+    return "" if text is None else text.text
+
+
+def _work(task: Task) -> dict[str, object]:
+    """What the agent is told, without what is empty."""
+    work: dict[str, object] = {
+        "type": task.type.value, "class": task.task_class.value, "command": _text(task.command),
+        "prompt": _text(task.prompt), "system": _text(task.system), "schema": _text(task.schema),
+        "model": _text(task.model), "output": _text(task.output), "timeout_ms": task.timeout_ms,
+        "requires": [each.text for each in task.requires], "produces": [each.text for each in task.produces],
+        "env": {name: value.text for name, value in task.env}, "soft_stop": task.soft_stop,
+        "sandbox": task.sandbox.value, "needs_pair": task.needs_pair,
+    }  # fmt: skip
+    return {key: value for key, value in work.items() if value}
+
+
+# ------------------------------------------------------------------ manifests
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The items of a foreach as they were at one moment."""
+
+    items: list[object]
+    sha256: str
+
+
+def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
+    """Read the items of a template. Raises OursError for a file or a path that is not there."""
+    place = ledger.spec(template).place
+    assert place is not None, f"{template} is no template"
+    path = _manifest_path(ledger, place.file)
+    try:
+        content = disk.read(path, limits.PLAN_MANIFEST_BYTES_MAX)
+    except FileNotFoundError:
+        raise OursError(f"{path} is not there; a task that this one depends on has to write it") from None
+    except NotAFile as error:
+        raise OursError(f"{path} cannot be read: {error}") from None
+    return Manifest(items_at(content, place), hashlib.sha256(content).hexdigest())
+
+
+def _manifest_path(ledger: Ledger, text: str) -> str:
+    """Where a manifest is, relative to the root; what does not begin with a place is below the plan's folder."""
+    filled = fill(text, lambda place: _value(ledger, place))
+    if not text.startswith("{"):
+        filled = f"plans/{ledger.plan}/{filled}"
+    places.refuse_outside(filled)
+    return filled
+
+
+def _value(ledger: Ledger, place: Placeholder) -> str:
+    """A built-in or an input, with paths relative to the root."""
+    known: Mapping[str, object] = {
+        **ledger.inputs,
+        "BATCH_ID": ledger.batch,
+        "BATCH_PATH": places.batch_folder(ledger.plan, ledger.batch),
+        "PLAN_PATH": f"plans/{ledger.plan}",
+    }
+    value = known.get(place.name)
+    if isinstance(value, str):
+        return value
+    below = Fields(known).fields(place.name).text("below_root")
+    if not below:
+        raise OursError(f"{place} has no value here")
+    return below
+
+
+def expansion(ledger: Ledger, template: str, manifest: Manifest) -> list[Entry]:
+    """The entries by which a template, and those that follow it item by item, get their tasks."""
+    spelled = [_spelled(number, item) for number, item in enumerate(manifest.items, start=1)]
+    entries: list[Entry] = [Items(part) for part in in_parts(spelled, size_of_text)]
+    taken = _Taken(ledger)
+    group = ledger.group(template)
+    for spec in group:
+        task = Task(spec.node.name, spec.line, batch_size=spec.node.batch_size)
+        names = [each.name for each in expand(task, manifest.items, taken)]
+        taken.names.update(names)
+        entries += [Names(task.name, part) for part in in_parts(names, size_of_text)]
+    return [*entries, Expand(tuple(spec.node.name for spec in group), manifest.sha256)]
+
+
+def _spelled(number: int, item: object) -> str:
+    """An item as JSON, as the manifest spells it. Raises OursError for one that no line of a journal holds."""
+    text = text_of([item])[1:-1]
+    if size_of_text(text) > limits.JOURNAL_PART_BYTES_MAX:
+        raise OursError(
+            f"item {number} has more than {limits.JOURNAL_PART_BYTES_MAX:,} bytes",
+            hint="put its content into a file and name the file",
+        )
+    return text
+
+
+class _Taken:
+    """The names that a new task may not have."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.names: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.names or name in self._ledger)

@@ -1,0 +1,199 @@
+"""Places: where everything is in the shared folder, and how a path travels between machines that mount it elsewhere.
+
+    fleet.json                                  the marker: {"format": 1, "id": random}
+    plans/PLAN/plan.md scripts/ ...             the author's; never written by Watchbill
+    plans/PLAN/history/BATCH/                   one run of a plan
+        journal.EPOCH.jsonl                     the record, one file per coordinator epoch
+    brain/inbox/BATCH.json                      a submitted plan
+    brain/active/BATCH.json                     a batch that has not ended
+    brain/refused/BATCH.json                    a submitted plan that cannot be run, and why
+    brain/epochs/EPOCH                          taken by exactly one coordinator each
+    brain/coordinator.json                      who coordinates now: for people, and for a second coordinator
+    tasks/queue/NAME  processing/AGENT/NAME  complete/DATE/NAME  failed/NAME  manual/NAME  expired/NAME
+    tasks/results/AGENT.LIFE.jsonl              what an agent reports
+    gpus/AGENT_WITH_UNDERSCORES/heartbeat.json
+    signals/AGENT.stop|abort|kill|hold[.TASK]
+
+Everything that is stored is relative to the root: every machine may mount the folder elsewhere. A root without its
+marker is refused, because an unmounted mount point is an empty folder.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import make_folder, write_file_durable
+from watchbill.files.disk import fault_of, mount_of
+from watchbill.fleet.values import Fields, fields_of
+from watchbill.names import check_plain_name
+
+__all__ = [
+    "ACTIVE", "BRAIN", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "MANUAL", "MARKER",
+    "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "batch_folder", "check_agent_name",
+    "check_root", "complete_folder", "epoch_of_journal", "from_shared", "heartbeat_path", "journal_path", "make_root",
+    "probe", "processing_folder", "refuse_outside", "result_log", "to_shared", "whose_result_log",
+]  # fmt: skip
+
+MARKER = "fleet.json"
+FORMAT = 1
+BRAIN = "brain"
+INBOX = "brain/inbox"
+ACTIVE = "brain/active"
+REFUSED = "brain/refused"
+EPOCHS = "brain/epochs"
+COORDINATOR = "brain/coordinator.json"
+DRAFTS = "tasks/.tmp"
+QUEUE = "tasks/queue"
+PROCESSING = "tasks/processing"
+FAILED = "tasks/failed"
+MANUAL = "tasks/manual"
+EXPIRED = "tasks/expired"
+RESULTS = "tasks/results"
+GPUS = "gpus"
+SIGNALS = "signals"
+_COMPLETE = "tasks/complete"
+_FOLDERS = (
+    "plans", INBOX, ACTIVE, REFUSED, EPOCHS, DRAFTS, QUEUE, PROCESSING, _COMPLETE, FAILED, MANUAL, EXPIRED, RESULTS,
+    GPUS, SIGNALS, "logs",
+)  # fmt: skip
+_JOURNAL = re.compile(r"journal\.([1-9][0-9]{0,9})\.jsonl")
+_RESULT_LOG = re.compile(r"(.+)\.([1-9][0-9]{0,9})\.jsonl")
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+
+
+# ------------------------------------------------------------------ the root
+
+
+def make_root(root: Path) -> None:
+    """Make a fleet of a folder: its parts, then the marker. A folder that is one already stays as it is."""
+    for folder in _FOLDERS:
+        make_folder(root / folder)
+    if not (root / MARKER).exists():
+        marker = {"format": FORMAT, "id": os.urandom(8).hex()}
+        write_file_durable(root / MARKER, json.dumps(marker).encode() + b"\n")
+
+
+def check_root(root: Path) -> str:
+    """Return the id of the fleet in this folder. Raises OursError for one that is none."""
+    marker = _marker(root)
+    if marker.whole("format") != FORMAT:
+        raise OursError(
+            f"{root} is a fleet of format {marker.whole('format')}, and this version reads {FORMAT}",
+            hint="use the version of Watchbill that made it",
+        )
+    return marker.text("id")
+
+
+def _marker(root: Path) -> Fields:
+    try:
+        content = (root / MARKER).read_bytes()[: limits.FLEET_FILE_BYTES_MAX]
+    except FileNotFoundError:
+        raise OursError(
+            f"{root} has no {MARKER}",
+            hint="mount the shared folder there, or name another one with --root",
+        ) from None
+    try:
+        return fields_of(content)
+    except ValueError as error:
+        raise OursError(f"{root / MARKER} cannot be read: {error}", hint="restore it from a backup") from None
+
+
+@dataclass(frozen=True, slots=True)
+class MountReport:
+    """What the mount of the shared folder is like, as far as a look tells."""
+
+    kind: str
+    is_network: (
+        bool  # no inotify from other machines: the folder is polled, and record files are not filled ahead
+    )
+    fault: OSError | None  # what it answers to a small file
+
+
+def probe(root: Path) -> MountReport:
+    """Look at the mount of a root that `check_root` accepted: its kind, and whether it takes a small file."""
+    mount = mount_of(root)
+    return MountReport(mount.kind, mount.is_network, fault_of(root / DRAFTS))
+
+
+# ------------------------------------------------------------------ paths
+
+
+def check_agent_name(text: str) -> str:
+    """Returns the text when it can name an agent: letters, digits and "-", so that "_" can stand for it in a path."""
+    check_plain_name(text, "an agent")
+    if not _AGENT.fullmatch(text) or len(text) > limits.AGENT_NAME_CHARS_MAX:
+        raise OursError(
+            f"{text[:60]!a} cannot be an agent", hint="use at most 40 letters, digits and -, as in gpu-1"
+        )
+    return text
+
+
+def batch_folder(plan: str, batch: str) -> str:
+    """The folder of one run of a plan."""
+    return f"plans/{check_plain_name(plan, 'a plan')}/history/{check_plain_name(batch, 'a batch')}"
+
+
+def journal_path(plan: str, batch: str, epoch: int) -> str:
+    """The record of a batch that the coordinator of this epoch writes."""
+    return f"{batch_folder(plan, batch)}/journal.{epoch}.jsonl"
+
+
+def epoch_of_journal(name: str) -> int | None:
+    """The epoch of a journal's file name; None for another file."""
+    match = _JOURNAL.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def result_log(agent: str, life: int) -> str:
+    """What this life of an agent reports."""
+    return f"{RESULTS}/{check_agent_name(agent)}.{life}.jsonl"
+
+
+def whose_result_log(name: str) -> tuple[str, int] | None:
+    """Agent and life of a result log's file name; None for another file."""
+    match = _RESULT_LOG.fullmatch(name)
+    return (match[1], int(match[2])) if match and _AGENT.fullmatch(match[1]) else None
+
+
+def processing_folder(agent: str) -> str:
+    """Where an agent holds what it has claimed."""
+    return f"{PROCESSING}/{check_agent_name(agent)}"
+
+
+def complete_folder(date: str) -> str:
+    """Where the slips of a day's complete tasks go."""
+    return f"{_COMPLETE}/{check_plain_name(date, 'a date')}"
+
+
+def heartbeat_path(agent: str) -> str:
+    """The heartbeat file of an agent."""
+    return f"{GPUS}/{check_agent_name(agent).replace('-', '_')}/heartbeat.json"
+
+
+# ------------------------------------------------------------------ translation
+
+
+def to_shared(root: PurePosixPath, path: PurePosixPath) -> str:
+    """A path of this machine as it is stored: relative to the root. Raises OursError for one outside."""
+    if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root):
+        raise OursError(f"{path} is not in the shared folder {root}", hint="move it there")
+    return str(path.relative_to(root))
+
+
+def from_shared(root: PurePosixPath, stored: str) -> PurePosixPath:
+    """A stored path as this machine has it. Raises OursError for one that leads out: anybody may have written it."""
+    refuse_outside(stored)
+    return root / stored
+
+
+def refuse_outside(stored: str) -> None:
+    """Raise OursError for a stored path that leads out of the shared folder."""
+    path = PurePosixPath(stored)
+    if path.is_absolute() or ".." in path.parts or "\0" in stored:
+        raise OursError(
+            f"{stored[:200]!a} leads out of the shared folder", hint="write it relative, without .."
+        )

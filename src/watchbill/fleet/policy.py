@@ -1,0 +1,150 @@
+"""Policy: which task is offered next, and what becomes of one that did not succeed. Pure.
+
+Offers: priority first, then one task of each batch in turn, so that a batch of ten is not behind a batch of ten
+thousand. Only a few slips are offered at a time (the **window**): a listing of the queue stays short, and what arrives
+later with a higher priority does not wait behind them.
+
+After an attempt, in this order:
+
+    1. done                                     accept
+    2. the agent or the slip was lost           again at once; not counted; the fifth loss waits for a person
+    3. soft stop (exit code 75)                 again at once; not counted
+    4. not runnable here (126, 127)             once more, on another agent if there is one; then failed
+    5. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
+    6. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
+    7. no attempts left                         failed
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+from watchbill import limits
+from watchbill.fleet.entries import Accept, Cause, Fail, Hold, Lost, Spec
+from watchbill.fleet.ledger import TaskState
+from watchbill.fleet.results import End, Result
+from watchbill.plans.fields import TaskClass
+
+__all__ = ["Crowd", "Lineup", "hold_of", "judge", "window_of"]
+
+_LOSSES = (End.LOST, End.UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The agents as far as decisions need them."""
+
+    living: frozenset[str] = frozenset()
+    vram_mb_max: int = 0  # the largest budget of a living agent; 0 where none is known
+    slots: int = 0  # of all living agents
+
+
+# ------------------------------------------------------------------ after an attempt
+
+
+def judge(task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd) -> Accept | Fail | Lost:
+    """What a result under the current token leads to."""
+    if result.end is End.DONE:
+        return Accept(task, state.attempt, result.agent, result.ms, result.peak_vram_mb)
+    if result.end in _LOSSES:
+        return Lost(task, state.attempt, result.agent, result.end)
+    is_counted = _is_counted(state, result)
+    failures = state.failures + is_counted
+    vram_mb = state.vram_mb or spec.vram_mb
+    return Fail(
+        task, state.attempt, result.agent, result.end, result.rc, result.tail,
+        is_final=failures >= spec.attempts or _is_nowhere_runnable(state, result),
+        is_counted=is_counted,
+        delay_ms=_delay_ms(result, failures),
+        vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
+        avoid=_avoid(result, crowd),
+    )  # fmt: skip
+
+
+def _is_counted(state: TaskState, result: Result) -> bool:
+    if result.end is End.SOFT_STOP:
+        return state.soft_stops >= limits.SOFT_STOPS_MAX
+    return result.end is not End.NOT_RUNNABLE
+
+
+def _is_nowhere_runnable(state: TaskState, result: Result) -> bool:
+    return result.end is End.NOT_RUNNABLE and state.not_runnable + 1 >= limits.NOT_RUNNABLE_MAX
+
+
+def _delay_ms(result: Result, failures: int) -> int:
+    if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.OUT_OF_MEMORY):
+        return 0
+    return limits.BACK_OFF_MS[min(max(failures, 1), len(limits.BACK_OFF_MS)) - 1]
+
+
+def _more_vram(vram_mb: int, crowd: Crowd) -> int:
+    more = -(-vram_mb * 3 // 2)
+    return max(vram_mb, min(more, crowd.vram_mb_max)) if crowd.vram_mb_max else more
+
+
+def _avoid(result: Result, crowd: Crowd) -> tuple[str, ...]:
+    """The agent it failed on, where another one lives: a slip that nobody may take would wait for ever."""
+    if result.end is End.SOFT_STOP or not crowd.living - {result.agent}:
+        return ()
+    return (result.agent,)
+
+
+def hold_of(task: str, state: TaskState) -> Hold | None:
+    """Whether a ready task is left to a person instead of being issued."""
+    return Hold(task, Cause.LOSSES) if state.losses >= limits.LOSSES_MAX else None
+
+
+# ------------------------------------------------------------------ offers
+
+
+def window_of(crowd: Crowd) -> int:
+    """How many tokens of a class may be out at a time."""
+    return min(max(limits.RELEASE_MIN, limits.RELEASE_PER_SLOT * crowd.slots), limits.RELEASE_MAX)
+
+
+class Lineup:
+    """The tasks that are ready: who is offered next. Adding and taking cost the same with 10 tasks and 100,000."""
+
+    def __init__(self) -> None:
+        #: class -> priority -> batch -> its tasks; the order of the batches is whose turn it is
+        self._lines: dict[TaskClass, dict[int, dict[str, deque[str]]]] = {}
+        self._delayed: list[tuple[int, int, str, str, TaskClass, int]] = []
+        self._count = 0
+
+    def add(
+        self, batch: str, task: str, *, task_class: TaskClass, priority: int, not_before_ms: int = 0
+    ) -> None:
+        """A task is ready from that time on, by the clock of whoever takes."""
+        if not_before_ms:
+            self._count += 1
+            entry = (not_before_ms, self._count, batch, task, task_class, priority)
+            heapq.heappush(self._delayed, entry)
+        else:
+            self._append(batch, task, task_class, priority)
+
+    def _append(self, batch: str, task: str, task_class: TaskClass, priority: int) -> None:
+        lines = self._lines.setdefault(task_class, {}).setdefault(priority, {})
+        lines.setdefault(batch, deque()).append(task)
+
+    def take(self, task_class: TaskClass, now_ms: int) -> tuple[str, str] | None:
+        """Take the next task of a class: its batch and its name; None where none is ready."""
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            self._append(*heapq.heappop(self._delayed)[2:])
+        by_priority = self._lines.get(task_class)
+        if not by_priority:
+            return None
+        priority = min(by_priority)
+        batches = by_priority[priority]
+        batch, line = next(iter(batches.items()))
+        task = line.popleft()
+        del batches[batch]
+        if line:
+            batches[batch] = line  # behind the others: its next turn comes after theirs
+        if not batches:
+            del by_priority[priority]
+        return batch, task
+
+    @property
+    def next_at_ms(self) -> int | None:
+        """When the first task that is put off becomes ready."""
+        return self._delayed[0][0] if self._delayed else None

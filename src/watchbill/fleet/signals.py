@@ -1,0 +1,83 @@
+"""Signals: small files by which the coordinator, or a person with nothing but a shell, tells an agent to do something.
+
+    signals/AGENT.stop            finish, report, exit
+    signals/AGENT.hold            claim nothing more
+    signals/AGENT.abort[.TASK]    terminate the worker of one task; its id is in the name, or in the file as JSON
+    signals/AGENT.kill[.TASK]     the same, with SIGKILL
+
+The agent removes the file once it has obeyed, so a file that is still there was not obeyed yet.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from watchbill import limits
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import places
+from watchbill.fleet.disk import Disk
+from watchbill.fleet.values import encode, fields_of
+from watchbill.names import check_plain_name
+
+__all__ = ["Order", "Signal", "obeyed", "pending", "send"]
+
+
+class Order(Enum):
+    """What an agent is told."""
+
+    STOP = "stop"
+    HOLD = "hold"
+    ABORT = "abort"
+    KILL = "kill"
+
+    @property
+    def is_about_a_task(self) -> bool:
+        return self in (Order.ABORT, Order.KILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One signal file."""
+
+    order: Order
+    task: str  # "" for those about the agent, and where an abort names none
+    file: str
+
+
+def send(disk: Disk, agent: str, order: Order, task: str = "") -> None:
+    """Leave a signal. Sending it again changes nothing."""
+    name = f"{places.check_agent_name(agent)}.{order.value}"
+    if task:
+        name += f".{check_plain_name(task, 'a task')}"
+    disk.put(f"{places.SIGNALS}/{name}", encode({"task_id": task}) + b"\n")
+
+
+def pending(disk: Disk, agent: str) -> list[Signal]:
+    """The signals for an agent, in the order of their names. What is no signal is left where it is."""
+    own = [name for name in disk.names(places.SIGNALS) if name.startswith(f"{agent}.")]
+    found = (_signal(disk, agent, name) for name in own[: limits.SIGNALS_MAX])
+    return [signal for signal in found if signal is not None]
+
+
+def obeyed(disk: Disk, signal: Signal) -> None:
+    """Remove a signal that was obeyed."""
+    disk.remove(f"{places.SIGNALS}/{signal.file}")
+
+
+def _signal(disk: Disk, agent: str, name: str) -> Signal | None:
+    word, _, task = name.removeprefix(f"{agent}.").partition(".")
+    try:
+        order = Order(word)
+    except ValueError:
+        return None
+    if order.is_about_a_task and not task:
+        task = _task_inside(disk, name)
+    return Signal(order, task, name)
+
+
+def _task_inside(disk: Disk, name: str) -> str:
+    """The task id in the file: an object with `task_id`, as the signal's sender writes it by hand."""
+    try:
+        fields = fields_of(disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX))
+    except (FileNotFoundError, ValueError, NotAFile):
+        return ""
+    return fields.text("task_id") or fields.text("task")

@@ -1,0 +1,309 @@
+"""The coordinator on a real folder, driven turn by turn with a clock from outside: plans, fan-outs, fairness, time."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watchbill import limits
+from watchbill.fleet import places
+from watchbill.fleet.board import Board
+from watchbill.fleet.coordinator import Coordinator
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.epochs import Office, Superseded
+from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.results import End, Result, ResultLog
+from watchbill.fleet.slips import Slip
+from watchbill.plans.batch import ExecutePlan
+
+DAY_MS = 86_400_000
+
+
+class Rig:
+    """A shared folder, one coordinator at a time, and one agent whose worker is the test."""
+
+    def __init__(self, root: Path) -> None:
+        places.make_root(root)
+        self.root = root
+        self.disk = FolderDisk(root)
+        self.board = Board(self.disk)
+        self.board.join("cpu-1")
+        self.log = ResultLog(self.disk, "cpu-1")
+        self.seq = 0
+        self.brain = self.new_brain(0)
+
+    def new_brain(self, now_ms: int) -> Coordinator:
+        brain = Coordinator(
+            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), today=lambda: "2026-01-01"
+        )
+        brain.start(now_ms)
+        return brain
+
+    def submit(self, batch: str, plan: str, tasks: str) -> None:
+        folder = self.root / "plans" / plan
+        folder.mkdir(exist_ok=True)
+        (folder / "plan.md").write_text(f"# Plan\n## Tasks\n{tasks}")
+        (self.root / places.INBOX / f"{batch}.json").write_bytes(ExecutePlan(batch, plan, {}).encode())
+
+    def beat(self) -> None:
+        self.seq += 1
+        (self.root / "gpus/cpu_1").mkdir(exist_ok=True)
+        write_heartbeat(self.disk, "cpu-1", Heartbeat(Pulse("rig", 1, 1, self.seq)))
+
+    def claim(self, count: int = 1_000) -> Iterator[tuple[str, Slip]]:
+        for name in self.board.offered()[:count]:
+            assert self.board.claim("cpu-1", name)
+            slip = self.board.read("cpu-1", name)
+            assert slip is not None
+            yield name, slip
+
+    def report(self, name: str, end: End = End.DONE) -> None:
+        self.log.commit([Result(name, "cpu-1", self.log.life, end, 0 if end is End.DONE else 1)])
+
+    def journal(self, batch: str, plan: str = "p") -> list[dict[str, object]]:
+        files = sorted((self.root / places.batch_folder(plan, batch)).glob("journal.*.jsonl"))
+        lines = [line for file in files for line in file.read_text().split("\n") if line]
+        return [json.loads(line.partition(" ")[2]) for line in lines]
+
+    def kinds(self, batch: str, kind: str) -> list[dict[str, object]]:
+        return [entry for entry in self.journal(batch) if entry["e"] == kind]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+FAN_OUT = """### scan
+- **command**: `true`
+### each
+- **command**: `echo {ITEM.n}`
+- **foreach**: {BATCH_PATH}/manifest.json:items
+- **depends_on**: scan
+### sum
+- **command**: `true`
+- **depends_on**: each
+"""
+
+
+def test_a_fan_out_is_frozen_and_survives_a_new_coordinator(rig: Rig) -> None:
+    """PLAN-04, PLAN-05, R17: the items are those of the moment, and are not expanded twice."""
+    rig.submit("b1", "p", FAN_OUT)
+    rig.brain.turn(0)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    [(name, slip)] = rig.claim()
+    assert slip.task == "scan"
+    manifest.write_text('{"items": [{"id": "x", "n": 1.10}, {"n": 2}]}')
+    rig.report(name)
+    rig.brain.turn(1)
+    manifest.write_text('{"items": []}')
+    rig.brain = rig.new_brain(2)
+    claimed = list(rig.claim())
+    assert [(slip.task, slip.items) for _, slip in claimed] == [
+        ("each_x", ('{"id":"x","n":1.10}',)),
+        ("each_2", ('{"n":2}',)),
+    ]
+    for name, _ in claimed:
+        rig.report(name)
+    rig.brain.turn(3)
+    [(name, slip)] = rig.claim()
+    rig.report(name)
+    rig.brain.turn(4)
+    assert slip.task == "sum"
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
+    assert os.listdir(rig.root / places.ACTIVE) == []
+    assert len(os.listdir(rig.root / "tasks/complete/2026-01-01")) == 4
+
+
+def test_a_manifest_that_never_comes_fails_the_task_with_its_line(rig: Rig) -> None:
+    """PLAN-04."""
+    rig.submit("b1", "p", FAN_OUT)
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    for now_ms in (1, 1_001, 2_001):
+        rig.brain.turn(now_ms)
+    [failed] = rig.kinds("b1", "fail")
+    assert str(failed["tail"]).startswith("plan.md:5: ") and "is not there" in str(failed["tail"])
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["partial"]
+
+
+def test_a_bad_plan_is_refused_with_its_line_and_nothing_is_queued(rig: Rig) -> None:
+    """PLAN-03: the coordinator checks again."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n- **depends_on**: nobody\n")
+    rig.brain.turn(0)
+    said = json.loads((rig.root / places.REFUSED / "b1.json").read_text())
+    assert said["error"].startswith("plans/p/plan.md:5: ")
+    assert rig.board.offered() == [] and os.listdir(rig.root / places.INBOX) == []
+    assert not (rig.root / places.batch_folder("p", "b1")).exists()
+
+
+def test_ten_tasks_end_before_ten_thousand_that_came_first(rig: Rig) -> None:
+    """PLAN-07: batches share the agents in turn."""
+    manifest = rig.root / "plans/big/items.json"
+    fan_out = "### each\n- **command**: `true`\n- **foreach**: items.json:items\n"
+    rig.submit("big", "big", fan_out)
+    manifest.write_text(json.dumps({"items": [0] * 10_000}))
+    rig.brain.turn(0)
+    rig.submit("small", "p", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(10)))
+    accepted: list[str] = []
+    now_ms = 0
+    while accepted.count("small") < 10:
+        now_ms += 1
+        assert now_ms < 50
+        for name, slip in rig.claim(4):
+            rig.report(name)
+            accepted.append(slip.batch)
+        rig.brain.turn(now_ms)
+        assert len(rig.board.offered()) <= limits.RELEASE_MIN
+    assert accepted.count("big") < 60
+
+
+def test_a_failed_task_comes_again_after_its_time_and_a_new_coordinator_counts_from_its_start(
+    rig: Rig,
+) -> None:
+    """FLEET-08, R16: no wall clock is in it, so a clock that is set by a day changes nothing."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name, End.FAILED)
+    assert rig.brain.turn(1_000).next_at_ms == 11_000
+    rig.brain.turn(10_999)
+    assert rig.board.offered() == []
+    rig.brain = rig.new_brain(5 * DAY_MS)
+    rig.brain.turn(5 * DAY_MS + 9_999)
+    assert rig.board.offered() == []
+    rig.brain.turn(5 * DAY_MS + 10_000)
+    [(name, slip)] = rig.claim()
+    assert slip.attempt == 2
+    rig.report(name, End.FAILED)
+    rig.brain.turn(5 * DAY_MS + 10_001)
+    rig.brain.turn(5 * DAY_MS + 70_001)
+    [(name, slip)] = rig.claim()
+    rig.report(name, End.FAILED)
+    rig.brain.turn(5 * DAY_MS + 70_002)
+    assert slip.attempt == 3
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["failed"]
+    assert os.listdir(rig.root / places.FAILED) == [name]
+
+
+def test_a_silent_agent_loses_its_task_once_and_its_late_result_is_refused(rig: Rig) -> None:
+    """R13, FLEET-08: attempt 2 is accepted, attempt 1 is not, whenever it comes."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    rig.beat()
+    [(first, _)] = rig.claim()
+    rig.brain.turn(1_000)
+    rig.brain.turn(90_999)
+    assert rig.board.held_by("cpu-1") == [first]
+    rig.brain.turn(91_999)
+    rig.beat()
+    assert rig.board.held_by("cpu-1") == []
+    [(second, slip)] = rig.claim()
+    assert slip.attempt == 2
+    rig.report(first)
+    rig.brain.turn(92_999)
+    assert rig.kinds("b1", "accept") == []
+    rig.report(second)
+    rig.brain.turn(93_999)
+    assert [entry["attempt"] for entry in rig.kinds("b1", "accept")] == [2]
+
+
+def test_an_empty_slip_is_issued_anew_under_the_next_token(rig: Rig) -> None:
+    """After a power cut the name is there and the content is not."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [name] = rig.board.offered()
+    (rig.root / places.QUEUE / name).write_bytes(b"")
+    rig.brain = rig.new_brain(1)
+    rig.brain.turn(2)
+    [(_, slip)] = rig.claim()
+    assert slip.attempt == 2
+    assert os.listdir(rig.root / places.EXPIRED) == [name]
+
+
+def test_a_cancelled_batch_leaves_the_board(rig: Rig) -> None:
+    """PLAN-07."""
+    command = "- **command**: `true`\n"
+    rig.submit("b1", "p", f"### a\n{command}### b\n{command}### c\n{command}- **depends_on**: a\n")
+    rig.brain.turn(0)
+    list(rig.claim(1))
+    (rig.root / places.INBOX / "b1.cancel").touch()
+    rig.brain.turn(1)
+    assert rig.board.offered() == rig.board.held_by("cpu-1") == []
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["failed"]
+    assert os.listdir(rig.root / places.INBOX) == []
+
+
+def test_an_agent_on_which_three_tasks_fail_in_a_row_is_held(rig: Rig) -> None:
+    rig.submit("b1", "p", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(3)))
+    rig.brain.turn(0)
+    for name, _ in rig.claim():
+        assert os.listdir(rig.root / places.SIGNALS) == []
+        rig.report(name, End.FAILED)
+        rig.brain.turn(1)
+    assert os.listdir(rig.root / places.SIGNALS) == ["cpu-1.hold"]
+
+
+def test_a_coordinator_that_was_superseded_ends_before_it_touches_the_board(rig: Rig) -> None:
+    """R13."""
+    old = rig.brain
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain = rig.new_brain(1)
+    with pytest.raises(Superseded):
+        old.turn(2)
+    assert rig.board.offered() == []
+    rig.brain.turn(3)
+    assert len(rig.board.offered()) == 1
+
+
+def test_a_journal_that_makes_no_sense_stops_its_own_batch_only(rig: Rig) -> None:
+    for batch in ("b1", "b2"):
+        rig.submit(batch, "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    broken = FolderDisk(rig.root).create_log(places.journal_path("p", "b1", 2))
+    broken.append([b'{"e":"epoch","epoch":2,"after":{}}', b'{"e":"of another version"}'])
+    (rig.root / places.EPOCHS / "2").touch()
+    rig.brain = rig.new_brain(1)
+    rig.brain.turn(2)
+    assert list(rig.brain.left_alone) == ["b1"]
+    assert [slip.batch for _, slip in rig.claim()] == ["b2"]
+
+
+def test_a_second_coordinator_waits_for_one_of_another_machine_and_not_for_a_dead_one_of_this_boot(
+    rig: Rig,
+) -> None:
+    """R15: pid, start time and boot tell a process; a machine that cannot be asked is watched for 90 s."""
+    here = Office(rig.disk, Watcher("manager", lambda pid, started: False))
+    assert here.occupant(0) is None
+    living = Office(rig.disk, Watcher("manager", lambda pid, started: True)).occupant(0)
+    assert living is not None and living.pulse.pid == 1
+    elsewhere = Office(rig.disk, Watcher("another"))
+    assert elsewhere.occupant(0) is not None
+    assert elsewhere.occupant(89_999) is not None
+    rig.brain.turn(limits.COORDINATOR_BEAT_MS)
+    assert elsewhere.occupant(90_000) is not None
+    assert elsewhere.occupant(180_000) is None
+
+
+def test_coordinators_that_come_and_go_run_no_finished_task_again(rig: Rig) -> None:
+    """R17: finished tasks are not run again."""
+    manifest = rig.root / "plans/big/items.json"
+    rig.submit("big", "big", "### each\n- **command**: `true`\n- **foreach**: items.json:items\n")
+    manifest.write_text(json.dumps({"items": [0] * 500}))
+    rig.brain.turn(0)
+    done: set[str] = set()
+    for now_ms in range(1, 100):
+        if now_ms % 3 == 0:
+            rig.brain = rig.new_brain(now_ms)
+        for name, slip in rig.claim():
+            assert slip.task not in done
+            done.add(slip.task)
+            rig.report(name)
+        rig.brain.turn(now_ms)
+        if len(done) == 500:
+            break
+    assert len(done) == 500
+    assert [entry["outcome"] for entry in rig.journal("big", "big") if entry["e"] == "ended"] == ["complete"]

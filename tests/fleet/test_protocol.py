@@ -1,0 +1,164 @@
+"""The board protocol under all interleavings: every task is accepted once, nothing is lost, one token counts.
+
+Each case explores every world that its bounds allow. In each of them all processes are killed and started anew, and the
+power fails in three ways; the batch must come to its end each time. The mutants show that the laws can be broken.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fleet import laws
+from fleet.laws import APART, IN_A_CHAIN, BrokenLaw, World, checker, choices, first_world, working_world
+from support.interleavings import Exploration
+from watchbill.errors import IllegalTransition
+from watchbill.fleet import coordinator as coordinating
+from watchbill.fleet import journals, policy
+from watchbill.fleet.coordinator import Coordinator
+from watchbill.fleet.entries import Fail
+from watchbill.fleet.record import read_whole
+from watchbill.fleet.results import End, Result
+
+ALL = -1
+ONE = ("a",)
+BOTH = ("a", "b")
+
+
+def explore(world: World, *, cuts: bool = True, worlds_max: int = 2_000_000) -> int:
+    return Exploration(choices, checker(cuts=cuts), worlds_max).run(world)
+
+
+def test_every_interleaving_of_a_coordinator_and_an_agent_ends_with_each_task_accepted_once() -> None:
+    """FLEET-09: from the submitted plan to its end, one rename may lose its reply, and anybody dies at any step."""
+    assert explore(first_world(APART, ONE, interruptions=ALL, lost_replies=1)) > 1_000
+
+
+def test_a_task_that_waits_for_another_is_not_lost_either() -> None:
+    """PLAN-05, FLEET-09."""
+    assert explore(first_world(IN_A_CHAIN, ONE, interruptions=ALL)) > 300
+
+
+def test_two_agents_that_interrupt_each_other_never_take_one_token_to_two_ends() -> None:
+    """FLEET-09."""
+    assert explore(working_world(APART, BOTH, interruptions=1), cuts=False) > 1_000
+
+
+def test_a_successor_may_take_over_at_any_time_while_the_first_coordinator_goes_on() -> None:
+    """R13, R17: what a superseded coordinator does later counts for nothing, and nothing is lost."""
+    assert explore(working_world(APART, BOTH, successors=1)) > 1_000
+    assert explore(working_world(APART, ONE, successors=1, interruptions=1), cuts=False) > 1_000
+
+
+def test_an_agent_that_was_given_up_and_comes_back_is_refused() -> None:
+    """R13: silence for 90 s, then the agent goes on as if nothing had happened; its new life may start as well."""
+    assert explore(working_world(APART, ONE, silences=1, restarts=1), cuts=False) > 100
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("plan", [APART, IN_A_CHAIN])
+@pytest.mark.parametrize(
+    ("begin", "hands", "mishaps"),
+    [
+        (first_world, ONE, {"interruptions": ALL, "restarts": 1, "lost_replies": 1}),
+        (working_world, ONE, {"interruptions": ALL, "successors": 1}),
+        (working_world, ONE, {"interruptions": 1, "successors": 1, "silences": 1, "restarts": 1}),
+        (working_world, BOTH, {"interruptions": 1, "successors": 1, "silences": 1, "lost_replies": 1}),
+        (working_world, BOTH, {"interruptions": ALL}),
+        (working_world, BOTH, {"silences": 1, "restarts": 1}),
+        (first_world, BOTH, {"interruptions": 1, "successors": 1}),
+    ],
+)
+def test_the_laws_hold_in_the_long_form(
+    begin: Callable[..., World], hands: tuple[str, ...], mishaps: dict[str, int], plan: str
+) -> None:
+    """FLEET-09, R13, R17."""
+    explore(begin(plan, hands, **mishaps), worlds_max=20_000_000)
+
+
+# ------------------------------------------------------------------ mutants
+
+
+def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_task(self: Any, result: Result) -> tuple[str, str] | None:
+        for name, (batch, _) in self._tokens.items():
+            task = self._batches[batch].ledger.by_token[name]
+            if f"-{task}.a" in result.name:
+                return batch, task
+        return None
+
+    monkeypatch.setattr(Coordinator, "_current", by_task)
+    with pytest.raises((BrokenLaw, IllegalTransition)):
+        explore(working_world(APART, ONE, silences=1, restarts=1), cuts=False)
+
+
+def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def act_first(self: Any, now_ms: int) -> int:
+        self._act()
+        return self._write()
+
+    monkeypatch.setattr(Coordinator, "_finish", act_first)
+    with pytest.raises(BrokenLaw):
+        explore(first_world(APART, ONE), cuts=False)
+
+
+def test_a_coordinator_that_does_not_look_before_it_acts_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def blind(self: Any, now_ms: int) -> int:
+        written = self._write()
+        self._act()
+        return written
+
+    monkeypatch.setattr(Coordinator, "_finish", blind)
+    with pytest.raises(BrokenLaw):
+        explore(working_world(APART, ONE, successors=1, interruptions=1), cuts=False)
+
+
+def test_a_successor_that_forgets_how_much_it_believed_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything(disk: Any, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
+        return {
+            epoch: read_whole(disk, f"plans/{plan}/history/{batch}/journal.{epoch}.jsonl")[1]
+            for epoch in epochs
+        }
+
+    monkeypatch.setattr(journals, "_believed", everything)
+    with pytest.raises((BrokenLaw, IllegalTransition)):
+        explore(working_world(APART, ONE, successors=1, interruptions=1), cuts=False)
+
+
+def test_what_a_successor_believed_survives_a_power_cut_that_its_writer_did_not_live_to_sync() -> None:
+    """FLEET-09: the first coordinator is killed between writing and syncing an acceptance."""
+    laws.take_over_from_the_unsynced()
+
+
+def test_a_successor_that_believes_what_is_not_synced_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laws.Steps, "sync", lambda self, path: None)
+    with pytest.raises(BrokenLaw):
+        laws.take_over_from_the_unsynced()
+
+
+def test_four_dead_agents_under_a_task_are_no_failures() -> None:
+    """FLEET-08: a loss is not a failed attempt."""
+    laws.lose_and_finish(losses=4)
+
+
+def test_a_policy_that_counts_losses_as_failures_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blame(task: str, state: Any, spec: Any, result: Result, crowd: Any) -> Any:
+        if result.end is End.LOST:
+            return Fail(
+                task, state.attempt, result.agent, result.end, is_final=state.failures + 1 >= spec.attempts
+            )
+        return policy.judge(task, state, spec, result, crowd)
+
+    monkeypatch.setattr(coordinating, "judge", blame)
+    with pytest.raises(BrokenLaw):
+        laws.lose_and_finish(losses=4)
+
+
+def test_the_fifth_dead_agent_leaves_the_task_to_a_person() -> None:
+    """FLEET-08: it may be what kills them."""
+    verdict = laws.lose(losses=5)
+    assert [entry["cause"] for entry in verdict.of("hold")] == ["losses", "losses"]
+    assert verdict.of("accept") == []
