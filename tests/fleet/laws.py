@@ -299,7 +299,7 @@ def lose(losses: int) -> Verdict:
     return counting(after_losses(losses).disk)
 
 
-def lose_and_finish(losses: int) -> None:
+def lose_and_finish(losses: int) -> int:
     """Nobody dies any more after so many losses: both tasks have to be accepted."""
     world = after_losses(losses)
     for name in (*HANDS, *HANDS, "brain"):
@@ -307,9 +307,10 @@ def lose_and_finish(losses: int) -> None:
     accepted = [str(entry["task"]) for entry in counting(world.disk).of("accept")]
     if sorted(accepted) != sorted(TASKS):
         raise BrokenLaw(f"accepted in the end: {accepted}")
+    return len(accepted)
 
 
-def take_over_from_the_unsynced() -> None:
+def take_over_from_the_unsynced() -> int:
     """A coordinator dies between writing and syncing an acceptance; its successor builds on it; the power fails."""
     world = working_world(IN_A_CHAIN, ("a",))
     for _ in range(2):  # claims, reports
@@ -325,3 +326,4 @@ def take_over_from_the_unsynced() -> None:
         recover(world.disk.after(cut), before_a_cut=world.disk)
     if len(accepted) != len(TASKS):
         raise BrokenLaw(f"accepted: {accepted}")
+    return len(accepted)
