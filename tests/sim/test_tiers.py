@@ -156,3 +156,22 @@ def test_a_model_that_opted_out_waits_for_its_card() -> None:
     world.feed(m.MaintenanceAsked(2, "gpu:0", False, "done"))
     world.run(30_000)
     assert (caller.served_by, caller.outcome) == ("big", "answered")
+
+
+def test_a_request_that_cannot_wait_for_the_next_try_of_a_failing_head_steps_down_at_once(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13: in a lane of 6 s there is no time for three tries; the lower tier is warm."""
+    lanes = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(6_000))}
+    world = world_of(*family(model), lanes=lanes)
+    warm = world.arrive("small", 100, lane="chat")
+    world.run(5_000)
+    assert warm.outcome == "answered"
+    caller = world.arrive("big", 300, lane="chat")
+    while world.core.state.models["big"].stage is not Stage.LOADING:
+        world.run(world.now + 50)
+    world.run(world.now + 1_500)
+    fail_load(world, "big")
+    world.run(world.now + 5_000)
+    assert (caller.outcome, caller.served_by) == ("answered", "small")
+    assert not world.judge.broken

@@ -278,8 +278,8 @@ class EqualTurns(Rate):
 
 
 def test_a_backlog_near_its_bound_does_not_take_a_persons_last_minute():
-    """RES-11: people of `hour` start in time because a turn of a lower class lets them pass."""
-    whole = Scenario.read(SCENARIOS / "hour.toml")
+    """RES-11: people of `hour-hard` start in time because a turn of a lower class lets them pass."""
+    whole = Scenario.read(SCENARIOS / "hour-hard.toml")
     worse = run_seeds(whole, Contender("equal", EqualTurns), range(3))
     ours = run_seeds(whole, CONTENDERS["rate"], range(3))
     assert in_time(ours) >= in_time(worse) + 2

@@ -243,6 +243,16 @@ class Admission:
             if model.line and (hindered := self._hindrance(model, now)):
                 for request_id in model.line.ids():
                     self._move(model, request_id, now, must=hindered is _Hindrance.GONE)
+            elif model.line and model.failure and model.stage is Stage.ABSENT:
+                self._step_down(model, now)
+
+    def _step_down(self, model: Candidate, now: int) -> None:
+        """Moves the requests for which the next try of a failing model would come too late, where a tier can take
+        them."""
+        warm_at = max(now, model.retry_at) + model.load.ms
+        for request_id in model.line.ids():
+            if model.line.due_of(request_id) < warm_at:
+                self._move(model, request_id, now, must=False)
 
     def _hindrance(self, model: Candidate, now: int) -> "_Hindrance | None":
         if any(s.is_retired or s.is_quarantined(now) for s in model.members):

@@ -188,7 +188,7 @@ class Dispatch:
             self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
         request = _remainder(running, now)
-        due = max(now + 1, _due_again(running, now))
+        due = max(now + 1, min(_due_again(running, now), request.bound_at))
         self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 
     def let_go(self, event: LetGo, now: int) -> None:
@@ -263,10 +263,13 @@ def _due_again(running: Running, now: int) -> int:
 def _remainder(running: Running, now: int) -> Request:
     """A request that goes back, with what is left of its time: the lane's timeout holds for all its tries together.
 
-    The time runs on where its engine died. A request that had to make way does not pay for the wait.
+    The time runs on where its engine died. A request that had to make way does not pay for the wait, but however often
+    that happens, it ends when its wait and its time limit together are over.
     """
     request, used = running.request, now - running.since
     was_cut = request.was_cut or running.cut == CutKind.REQUEUE
+    bound_at = request.bound_at or request.arrived_at + request.max_wait_ms + request.timeout_ms
+    request = msgspec.structs.replace(request, bound_at=bound_at)
     if running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED):
         ends_at = running.since + request.timeout_ms
         ends_at = min(ends_at, request.ends_at or ends_at)

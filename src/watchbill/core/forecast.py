@@ -69,10 +69,17 @@ def forecast_start(
 
 
 def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> float:
-    """Full rounds of the model's slots until every request before this one has been served."""
+    """Full rounds of the model's slots until every request before this one has been served.
+
+    Of the first round the age of the oldest answer is over: optimistic, because a long answer may take longer still.
+    """
     slots = model.slots_for(request.work_class, now) or model.spec.concurrency
     rounds = (ahead + running) // slots
-    return rounds * model.service.ms * model.batch_factor(slots)
+    if not rounds:
+        return 0.0
+    round_ms = model.service.ms * model.batch_factor(slots)
+    age_ms = max((now - r.since for r in model.running.values()), default=0) if running else 0
+    return rounds * round_ms - min(age_ms, round_ms)
 
 
 @dataclass(frozen=True, slots=True)

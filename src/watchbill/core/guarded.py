@@ -41,7 +41,7 @@ class Guarded:
         try:
             self._policy: Policy = make()
             self.refuses_late, self.in_order = bool(self._policy.refuses_late), bool(self._policy.in_order)
-        except Exception as error:  # noqa: BLE001  foreign code; the daemon goes on without it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code; the daemon goes on without it
             self._policy, self.last_failure = self._fallback, _described(error)
             self.refuses_late, self.in_order = self._fallback.refuses_late, self._fallback.in_order
 
@@ -62,7 +62,7 @@ class Guarded:
             if math.isfinite(ms) and ms >= 0:
                 return Forecast(float(ms), bool(is_guess))
             wrong = f"it forecast {ms!r} ms"
-        except Exception as error:  # noqa: BLE001  see above
+        except (Exception, SystemExit) as error:  # noqa: BLE001  see above
             wrong = _described(error)
         self._failed(state, "forecast", wrong, now)
         return self._fallback.forecast(state, model, request, now)
@@ -74,7 +74,7 @@ class Guarded:
             wrong = None if plan is None else illegal(state, plan, now)
             if wrong is None:
                 return plan
-        except Exception as error:  # noqa: BLE001  see above
+        except (Exception, SystemExit) as error:  # noqa: BLE001  see above
             wrong = _described(error)
         self._failed(state, "choose", wrong, now)
         return self._fallback.choose(state, now)
@@ -112,6 +112,6 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
     return None
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     """The error, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -103,6 +103,8 @@ class Request(Struct, frozen=True, gc=False):
     was_cut: bool = False
     # Set when its engine died: `timeout_ms` of the first try also covers the next one; 0: not set.
     ends_at: int = 0
+    # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
+    bound_at: int = 0
 
 
 # ------------------------------------------------------------------ events

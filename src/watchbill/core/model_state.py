@@ -119,7 +119,10 @@ class Running(Struct, gc=False):
         """When it must be checked: at its time limit, or when its cut should have been reported."""
         if self.cut is None or self.cut == CutKind.BOUNDARY:
             ends = self.since + self.request.timeout_ms
-            return min(ends, self.request.ends_at) if self.request.ends_at else ends
+            request = self.request
+            if request.ends_at or request.bound_at:
+                return min(ends, request.ends_at or ends, request.bound_at or ends)
+            return ends
         return self.cut_at + CUT_LIMIT_MS
 
 

@@ -277,7 +277,9 @@ class Rate:
         """What the rule does if no further request comes: the turns before it, its own turn, its load."""
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
-        ahead = [turn.model for turn in self._turns(state, now) if _is_before(turn, model, request)]
+        turns = self._turns(state, now)
+        ahead = [turn.model for turn in turns if _is_before(turn, model, request)]
+        ahead += self._better(state, model, request, [turn.model for turn in turns], now)
         oldest = min(model.line.oldest_of_top() or request, request, key=_by_class_and_age)
         due = request.arrived_at + request.max_wait_ms
         hard_at = min(model.due() or due, due) - _lead_ms(model, request, _drains(state, now))
@@ -292,6 +294,26 @@ class Rate:
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
         return forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+
+    @staticmethod
+    def _better(
+        state: State, model: Candidate, request: Request, counted: Sequence[Candidate], now: int
+    ) -> list[Candidate]:
+        """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
+        mine = (request.work_class, not request.operator, request.priority)
+        if model.line:
+            mine = min(mine, model.rank(now))
+        others = (*state.in_stage(*AWAY), *state.companion_sets.values())
+        return [
+            other
+            for other in others
+            if other is not model
+            and other not in counted
+            and other.wants_memory
+            and other.line
+            and other.rank(now) <= mine
+            and not other.needs.keys().isdisjoint(model.needs)
+        ]
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. models that fit, or tip the balance, beside it."""
@@ -359,19 +381,24 @@ class Rate:
 
     @staticmethod
     def _passing_hard(due: Sequence[Turn], later: Iterable[tuple[float, Turn]], now: int) -> Turn | None:
-        """A higher class that cannot wait for the end of the first turn goes before it.
+        """A model of a better class or priority that cannot wait for the end of the first turn goes before it.
 
-        Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left.
-        Overdue models are never overtaken: the turns of a lower class are delayed, not dropped.
+        Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left, and
+        where all patience is short, the order of arrival decides instead of the priorities. Overdue models are never
+        overtaken: the turns of a lower class are delayed, not dropped.
         """
         head = due[0]
         if head.due <= now:
             return None
         ends = now + head.model.load.ms + head.model.quantum_ms
         soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
-        mine, *_ = head.model.rank(now)
-        higher = [t for t in soon if t.model.rank(now)[0] < mine]
-        return min(higher, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+        mine = head.model.rank(now)
+        better = [
+            t
+            for t in soon
+            if t.model.rank(now) < mine and not t.model.needs.keys().isdisjoint(head.model.needs)
+        ]
+        return min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
         head, due = turn.model, turn.model.due()
