@@ -213,9 +213,11 @@ class Inbox:
         """One header, or one trailer: nobody reads those. Of one that is sent twice, both values are in one text."""
         headers, key = self._headers, _names.get(name) or _name(name)
         text = value.decode("utf-8", "surrogateescape")
+        size = len(value)
         if key in headers:
             text = f"{headers[key]}, {text}"
-        if len(value) > REQUEST_HEADER_BYTES_MAX or len(text) > REQUEST_HEADER_BYTES_MAX:
+            size = max(size, len(text))
+        if size > REQUEST_HEADER_BYTES_MAX:
             raise _no_request("a header is too long")
         headers[key] = text
 
