@@ -22,7 +22,19 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import epochs, places
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
-from watchbill.fleet.entries import Accept, Cancel, Cause, Ended, Entry, Fail, Hold, Issue, Lost, Revoke
+from watchbill.fleet.entries import (
+    Accept,
+    Cancel,
+    Cause,
+    Ended,
+    Entry,
+    Epoch,
+    Fail,
+    Hold,
+    Issue,
+    Lost,
+    Revoke,
+)
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.journals import Journal, read_past
 from watchbill.fleet.ledger import Effect, Ledger, Phase
@@ -61,6 +73,7 @@ class _Batch:
     ledger: Ledger
     journal: Journal
     todo: list[Entry] = field(default_factory=list[Entry])
+    may_have_ended: bool = True  # also when it is taken up: the last coordinator may not have come to say so
 
 
 @dataclass(slots=True)
@@ -149,7 +162,8 @@ class Coordinator:
         """Replay what counts of a batch, and begin the journal of this epoch."""
         past = read_past(self._disk, order.plan, order.batch, self.epoch)
         ledger = Ledger(order.batch)
-        for entry in past.entries:
+        # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
+        for entry in (*past.entries, Epoch(self.epoch, past.after)):
             ledger.apply(entry)
         journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
         self._batches[order.batch] = _Batch(ledger, journal)
@@ -247,6 +261,7 @@ class Coordinator:
         found = self._batches[batch]
         effect = found.ledger.apply(entry)
         found.todo.append(entry)
+        found.may_have_ended = True
         self._note(found.ledger, entry, effect, now_ms)
 
     def _note(self, ledger: Ledger, entry: Entry, effect: Effect, now_ms: int) -> None:
@@ -471,9 +486,10 @@ class Coordinator:
     def _end_batches(self, now_ms: int) -> None:
         for name, batch in self._batches.items():
             ledger = batch.ledger
-            if batch.todo and ledger.outcome is None and ledger.is_settled:
+            if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
                 outcome = summarize(name, ledger.plan, ledger.reports(), 0).outcome
                 self._decide(name, Ended(outcome), now_ms)
+            batch.may_have_ended = False
             if ledger.outcome is not None:
                 self._acts.append(lambda name=name: self._close_batch(name))
 
