@@ -271,6 +271,8 @@ JSON_FRAME_BYTES_MAX = 4 * 2**20
 JSON_VALUES_MAX = 100_000
 JSON_FIELDS_MAX = 50_000
 JSON_DIGITS_MAX = 32
+#: A body from this size on is searched for more digits than that before it is decoded: time grows with their square.
+JSON_DIGITS_BYTES_MIN = 4 * 2**10
 #: Small pieces of a large body are sent together, in about this size.
 PIECES_BYTES = 256 * 2**10
 #: How long a large body waits until earlier ones are read; one is read at a time.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.eventually import eventually
+from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import CATALOG, HELLO, OpenGateway, open_gateway
 from support.peer import Asked, stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.errors import RequestError, UnsupportedMedia
-from watchbill.gateway.form import parse_form
+from watchbill.gateway.form import FORM_HEAD_BYTES_MAX, Form, parse_form
+from watchbill.limits import JSON_WINDOW_BYTES
 
 SPOKEN = bytes(range(256)) * 40
 EVENTS = (
@@ -21,6 +24,12 @@ EVENTS = (
     b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r"}}\n\n',
 )
 BOUNDARY = "xYz-1"
+KIND = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def parsed(body: bytes, content_type: str = KIND) -> Form:
+    """The form in a body, read without a gateway."""
+    return asyncio.run(parse_form(body, content_type))
 
 
 def form(*parts: tuple[str, bytes], ending: bytes = b"--\r\n") -> bytes:
@@ -32,9 +41,7 @@ def form(*parts: tuple[str, bytes], ending: bytes = b"--\r\n") -> bytes:
     return body + f"--{BOUNDARY}".encode() + ending
 
 
-async def post_form(
-    opened: OpenGateway, body: bytes, kind: str = f"multipart/form-data; boundary={BOUNDARY}"
-):
+async def post_form(opened: OpenGateway, body: bytes, kind: str = KIND):
     return await opened.ask("/v1/audio/transcriptions", body, headers={"Content-Type": kind})
 
 
@@ -91,7 +98,7 @@ async def test_a_real_client_sends_its_sound_through() -> None:
             )
             assert heard.text == "hello"
         asked = opened.peer.asked[0]
-        got = parse_form(asked.body, asked.headers["content-type"])
+        got = await parse_form(asked.body, asked.headers["content-type"])
         assert got.texts() == {"model": "whisper-1", "response_format": "verbose_json"}
         assert [part.content for part in got.parts if part.is_file] == [SPOKEN]
         assert sum(part.name.startswith("timestamp_granularities") for part in got.parts) == 2
@@ -138,7 +145,7 @@ async def test_a_broken_form_is_refused_and_reaches_nobody() -> None:
 )
 def test_the_name_of_a_part_is_read_as_it_is_written(said: str, name: str, is_file: bool) -> None:
     """LANE-01"""
-    part = parse_form(form((said, b"x")), f"multipart/form-data; boundary={BOUNDARY}").parts[0]
+    part = parsed(form((said, b"x"))).parts[0]
     assert (part.name, part.is_file, part.content) == (name, is_file, b"x")
 
 
@@ -160,7 +167,7 @@ def test_the_name_of_a_part_is_read_as_it_is_written(said: str, name: str, is_fi
 def test_a_part_whose_name_could_be_read_in_two_ways_is_refused(said: str) -> None:
     """LANE-08"""
     with pytest.raises(RequestError):
-        parse_form(form((said, b"x")), f"multipart/form-data; boundary={BOUNDARY}")
+        parsed(form((said, b"x")))
 
 
 @settings(max_examples=200, deadline=None)
@@ -169,7 +176,7 @@ def test_no_bytes_break_the_reading_of_forms(body: bytes, params: str) -> None:
     """LANE-08: whatever comes is a form or a refusal."""
     for content in (body, b"--b\r\n" + body + b"\r\n--b--"):
         try:
-            found = parse_form(content, f"multipart/form-data; {params}").texts()
+            found = parsed(content, f"multipart/form-data; {params}").texts()
         except (RequestError, UnsupportedMedia):
             continue
         assert all(isinstance(text, str) for text in found.values())
@@ -179,10 +186,63 @@ def test_no_bytes_break_the_reading_of_forms(body: bytes, params: str) -> None:
 def test_a_file_survives_the_way_through(content: bytes) -> None:
     """LANE-01: a form that nothing is changed in means the same afterwards."""
     whole = form(("name=model", b"a"), ('name="file"; filename="f"', content))
-    once = parse_form(whole, f"multipart/form-data; boundary={BOUNDARY}")
-    twice = parse_form(once.encode(None, frozenset()), once.content_type)
+    once = parsed(whole)
+    twice = parsed(b"".join(once.encode(None, frozenset())), once.content_type)
     assert once == twice
     assert once.parts[1].content == content
+
+
+LONG_HEAD = "name=model; x=" + "y " * 10_000_000
+#: Made when they are needed: together they are large.
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "a head of 20 MB": lambda: form((LONG_HEAD, b"a")),
+    "a head of 20 MB without an end": lambda: form((LONG_HEAD, b"a")).replace(b"\r\n\r\n", b" "),
+    "a head of spaces": lambda: form(*[("name=a" + " " * (FORM_HEAD_BYTES_MAX - 60) + "x", b"")] * 60),
+    "many headers": lambda: form(*[("name=a\r\n" + "a:\n" * 1_000 + "a:", b"")] * 60),
+    "many parameters": lambda: form(*[("name=a" + "".join(f";{n}=b" for n in range(600)), b"")] * 60),
+    "many parts": lambda: form(*[("name=a", b"")] * 200_000),
+    "many blank lines": lambda: form(("name=model", b"a"), ending=b"--" + b"\r\n" * 10_000_000),
+    "near boundaries": lambda: form(("name=model", b"a")) + f"\r\n--{BOUNDARY[:-1]}".encode() * 2_000_000,
+    "no end": lambda: form(("name=file; filename=f", b"\r\n--" * 5_000_000), ending=b""),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_form_is_refused_and_holds_up_nobody(name: str) -> None:
+    """R42: its parts, their headers and what is in those are bounded before they are looked at."""
+    async with open_gateway(HELLO) as opened:
+        asking = asyncio.ensure_future(post_form(opened, HOSTILE[name]()))
+        assert await longest_pause(asking) < LAG_S_MAX
+        assert (await asking).status == 400
+        assert not opened.peer.asked
+
+
+async def test_a_large_form_is_read_a_little_at_a_time() -> None:
+    """R42: others are served between its windows, wherever a boundary lies, and its file arrives byte for byte."""
+    for size in range(3 * JSON_WINDOW_BYTES - 120, 3 * JSON_WINDOW_BYTES + 10, 7):
+        content = b"\r\n--" + b"x" * size
+        reading = asyncio.ensure_future(
+            parse_form(form(("name=f; filename=f", content), ("name=model", b"a")), KIND)
+        )
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 3
+        got = await reading
+        assert [part.content for part in got.parts] == [content, b"a"]
+
+
+async def test_a_large_sound_reaches_the_engine_byte_for_byte() -> None:
+    """LANE-01: also in pieces, under the engine's own name of the model."""
+    content = SPOKEN * 200
+    async with open_gateway(stream_of(b'{"text":"hello"}', content_type="application/json")) as opened:
+        opened.engine.endpoint = Endpoint("127.0.0.1", opened.peer.port, upstream_model="whisper-1")
+        answer = await post_form(opened, form(("name=model", b"a"), ("name=file; filename=f", content)))
+        assert answer.status == 200
+        asked = opened.peer.asked[0]
+        got = await parse_form(asked.body, asked.headers["content-type"])
+        assert [part.content for part in got.parts] == [b"whisper-1", content]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Awaitable
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import HELLO, open_gateway
 from support.peer import stream_of
 from watchbill.engines.base import Endpoint
@@ -17,10 +16,7 @@ from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TheirsError, TooLarge
 from watchbill.gateway import lifting
 from watchbill.gateway.lifting import Lifted, lift
-from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_WINDOW_BYTES
-
-#: Nobody else waits longer for a hostile body on a machine with nothing else to do; a busy one is slower by far.
-LAG_S_MAX = 0.5
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_DIGITS_MAX, JSON_WINDOW_BYTES
 
 
 def passed_on(lifted: Lifted, value: object) -> bytes:
@@ -109,17 +105,6 @@ HOSTILE = {
 }
 
 
-async def longest_pause(work: Awaitable[object]) -> float:
-    """How long the event loop did not turn while something was done."""
-    doing, worst = asyncio.ensure_future(work), 0.0
-    while not doing.done():
-        began = time.perf_counter()
-        await asyncio.sleep(0)
-        worst = max(worst, time.perf_counter() - began)
-    doing.exception()
-    return worst
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
     """R42: digits, values, fields, depth and size are bounded, and looked at a little at a time."""
@@ -170,6 +155,31 @@ async def test_every_door_passes_a_large_body_on(path: str, asked: dict[str, obj
         await opened.ask(
             path, json.loads(json.dumps({"model": "a", **asked}).replace("LONG", json.dumps(text)[1:-1]))
         )
+        [engine] = opened.peer.asked
+        assert text in _texts(engine.json)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/process", "/api/chat"])
+async def test_a_small_body_has_the_bound_of_digits_too(path: str) -> None:
+    """R42: in numbers; a text may have as many digits as it likes."""
+    digits = b"7" * 4_299
+    hostile = b'{"model": "a", "x": [' + b",".join([digits] * 59) + b"]}"
+    assert len(hostile) < JSON_AT_ONCE_BYTES_MAX
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask(path, hostile)
+        assert answer.status == 400
+        assert f"more than {JSON_DIGITS_MAX} digits" in answer.body.decode()
+        assert not opened.peer.asked
+
+
+async def test_a_small_body_keeps_the_digits_of_its_texts() -> None:
+    """LANE-09: pi to five thousand places is a prompt like any other."""
+    text = "31415926535897932384626433832795028841971" * 120
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask(
+            "/v1/chat/completions", {"model": "a", "messages": [{"role": "user", "content": text}]}
+        )
+        assert answer.status == 200
         [engine] = opened.peer.asked
         assert text in _texts(engine.json)
 

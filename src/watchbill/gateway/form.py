@@ -1,25 +1,32 @@
 """Forms with files (multipart/form-data): taken apart to find out which model is meant, and put together again.
 
 Does no I/O. Strict where a sloppy reading could differ from the engine's: every part has one name, a field that we
-act on is given once, and the body ends where its boundary says. Files pass byte for byte.
+act on is given once, and the body ends where its boundary says. Files pass byte for byte, and are not copied: a form
+may be as large as a body, so it is looked through in windows, with the event loop in between, and everything else about
+it is bounded before it is looked at.
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 from email.message import Message
-from typing import cast
 
 from watchbill.errors import RequestError, UnsupportedMedia
+from watchbill.gateway.lifting import Piece, Pieces
+from watchbill.limits import JSON_WINDOW_BYTES
 
 __all__ = ["Form", "Part", "parse_form"]
 
 #: A form of an audio request has about ten parts.
 FORM_PARTS_MAX = 64
-#: The headers of one part, and a text that is looked at.
+#: The headers of one part, what its Content-Disposition says, and a text that is looked at. Behind the last boundary
+#: there is hardly anything.
 FORM_HEAD_BYTES_MAX = 4_096
+FORM_HEAD_LINES_MAX = 32
+FORM_PARAMETERS_MAX = 16
+FORM_END_BYTES_MAX = 1_024
 FORM_TEXT_BYTES_MAX = 65_536
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=?]{1,70}")
-_DISPOSITION = re.compile(rb"(?im)^content-disposition:[ \t]*(.+?)[ \t]*\r?$")
 #: One parameter of it: a token, or a quoted text in which a backslash protects the next character.
 _PARAMETER = re.compile(r'[ \t]*;[ \t]*([\w!#$%&*+.^`|~-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s";=]+))', re.ASCII)
 
@@ -30,7 +37,7 @@ class Part:
 
     name: str
     head: bytes
-    content: bytes
+    content: Piece
     is_file: bool
 
 
@@ -57,28 +64,55 @@ class Form:
             found[part.name] = _decoded(part)
         return found
 
-    def encode(self, model: str | None, without: frozenset[str]) -> bytes:
-        """The form as it goes to an engine: under its own name of the model, and without our own fields."""
-        pieces: list[bytes] = []
+    def encode(self, model: str | None, without: frozenset[str]) -> list[bytes]:
+        """The form as it goes to an engine, in pieces: under its own name of the model, and without our own fields."""
+        pieces = Pieces()
         for part in self.parts:
             if part.name in without and not part.is_file:
                 continue
             content = model.encode() if model and part.name == "model" and not part.is_file else part.content
-            pieces.append(b"--%b\r\n%b\r\n\r\n%b\r\n" % (self.boundary.encode(), part.head, content))
-        return b"".join([*pieces, b"--%b--\r\n" % self.boundary.encode()])
+            pieces.add(b"--%b\r\n%b\r\n\r\n" % (self.boundary.encode(), part.head))
+            pieces.add(content)
+            pieces.add(b"\r\n")
+        pieces.add(b"--%b--\r\n" % self.boundary.encode())
+        return pieces.end()
 
 
-def parse_form(body: bytes, content_type: str) -> Form:
+async def parse_form(body: bytes | bytearray, content_type: str) -> Form:
     """The form in a body. Raises UnsupportedMedia for another kind of body, RequestError for a broken one."""
     boundary = _boundary(content_type)
     line = b"\r\n--" + boundary.encode()
-    whole = b"\r\n" + body
-    if whole.count(line) > FORM_PARTS_MAX + 1:
-        raise RequestError(f"the form has more than {FORM_PARTS_MAX} parts")
-    first, *pieces = whole.split(line)
-    if first or not pieces or pieces[-1].strip(b" \t\r\n") != b"--":
-        raise RequestError("the form does not begin and end with its boundary")
-    return Form(boundary, tuple(_part(piece) for piece in pieces[:-1]))
+    if not body.startswith(line[2:]):
+        raise _unbounded()
+    begin, parts = len(line) - 2, list[Part]()
+    for cut in await _cuts(body, line):
+        parts.append(_part(body, begin, cut))
+        begin = cut + len(line)
+    if len(body) - begin > FORM_END_BYTES_MAX or body[begin:].strip(b" \t\r\n") != b"--":
+        raise _unbounded()
+    return Form(boundary, tuple(parts))
+
+
+async def _cuts(body: bytes | bytearray, line: bytes) -> list[int]:
+    """Where the parts end. Raises RequestError when there are too many."""
+    cuts, at = list[int](), len(line) - 2
+    while at < len(body):
+        stop = at + JSON_WINDOW_BYTES + len(line)
+        cut = body.find(line, at, stop)
+        if cut < 0:
+            at = stop - len(line) + 1  # a boundary may lie across two windows
+            if at < len(body):
+                await asyncio.sleep(0)
+            continue
+        cuts.append(cut)
+        at = cut + len(line)
+        if len(cuts) > FORM_PARTS_MAX:
+            raise RequestError(f"the form has more than {FORM_PARTS_MAX} parts")
+    return cuts
+
+
+def _unbounded() -> RequestError:
+    return RequestError("the form does not begin and end with its boundary")
 
 
 def _boundary(content_type: str) -> str:
@@ -92,19 +126,38 @@ def _boundary(content_type: str) -> str:
     return boundary
 
 
-def _part(piece: bytes) -> Part:
-    head, end, content = piece.partition(b"\r\n\r\n")
-    found = _DISPOSITION.findall(head)
-    if not head.startswith(b"\r\n") or not end or len(head) > FORM_HEAD_BYTES_MAX or len(found) != 1:
-        raise RequestError("a part of the form must have one Content-Disposition")
+def _part(body: bytes | bytearray, begin: int, end: int) -> Part:
+    blank = body.find(b"\r\n\r\n", begin, min(end, begin + FORM_HEAD_BYTES_MAX + 4))
+    if blank < 0 and end - begin > FORM_HEAD_BYTES_MAX:
+        raise RequestError(f"the headers of a part of the form have more than {FORM_HEAD_BYTES_MAX} bytes")
+    if blank <= begin or not body.startswith(b"\r\n", begin):
+        raise _undisposed()
+    head = bytes(body[begin + 2 : blank])
     try:
-        parameters = _parameters(cast("bytes", found[0]).decode())
+        parameters = _parameters(_disposition(head).decode())
     except UnicodeDecodeError:
         raise RequestError("a part of the form has a name that is not UTF-8") from None
     name = parameters.get("name")
     if not name or "name*" in parameters:
         raise RequestError("a part of the form has no name, or two")
-    return Part(name, head[2:], content, any(each.startswith("filename") for each in parameters))
+    is_file = any(each.startswith("filename") for each in parameters)
+    return Part(name, head, memoryview(body)[blank + 4 : end], is_file)
+
+
+def _disposition(head: bytes) -> bytes:
+    """What the one Content-Disposition among a part's headers says."""
+    lines = head.split(b"\n", FORM_HEAD_LINES_MAX)
+    if len(lines) > FORM_HEAD_LINES_MAX:
+        raise RequestError(f"a part of the form has more than {FORM_HEAD_LINES_MAX} headers")
+    fields = [line.removesuffix(b"\r").partition(b":") for line in lines]
+    found = [value.strip(b" \t") for name, _, value in fields if name.lower() == b"content-disposition"]
+    if len(found) != 1:
+        raise _undisposed()
+    return found[0]
+
+
+def _undisposed() -> RequestError:
+    return RequestError("a part of the form must have one Content-Disposition")
 
 
 def _parameters(disposition: str) -> dict[str, str]:
@@ -115,7 +168,7 @@ def _parameters(disposition: str) -> dict[str, str]:
         raise RequestError("a part of the form is no form-data")
     while at < len(disposition):
         parameter = _PARAMETER.match(disposition, at)
-        if parameter is None or parameter[1].lower() in found:
+        if parameter is None or parameter[1].lower() in found or len(found) >= FORM_PARAMETERS_MAX:
             raise RequestError("a part of the form has a Content-Disposition that cannot be read")
         quoted = parameter[2]
         found[parameter[1].lower()] = parameter[3] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
@@ -125,6 +178,6 @@ def _parameters(disposition: str) -> dict[str, str]:
 
 def _decoded(part: Part) -> str:
     try:
-        return part.content.decode()
+        return bytes(part.content).decode()
     except UnicodeDecodeError:
         raise RequestError(f"the form's {part.name[:60]!a} is not UTF-8") from None

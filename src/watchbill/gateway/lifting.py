@@ -32,7 +32,7 @@ from watchbill.limits import (
     PIECES_BYTES,
 )
 
-__all__ = ["Lifted", "lift"]
+__all__ = ["Lifted", "Piece", "Pieces", "lift"]
 
 Piece = bytes | memoryview
 
@@ -87,7 +87,7 @@ class Lifted:
         return cast("object", msgspec.json.decode(b"".join(pieces)))
 
     def _filled(self, frame: bytes) -> list[bytes]:
-        pieces = _Pieces()
+        pieces = Pieces()
         done = 0
         for found in self._marks.finditer(frame):
             slashes = len(found[2])
@@ -98,7 +98,7 @@ class Lifted:
         return pieces.end()
 
 
-class _Pieces:
+class Pieces:
     """Pieces of a request: large ones as they are, small ones together. A socket takes its time with each of them."""
 
     def __init__(self) -> None:

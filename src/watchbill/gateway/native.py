@@ -12,7 +12,6 @@ import msgspec
 
 from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.body import check_plain, parse_object
 from watchbill.gateway.http.response import Answer, Response
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
@@ -181,8 +180,7 @@ async def read_object(context: RequestContext, gateway: "Services") -> dict[str,
         return {}
     if context.request.content_type != _JSON:
         raise UnsupportedMedia
-    check_plain(body)
-    return parse_object(body) if body else {}
+    return await gateway.parse_plain(body) if body else {}
 
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:

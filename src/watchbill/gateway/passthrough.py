@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.form import Form, parse_form
+from watchbill.gateway.form import Form
 from watchbill.gateway.http.response import Answer, Stream
 from watchbill.gateway.model_calls import ModelCalls, Sender, sender
 from watchbill.gateway.options import RANGES, check_ranges
@@ -55,7 +55,7 @@ class PassthroughApi:
         """The handler of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            form = await self._form(context)
+            form = await self._gateway.read_form(context)
             fields = form.texts()
             named = frozenset(fields)
             check_ranges({name: _number(text) for name, text in fields.items() if name in RANGES})
@@ -65,11 +65,6 @@ class PassthroughApi:
             return await self._pass(context, submission, send, _lacks(context, path), events=events)
 
         return pass_on
-
-    async def _form(self, context: RequestContext) -> Form:
-        request = context.request
-        body = await self._gateway.read(context)
-        return parse_form(bytes(body), request.headers.get("content-type", ""))
 
     async def _pass(
         self,
@@ -139,8 +134,8 @@ def _number(text: object) -> object:
 
 def _form_sender(form: Form, path: str, *, without: frozenset[str]) -> Sender:
     def send(start: Start) -> Outgoing:
-        body = form.encode(start.endpoint.upstream_model or None, without)
-        return Outgoing(start.endpoint, "POST", path, body, {"Content-Type": form.content_type})
+        body, *rest = form.encode(start.endpoint.upstream_model or None, without)
+        return Outgoing(start.endpoint, "POST", path, body, {"Content-Type": form.content_type}, tuple(rest))
 
     return send
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
 
 from watchbill import names
@@ -18,8 +18,9 @@ from watchbill.errors import NameRefused, Overloaded, TheirsError
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.access import Guard
 from watchbill.gateway.access_log import AccessLog
-from watchbill.gateway.body import Bodies, check_plain, parse_object
+from watchbill.gateway.body import Bodies, check_plain, may_have_long_number, parse_object
 from watchbill.gateway.capture import Capturing
+from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.response import Answer
 from watchbill.gateway.lifting import lift
 from watchbill.gateway.meters import Meters
@@ -31,6 +32,7 @@ from watchbill.gateway.unloading import Unloading
 from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_TURN_MS,
+    JSON_WINDOW_BYTES,
 )
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.ticket import Submission
@@ -96,20 +98,40 @@ class Services:
     async def read_object(self, context: RequestContext) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
         body = await self.read(context)
-        if len(body) <= JSON_AT_ONCE_BYTES_MAX:
+        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not may_have_long_number(body):
             return parse_object(body)
-        try:
-            async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
-                found, context.lifted = await lift(body)
-        except TimeoutError:
-            raise Overloaded("too many large bodies came at once; try again later") from None
+        async with self._turn_to_read():
+            found, context.lifted = await lift(body)
         return found
 
     async def read_plain(self, context: RequestContext) -> dict[str, object]:
         """The JSON object in a body that is never large. Raises TooLarge for one that is."""
-        body = await self.read(context)
+        return await self.parse_plain(await self.read(context))
+
+    async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
+        """As `read_plain`, of a body that was read."""
         check_plain(body)
+        if may_have_long_number(body):
+            async with self._turn_to_read():
+                await lift(body)  # refuses a number of so many digits; in a text they are welcome
         return parse_object(body)
+
+    async def read_form(self, context: RequestContext) -> Form:
+        """The form in a request's body. Raises UnsupportedMedia for another kind of body."""
+        body, content_type = await self.read(context), context.request.headers.get("content-type", "")
+        if len(body) <= JSON_WINDOW_BYTES:
+            return await parse_form(body, content_type)
+        async with self._turn_to_read():
+            return await parse_form(body, content_type)
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_read(self) -> AsyncGenerator[None]:
+        """Raises Overloaded when it does not come, or the body is not read, in time."""
+        try:
+            async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
+                yield
+        except TimeoutError:
+            raise Overloaded("too many large bodies came at once; try again later") from None
 
     def submission(self, context: RequestContext, body: dict[str, object]) -> Submission:
         """What the caller asks of the scheduler; takes our own fields out of the body."""
