@@ -223,15 +223,19 @@ async def test_a_request_whose_engine_dies_before_the_first_byte_starts_again(bo
         assert opened.engine.attempts["a"] > 1
 
 
+#: One slot, and a lane of background work that makes way in it.
+NARROW = dataclasses.replace(
+    CATALOG,
+    models={"a": Model("a", "peer", memory=CATALOG.models["a"].memory)},
+    lanes={"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)},
+)
+
+
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
 async def test_who_made_way_for_nobody_may_still_be_asked_once_more(body: object) -> None:
     """R30: a turn that comes back at once is no failure; the one that the engine may have is still to come."""
     talk = in_turn(hangs(), dies(), HELLO)
-    narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
-    lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
-    async with open_gateway(
-        talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)
-    ) as opened:
+    async with open_gateway(talk, catalog=NARROW) as opened:
         asking = asyncio.ensure_future(
             opened.ask("/v1/chat/completions", body, headers={"X-Watchbill-Lane": "batch"})
         )
@@ -253,11 +257,7 @@ async def test_a_refusal_that_has_begun_makes_way_for_nobody() -> None:
         await goes_on.wait()
         writer.write(refusal[9:])
 
-    narrow = Model("a", "peer", memory=CATALOG.models["a"].memory)
-    lanes = {"default": Lane("default"), "batch": Lane("batch", WorkClass.BACKGROUND)}
-    async with open_gateway(
-        talk, catalog=dataclasses.replace(CATALOG, models={"a": narrow}, lanes=lanes)
-    ) as opened:
+    async with open_gateway(talk, catalog=NARROW) as opened:
         asking = asyncio.ensure_future(
             opened.ask("/v1/chat/completions", STREAM, headers={"X-Watchbill-Lane": "batch"})
         )

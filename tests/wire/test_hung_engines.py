@@ -93,7 +93,7 @@ class Place:
     async def freeze(self) -> int:
         """Brings the model up and stops its process."""
         assert (await self.ask(*CALLS["openai"][:2], "patient"))[0] == 200
-        pid = self.driver._room.warm["a"].pid
+        pid = self.driver._engines.warm["a"].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         return pid

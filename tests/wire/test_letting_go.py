@@ -67,14 +67,14 @@ async def state_of(endpoint: Endpoint) -> dict[str, int]:
 
 
 def endpoint_of(driver: Driver) -> Endpoint:
-    return driver._room.warm["a"].endpoint
+    return driver._engines.warm["a"].endpoint
 
 
 async def until_active(driver: Driver) -> None:
     """Waits until the engine works on something."""
 
     async def is_active() -> bool:
-        return "a" in driver._room.warm and (await state_of(endpoint_of(driver)))["active"] == 1
+        return "a" in driver._engines.warm and (await state_of(endpoint_of(driver)))["active"] == 1
 
     await eventually(is_active)
 
