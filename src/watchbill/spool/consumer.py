@@ -169,11 +169,12 @@ class Consumer:
         self._settle(lease)
 
     def set_aside(self, lease: Lease, error: OSError) -> None:
-        """Put back an event that this user may not read. Others may; nobody has to wait for us."""
+        """Put back an event that this user may not read. Others may take it at once, and it has used up no try."""
         self._rest(stem_of(lease.name), rest_after(lease.attempt))
-        self._move(lease, State.QUEUE.value, lease.name)
+        name = with_attempt(lease.name, lease.attempt - 1)
+        self._move(lease, State.QUEUE.value, name)
         self._settle(lease)
-        self._layout.barred.note(self._layout.folder(State.QUEUE) / lease.name, error)
+        self._layout.barred.note(self._layout.folder(State.QUEUE) / name, error)
 
     def give_back(self, lease: Lease) -> None:
         """Release without fail: what a full disk keeps us from moving now is moved later."""
