@@ -322,6 +322,8 @@ class Admission:
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is not None and request.max_wait_ms < lane.max_wait_ms:
             return "the deadline of its caller"
+        if request.bound_at:
+            return f"the max_wait and the timeout of lane {request.lane} together"
         return f"the max_wait of lane {request.lane}"
 
 

@@ -310,8 +310,8 @@ class Rate:
             if other is not model
             and other not in counted
             and other.wants_memory
-            and other.line
-            and other.rank(now) <= mine
+            and (came := other.line.oldest_arrival()) is not None
+            and (other.rank(now), came) <= (mine, request.arrived_at)
             and not other.needs.keys().isdisjoint(model.needs)
         ]
 
