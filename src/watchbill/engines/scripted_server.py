@@ -204,9 +204,7 @@ class Connection(threading.Thread):
         self.engine.sleep(False)
         self.wait_for_slot()
         try:
-            if not self.misbehaves():
-                self.work(path, cast("Fields", asked))
-            self.engine.count(served=1)
+            end = self.misbehaves() or self.work(path, cast("Fields", asked))
         except (Gone, ConnectionError):
             time.sleep(self.script.linger_s)
             self.engine.count(cancelled=1)
@@ -214,6 +212,9 @@ class Connection(threading.Thread):
         finally:
             self.engine.count(active=-1)
             self.engine.slots.release()
+        # After the slot is free: a client that sees the end of an answer may ask at once, and finds the slot free.
+        self.engine.count(served=1)
+        self.client.sendall(end)
 
     def wait_for_slot(self) -> None:
         self.engine.count(queued=1)
@@ -224,37 +225,33 @@ class Connection(threading.Thread):
         finally:
             self.engine.count(queued=-1, active=int(got))
 
-    def misbehaves(self) -> bool:
-        """Fails before the first byte, if the script says so."""
+    def misbehaves(self) -> bytes:
+        """Fails before the first byte, if the script says so; returns the answer that is a failure."""
         if self.script.fails("healthy-but-silent"):
             self.hang()
         if self.is_probe:
-            return False
+            return b""
         if self.script.fails("crash-before-first-byte"):
             die("crashes before the first byte, as its script says")
         if self.script.fails("hang-before-first-byte"):
             self.hang()
         if self.script.fails("http-500"):
-            self.send_error(500, "fails, as its script says")
-            return True
-        return False
+            return refusal(500, "fails, as its script says")
+        return b""
 
-    def work(self, path: str, asked: Fields) -> None:
-        """Answers as an engine would."""
+    def work(self, path: str, asked: Fields) -> bytes:
+        """Answers as an engine would; returns the end of the answer, which is still to be sent."""
         if path == "/v1/embeddings":
             self.sleep(self.script.jittered(self.script.service_s))
-            self.send_json(200, embeddings(self.engine.name, asked.get("input", "")))
-            return
+            return reply(200, embeddings(self.engine.name, asked.get("input", "")))
         answer = Answer(self.engine.name, path == "/v1/chat/completions", self.words_for(asked), asked)
         pause_s = 0 if self.is_probe else self.script.jittered(self.script.service_s) / self.script.tokens
         if asked.get("stream") is True:
-            self.stream(answer, pause_s)
-            return
+            return self.stream(answer, pause_s)
         self.sleep(pause_s * len(answer.words))
         if not self.is_probe and self.script.fails("bad-frames"):
-            self.send(200, b'{"choices": [{"message": ', "application/json")
-        else:
-            self.send_json(200, answer.whole())
+            return response(200, b'{"choices": [{"message": ')
+        return reply(200, answer.whole())
 
     def words_for(self, asked: Fields) -> list[str]:
         limit = asked.get("max_completion_tokens") or asked.get("max_tokens")
@@ -262,24 +259,23 @@ class Connection(threading.Thread):
         row = [words[number % len(words)] for number in range(self.script.tokens)][begun(asked) :]
         return row[:limit] if isinstance(limit, int) and limit > 0 else row
 
-    def stream(self, answer: "Answer", pause_s: float) -> None:
-        """Sends the answer word by word as server-sent events."""
+    def stream(self, answer: "Answer", pause_s: float) -> bytes:
+        """Sends the answer word by word as server-sent events; returns their end."""
         self.sleep(pause_s)
-        self.send_head(200, "text/event-stream", "Transfer-Encoding: chunked")
+        self.client.sendall(head_of(200, "text/event-stream", "Transfer-Encoding: chunked"))
         for number, frame in enumerate(answer.frames()):
             if 0 < number < len(answer.words):
                 self.sleep(pause_s)
-            self.send_chunk(b"data: " + json.dumps(frame).encode() + b"\n\n")
+            self.client.sendall(chunk(b"data: " + json.dumps(frame).encode() + b"\n\n"))
             if number == 0 and not self.is_probe and self.script.fails("crash-after-first-byte"):
                 die("crashes after the first byte, as its script says")
             if number == len(answer.words) // 2 and not self.is_probe:
                 if self.script.fails("hang-mid-stream"):
                     self.hang()
                 if self.script.fails("bad-frames"):
-                    self.send_chunk(b'data: {"choices": [{"del\n\nno field at all\r\r\n')
+                    self.client.sendall(chunk(b'data: {"choices": [{"del\n\nno field at all\r\r\n'))
                     raise Gone
-        self.send_chunk(b"data: [DONE]\n\n")
-        self.client.sendall(b"0\r\n\r\n")
+        return chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
     # ------------------------------------------------------------------ the wire
 
@@ -301,22 +297,32 @@ class Connection(threading.Thread):
             raise Gone
         return body
 
-    def send_head(self, status: int, kind: str, length: str) -> None:
-        self.client.sendall(f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\n{length}\r\n\r\n".encode())
-
-    def send_chunk(self, text: bytes) -> None:
-        self.client.sendall(b"%x\r\n%b\r\n" % (len(text), text))
-
-    def send(self, status: int, body: bytes, kind: str) -> None:
-        self.send_head(status, kind, f"Content-Length: {len(body)}")
-        self.client.sendall(body)
-
     def send_json(self, status: int, fields: object) -> None:
-        self.send(status, json.dumps(fields).encode(), "application/json")
+        self.client.sendall(reply(status, fields))
 
     def send_error(self, status: int, message: str) -> None:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.send_json(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
+        self.client.sendall(refusal(status, message))
+
+
+def head_of(status: int, kind: str, length: str) -> bytes:
+    return f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\n{length}\r\n\r\n".encode()
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(text), text)
+
+
+def response(status: int, body: bytes) -> bytes:
+    return head_of(status, "application/json", f"Content-Length: {len(body)}") + body
+
+
+def reply(status: int, fields: object) -> bytes:
+    return response(status, json.dumps(fields).encode())
+
+
+def refusal(status: int, message: str) -> bytes:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return reply(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
 def begun(asked: Fields) -> int:

@@ -36,6 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with lock:
                 active.discard(self)
+        self.wfile.write(b"0\r\n\r\n")  # whoever sees the end finds nothing in hand
 
     def answer(self):
         frames = [FRAME] * 40
@@ -51,7 +52,6 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(seconds / 40)
             text = b"data: " + (b"[DONE]" if frame is None else json.dumps(frame).encode()) + b"\n\n"
             self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
-        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_):
         pass
