@@ -139,11 +139,11 @@ async def running(root: Path) -> AsyncGenerator[tuple[Serving, Driver]]:
         make_engine=lambda rules, on_death, on_host: make_engine(
             rules, root=root, on_death=on_death, on_host=on_host
         ),
-        memories=LearnedSizes(catalog, Sizes(root)),
+        learned=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write, Deliverer(root).deliver),
-        make_lookout=partial(ProbeLoop, probes=[PatientProbe(ram)], ram=ram),
+        make_probe_loop=partial(ProbeLoop, probes=[PatientProbe(ram)], ram=ram),
     )
     driver = Driver(catalog, parts)
     await driver.start()

@@ -192,7 +192,7 @@ class ProcessType:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRules:
-    """How residency decides. `scheduler.md` of the docs explains each figure."""
+    """How residency decides. docs/scheduling.md explains each figure."""
 
     name: str = "rate"
     alpha: float = 1.0  # quantum = alpha x load time

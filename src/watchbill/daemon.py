@@ -237,11 +237,11 @@ def _make_driver(
             make_engine=lambda rules, on_death, on_host: make_engine(
                 rules, root=root.path, on_death=on_death, on_host=on_host, withheld=withheld
             ),
-            memories=LearnedSizes(catalog, Sizes(root.path)),
+            learned=LearnedSizes(catalog, Sizes(root.path)),
             root=root.path,
             journal=journal,
             alerts=alerts,
-            make_lookout=partial(ProbeLoop, probes=_probes(ram, catalog, setting.screen), ram=ram),
+            make_probe_loop=partial(ProbeLoop, probes=_probes(ram, catalog, setting.screen), ram=ram),
             recorder=Recorder(setting.options.record, Driver.now()),
             spools=spools.view,
         ),

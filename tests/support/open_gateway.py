@@ -243,11 +243,11 @@ async def _opened(
     journal = Journal(root, catalog.journal)
     parts = Parts(
         make_engine=make_engine,
-        memories=LearnedSizes(catalog, Sizes(root)),
+        learned=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
+        make_probe_loop=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     upstream = Upstream(deadlines or PATIENT)

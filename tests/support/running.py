@@ -34,11 +34,11 @@ async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncI
         make_engine=lambda rules, on_death, on_host: make_engine(
             rules, root=root, on_death=on_death, on_host=on_host
         ),
-        memories=LearnedSizes(catalog, Sizes(root)),
+        learned=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_lookout=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
+        make_probe_loop=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
     await driver.start()

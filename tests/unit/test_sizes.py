@@ -165,17 +165,17 @@ async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: 
     catalog = Catalog(
         {"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"a": Model("a", "own")}
     )
-    memories = LearnedSizes(catalog, sizes_in(tmp_path))
-    memories.served("not in the config", 5)
+    learned = LearnedSizes(catalog, sizes_in(tmp_path))
+    learned.served("not in the config", 5)
     for ms in range(ANSWERS_TOGETHER + 3):
-        memories.served("a", ms)
-    await memories.save()
+        learned.served("a", ms)
+    await learned.save()
     [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
     assert entry["requests"] == ANSWERS_TOGETHER + 3
     assert entry["service"] == [*range(ANSWERS_TOGETHER + 3)][-SIZES_SAMPLES_MAX:]
-    memories.served("a", 1_000)
-    memories.reconfigure(catalog)
-    await memories.save()
+    learned.served("a", 1_000)
+    learned.reconfigure(catalog)
+    await learned.save()
     [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
     assert entry["requests"] == ANSWERS_TOGETHER + 4
     assert entry["service"][-1] == 1_000

@@ -8,7 +8,7 @@ import pytest
 
 from support.peer import Asked, Talk, chat_events, peer_listening, sse
 from watchbill.catalog import ROTATION_LANE, BackgroundTask
-from watchbill.core.messages import Ended, Event, Left, Request, TaskEnded
+from watchbill.core.messages import CutKind, Ended, Event, Left, Request, TaskEnded
 from watchbill.engines.base import Endpoint
 from watchbill.runtime import tasks as tasks_module
 from watchbill.runtime.tasks import Tasks
@@ -108,7 +108,7 @@ async def test_a_task_that_times_out_says_so_of_its_engine(tmp_path: Path) -> No
             tasks.run("A", ASK, lambda: 0)
             async with asyncio.timeout(10):
                 await asked
-                driver.tickets[0].cut_off("run_timeout")
+                driver.tickets[0].cut_off(CutKind.RUN_TIMEOUT)
                 assert not (await ended).ok
                 await peer.until(lambda peer: peer.left == 1)
         finally:

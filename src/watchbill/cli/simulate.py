@@ -1,4 +1,4 @@
-"""`simulate`: the real scheduler in a simulated house. Needs no daemon, no model and no GPU."""
+"""`simulate`: the real scheduler in a simulated world. Needs no daemon, no model and no GPU."""
 
 import json as jsonlib
 from collections.abc import Callable

@@ -75,11 +75,6 @@ class Terminal:
         self._ascii = "utf" not in (self._out.encoding or "utf-8").lower()
         self.width = _width(self._out, environment)
 
-    @property
-    def is_reader_a_person(self) -> bool:
-        """Whether standard output is a terminal."""
-        return self._out.isatty()
-
     def show(self, *lines: str) -> None:
         """Writes results."""
         for line in lines:

@@ -77,7 +77,7 @@ class DeviceTable(Table):
         gt=0,
         le=100,
         allow_inf_nan=False,
-        description="A card of which other programs use more takes no new model.",
+        description="No loads while other programs use more than this share of VRAM.",
     )
     max_power_w: float | None = Field(
         default=None,

@@ -98,7 +98,7 @@ class KeyTable(Table):
 
 
 class ServerTable(Table):
-    """Where the gateway listens and whom it believes."""
+    """Listen address, allowed hosts and origins."""
 
     host: Hostname = Field(
         default="127.0.0.1", description="The address to listen on. Any but a loopback one needs a key."

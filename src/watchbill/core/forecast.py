@@ -55,7 +55,7 @@ def forecast_start(
     """
     if model.silence is not None or not state.ledger.can_forecast(model.needs):
         return NOW  # maintenance, constraints, a silent host: it waits up to its max_wait, no forecast is possible
-    warm = _Way(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
+    warm = _Arrival(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
     serving = model.serving
     running = serving.in_use if model.stage is Stage.READY else 0
     before = model.line.ahead_of(request)
@@ -83,7 +83,7 @@ def _until_slot(model: ModelState, ahead: int, running: int, request: Request, n
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Arrival:
     """A model's way into memory, for work of one class."""
 
     state: State

@@ -409,6 +409,9 @@ class CutKind(StrEnum):
     PREEMPTED = "preempted"  # an emergency or the operator ends it: an error frame, then Ended
     RUN_TIMEOUT = "run_timeout"  # the lane's time limit is over: the same
     ENGINE_FAILED = "engine_failed"  # its engine died or was reset: the same
+    # The core never asks for these: the driver cuts so by itself.
+    CANCELLED = "cancelled"  # by hand
+    SHUTTING_DOWN = "shutting_down"
 
 
 class Cut(Action, frozen=True):

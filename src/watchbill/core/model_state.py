@@ -5,6 +5,7 @@ change them.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 
@@ -146,7 +147,7 @@ class HeldTurn:
     work_class: WorkClass
 
 
-class Candidate:
+class Candidate(ABC):
     """Something that requests wait for: a model, or models that are needed together (`companions`).
 
     It has a line and a rank among the others, and a policy chooses between candidates. A request in its line runs on
@@ -176,9 +177,9 @@ class Candidate:
         self.is_under_way = False  # of a set: planned, and not complete yet
 
     @property
+    @abstractmethod
     def members(self) -> "tuple[ModelState, ...]":
         """The models that must be in memory for it, the serving one first."""
-        raise NotImplementedError
 
     @property
     def serving(self) -> "ModelState":
@@ -186,23 +187,23 @@ class Candidate:
         return self.members[0]
 
     @property
+    @abstractmethod
     def arriving(self) -> "tuple[ModelState, ...]":
         """The models that a plan for it would load."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def wants_memory(self) -> bool:
         """Whether it has work for which a model must be loaded."""
-        raise NotImplementedError
 
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or runs."""
         return not self.line and not self.running
 
+    @abstractmethod
     def drain_ms(self, now: int) -> float:
         """Milliseconds until the memory that leaves for it would be back."""
-        raise NotImplementedError
 
     def top_class(self) -> WorkClass:
         """The highest class of its work; rotation when there is none. Held turns do not count."""

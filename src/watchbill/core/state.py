@@ -252,7 +252,7 @@ class State:
         if self.is_still and (self.waiting or self.moving or self.has_held_turns or self.companion_sets):
             told.append("still")
         if not self.has_held_turns and any(s.held_turn is not None for s in self.lines()):
-            told.append("haunted")
+            told.append("held turns")
         if self._misses_permanent not in (None, self._count_missing() > 0):
             told.append("permanent models that are missing")
         wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.models[name])]

@@ -108,7 +108,7 @@ class Guard:
         return address.is_loopback or self._bound_wide
 
     def _check_origin(self, asked: str, host: str) -> dict[str, str]:
-        origin = asked.lower()  # of two, both: no page has such an address
+        origin = asked.lower()  # two headers arrive joined, and match no page's address
         own = origin in (f"http://{host.lower()}", f"https://{host.lower()}")
         if not own and origin not in self._origins:
             raise Forbidden("this web page may not call; add its address to server.origins in the config")

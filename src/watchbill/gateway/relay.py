@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from watchbill.core.messages import CutKind
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
@@ -39,12 +40,13 @@ _UNKNOWN_ADDRESS = frozenset({404, 405, 501})
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
-_CUTS: dict[str, type[TheirsError]] = {
-    "preempted": Preempted,
-    "cancelled": Cancelled,
-    "run_timeout": RunTimeout,
-    "shutting_down": ShuttingDown,
-    "engine_failed": EngineFailed,
+#: What the caller is told of a cut that ends its request.
+_CUTS: dict[CutKind, type[TheirsError]] = {
+    CutKind.PREEMPTED: Preempted,
+    CutKind.CANCELLED: Cancelled,
+    CutKind.RUN_TIMEOUT: RunTimeout,
+    CutKind.SHUTTING_DOWN: ShuttingDown,
+    CutKind.ENGINE_FAILED: EngineFailed,
 }
 
 
@@ -267,7 +269,7 @@ class Relay:
 
     def cut_off(self) -> None:
         """The gateway has shut down: a running request ends now."""
-        self.ticket.cut_off("shutting_down")
+        self.ticket.cut_off(CutKind.SHUTTING_DOWN)
 
     # ------------------------------------------------------------------ the steps
 
@@ -343,7 +345,7 @@ class Relay:
         return None if piece is None else resume.rest()
 
     def _on_cut(self) -> None:
-        if self.ticket.cut == "boundary":
+        if self.ticket.cut is CutKind.BOUNDARY:
             if self.resume is not None:
                 self.resume.wind_up()
             return  # it goes on to a boundary, at the latest the answer's end
@@ -354,8 +356,8 @@ class Relay:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
         cut = self.ticket.cut
-        if cut not in ("requeue", "boundary"):
-            is_repeatable = cut == "engine_failed" or (cut is None and error.kind in _REPEATABLE)
+        if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY):
+            is_repeatable = cut is CutKind.ENGINE_FAILED or (cut is None and error.kind in _REPEATABLE)
             if not is_repeatable or self._failed_attempt is not None:
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
@@ -371,7 +373,7 @@ class Relay:
 
     def _reason(self, error: UpstreamFailed) -> TheirsError:
         how = self.ticket.cut
-        return _CUTS[how]() if how in _CUTS else error
+        return error if how is None or how not in _CUTS else _CUTS[how]()
 
     def _place(self) -> str:
         if self._start is not None:

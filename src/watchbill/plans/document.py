@@ -76,7 +76,6 @@ class Document:
 
     title: str = ""
     goal: str = ""
-    goal_line: int = 1
     inputs: list[Input] = field(default_factory=list[Input])
     tasks: list[TaskText] = field(default_factory=list[TaskText])
 
@@ -146,8 +145,6 @@ class _Reader:
         elif level == 2:
             self._task, self._section = None, _section_of(title)
             self._sections.add(self._section)
-            if self._section == "goal":
-                self._document.goal_line = self._at + 1
         elif level == 3 and self._section in ("tasks", "workflow"):
             self._task = self._new_task(title)
         # Deeper headings divide the prose of a task, nothing else.

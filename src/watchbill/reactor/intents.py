@@ -32,7 +32,7 @@ Verb = Literal["start", "stop", "restart"]
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the daemon wants done. The unit is a wish: whether it may be touched is the reactor's own list."""
+    """What the daemon asks for. The reactor's own list decides whether the unit may be touched."""
 
     id: str
     verb: Verb

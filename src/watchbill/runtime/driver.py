@@ -68,11 +68,11 @@ class Parts:
     """The parts that the driver works with, composed by hand in `daemon`."""
 
     make_engine: MakeEngine
-    memories: LearnedSizes
+    learned: LearnedSizes
     root: Path
     journal: Journal
     alerts: Alerts
-    make_lookout: Callable[..., ProbeLoop]
+    make_probe_loop: Callable[..., ProbeLoop]
     recorder: Recorder = field(default_factory=Recorder)
     spools: Callable[[], Mapping[str, object]] = dict  # their part of `status`
 
@@ -87,7 +87,7 @@ class Driver:
             self.status, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
         )
         self._lag = Lag(self.metrics.observe_lag)
-        self._core = Machine(catalog, parts.memories.recall())
+        self._core = Machine(catalog, parts.learned.recall())
         self._tickets: dict[str, Ticket] = {}
         self._events: deque[m.Event] = deque()
         self._is_feeding = False
@@ -98,7 +98,9 @@ class Driver:
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
         self._engines = Engines(catalog, parts.make_engine, self.feed, self._look)
         looks = {"memory": self._engines.memory, "asleep": self._engines.asleep}
-        self._lookout = parts.make_lookout(catalog=catalog, **looks, feed=self._observed, alert=self._alert)
+        self._probe_loop = parts.make_probe_loop(
+            catalog=catalog, **looks, feed=self._observed, alert=self._alert
+        )
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
         self.claims = Claims(self._ask_maintenance, self.now)
@@ -145,7 +147,7 @@ class Driver:
         await self._look()
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
         self._lag.start()
-        self._lookout.start()
+        self._probe_loop.start()
         self._protected.start()
         self._saver = asyncio.create_task(self._save_often(), name="learned")
 
@@ -156,7 +158,7 @@ class Driver:
         await self.claims.close()
         await self._tasks.close()
         await self._protected.close()
-        await self._lookout.close()
+        await self._probe_loop.close()
         await self._engines.close()
         if self._saver is not None:
             self._saver.cancel()
@@ -165,28 +167,28 @@ class Driver:
             self._timer.cancel()
         self._parts.recorder.close()
         await self._parts.alerts.close()
-        await self._parts.memories.save()
+        await self._parts.learned.save()
 
     def stop_admitting(self) -> None:
         """Begins the shutdown: waiting requests are refused, running ones may finish."""
         self.feed(m.Closing())
 
     def _observed(self, event: m.Observed) -> None:
-        memories = self._parts.memories
+        learned = self._parts.learned
         for name, reading in event.models.items():
             if reading.asleep:
-                memories.slept(name, reading.memory)
+                learned.slept(name, reading.memory)
             elif name in self._engines.warm:
-                memories.measured(name, reading.memory)
+                learned.measured(name, reading.memory)
         self.feed(event)
 
     async def _look(self) -> None:
-        await self._lookout.look()
+        await self._probe_loop.look()
 
     async def _save_often(self) -> None:
         while True:
             await asyncio.sleep(LEARNED_SAVE_MS / 1000)
-            await self._parts.memories.save()
+            await self._parts.learned.save()
 
     # ------------------------------------------------------------------ for the gateway
 
@@ -233,7 +235,7 @@ class Driver:
             if parts.recorder.is_on:
                 parts.recorder.ended(ticket, outcome, now)
             if taken is not None:
-                parts.memories.served(ticket.model, taken)
+                parts.learned.served(ticket.model, taken)
         self._feed(event, now)
 
     def status(self) -> dict[str, object]:
@@ -266,7 +268,7 @@ class Driver:
             self.feed(m.Left(id))
             ticket.refuse(errors.Cancelled())
         else:
-            ticket.cut_off("cancelled")
+            ticket.cut_off(m.CutKind.CANCELLED)
         return True
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
@@ -314,12 +316,12 @@ class Driver:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
         told = changes(self.catalog, catalog)
         self._engines.reconfigure(catalog)
-        self._parts.memories.reconfigure(catalog)
+        self._parts.learned.reconfigure(catalog)
         self._parts.alerts.reconfigure(catalog.alerts)
-        self._lookout.reconfigure(catalog)
+        self._probe_loop.reconfigure(catalog)
         self._protected.reconfigure(catalog)
         self.catalog = catalog
-        self.feed(m.Reconfigured(catalog, self._parts.memories.recall()))
+        self.feed(m.Reconfigured(catalog, self._parts.learned.recall()))
         self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
         await self._look()
         return told
@@ -368,7 +370,7 @@ class Driver:
             ticket.cut_off(action.how)
 
     def _load(self, action: m.Load) -> None:
-        self._parts.memories.before_load(action.model)
+        self._parts.learned.before_load(action.model)
         self._engines.load(action)
 
     def _note(self, action: m.Note) -> None:
@@ -378,7 +380,7 @@ class Driver:
             self._learn_load(action.model, action.ms)
         elif action.event == "awake" and action.model and action.ms is not None:
             self._last_loads[action.model] = (self.now(), action.ms)
-            self._parts.memories.woke(action.model, action.ms)
+            self._parts.learned.woke(action.model, action.ms)
         elif action.event in _MISHAPS and action.model:
             self.metrics.count_mishap(action.model, action.event)
             if action.event == m.Mishap.LOAD_FAILED:
@@ -389,10 +391,10 @@ class Driver:
     def _learn_load(self, model: str, ms: int) -> None:
         self._last_loads[model] = (self.now(), ms)
         warm = self._engines.warm.get(model)
-        cached = self._parts.memories.was_cached(model)
+        cached = self._parts.learned.was_cached(model)
         self.metrics.observe_load(model, ms, cached=cached)
         memory = dict(warm.memory) if warm else {}
-        self._parts.memories.loaded(model, ms, memory)
+        self._parts.learned.loaded(model, ms, memory)
         self._parts.recorder.loaded(model, ms, memory, self.now())
 
     def _alert(self, action: m.Alert) -> None:

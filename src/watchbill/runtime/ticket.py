@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from watchbill.core.messages import Ended, Event, FirstByte, Left, LetGo, Parting, Request, Returned
+from watchbill.core.messages import CutKind, Ended, Event, FirstByte, Left, LetGo, Parting, Request, Returned
 
 if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
@@ -45,11 +45,11 @@ class Outcome(StrEnum):
 
 #: The cuts that end a request for good.
 _CUTS = {
-    "run_timeout": Outcome.RUN_TIMEOUT,
-    "engine_failed": Outcome.ENGINE_FAILED,
-    "preempted": Outcome.PREEMPTED,
-    "cancelled": Outcome.PREEMPTED,  # by hand
-    "shutting_down": Outcome.SHUTTING_DOWN,
+    CutKind.RUN_TIMEOUT: Outcome.RUN_TIMEOUT,
+    CutKind.ENGINE_FAILED: Outcome.ENGINE_FAILED,
+    CutKind.PREEMPTED: Outcome.PREEMPTED,
+    CutKind.CANCELLED: Outcome.PREEMPTED,
+    CutKind.SHUTTING_DOWN: Outcome.SHUTTING_DOWN,
 }
 
 
@@ -121,8 +121,8 @@ class Ticket:
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
     refusal: "TheirsError | None" = None
     turn: Start | None = None  # once it is granted; `granted` waits for it
-    #: Why the running request must end, once the driver has cut it; see core.messages.Cut.
-    cut: str | None = None
+    #: Why the running request must end, once the driver has cut it.
+    cut: CutKind | None = None
     #: Called once when `cut` is set; it aborts the upstream connection.
     on_cut: Callable[[], None] | None = None
     _waiter: "asyncio.Future[Start] | None" = None  # created only for a ticket that has to wait; most do not
@@ -135,11 +135,6 @@ class Ticket:
     def is_waiting(self) -> bool:
         """Whether the grant is still to come."""
         return self.turn is None and self.refusal is None
-
-    @property
-    def has_sent(self) -> bool:
-        """Whether the caller has received a byte of the answer."""
-        return self._sent
 
     @property
     def has_ended(self) -> bool:
@@ -211,7 +206,7 @@ class Ticket:
         if self._ended:
             return
         self._ended = True
-        outcome = _CUTS.get(self.cut or "") if self.turn is not None else None
+        outcome = _CUTS.get(self.cut) if self.cut is not None and self.turn is not None else None
         if outcome is None:
             self.driver.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
         else:
@@ -234,7 +229,7 @@ class Ticket:
             self._waiter.set_exception(error)
             self._waiter.exception()  # a caller that left earlier must not leave a warning behind
 
-    def cut_off(self, how: str) -> None:
+    def cut_off(self, how: CutKind) -> None:
         """Ends a running request; called by the driver."""
         if self.cut is None and not self._ended:
             self.cut = how

@@ -2,8 +2,8 @@
 
 A place is an exclusive group on a device, or a device on which no two models fit beside each other. Where models take
 turns at a place, each turn lasts a quantum, alpha times its load. So at most 1 / (1 + min(alpha, 1)) of any long window
-is loading (`scheduler.md`). The invariant holds for models that still had work when they left. A model that ran dry may
-leave earlier for one that waits: its place was unused, so the change did not waste its load.
+is loading (docs/scheduling.md). The invariant holds for models that still had work when they left. A model that ran dry
+may leave earlier for one that waits: its place was unused, so the change did not waste its load.
 """
 
 from collections import deque

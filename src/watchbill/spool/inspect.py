@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from watchbill.files.atomic import NotAFile, open_folder, read_regular
+from watchbill.files.atomic import NotAFile, open_folder, read_regular, write_file_durable
 from watchbill.files.owner import LOCK_NAME, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
@@ -219,8 +219,8 @@ def poison_named(
         _refuse_living(spool.layout, entry, force, holder)
     path = spool.layout.folder(State.POISON) / f"{entry.name}.reason.json"
     try:
-        path.write_bytes(
-            reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"})
+        write_file_durable(
+            path, reason_bytes(entry.name, entry.attempt, {"reason": reason, "error": "poisoned by hand"})
         )
     except OSError as error:
         raise disk_fault(error, f"write the reason of {entry.name}") from error

@@ -39,7 +39,7 @@ class Line(Protocol):
         ...
 
     async def body_news(self, request: "Request", /) -> None:
-        """Waits for more of a request's body, or for the end of all hope."""
+        """Waits for more of a request's body, or until no more can come."""
         ...
 
     async def send(self, content: bytes, /) -> None:
