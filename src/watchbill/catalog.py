@@ -146,6 +146,9 @@ class Model:
         False  # copied from its driver: its engine can be told, and need not wait for that time
     )
     asleep: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))  # declared, per device
+    writes_here: bool = (
+        True  # copied from its driver: a load writes below the root, so a full disk prevents it
+    )
     quota: Bytes | None = None  # more than this on one device is a fault; 1.15 x what it needs otherwise
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise

@@ -34,6 +34,7 @@ from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS
 from watchbill.notify import Notifier
 from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
+from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import RootLock, Signals, Withheld, reap, watch_own_log
@@ -241,7 +242,12 @@ def _make_driver(
             root=root.path,
             journal=journal,
             alerts=alerts,
-            make_probe_loop=partial(ProbeLoop, probes=_probes(ram, catalog, setting.screen), ram=ram),
+            make_probe_loop=partial(
+                ProbeLoop,
+                probes=_probes(ram, catalog, setting.screen),
+                ram=ram,
+                disk=DiskProbe(root.path),
+            ),
             recorder=Recorder(setting.options.record, Driver.now()),
             spools=spools.view,
         ),

@@ -114,6 +114,8 @@ PROBE_DEADLINE_MS = 1_000
 #: The shortest and longest time between two readings of memory.
 LOOK_MS_MIN = 50
 LOOK_MS_MAX = 1_000
+#: The disk of the root is tried this often.
+DISK_LOOK_MS = 500
 #: How often the memory of the engines' own processes is read; it costs milliseconds.
 PROCESS_LOOK_MS = 5_000
 #: PSI `some avg10` above this counts as an emergency: the machine stalls for memory.

@@ -26,3 +26,20 @@ def test_a_full_disk_is_told_as_one_and_it_goes_on_when_there_is_room(place: Pla
     assert daemon.model("a")["trouble"] is None
     assert wait_until(lambda: place.events("disk_failed"))
     assert not place.events("quarantine") and daemon.stop() == 0
+
+
+def test_a_full_disk_takes_no_working_model_down(place: Place) -> None:
+    """RES-20: a model that would have to leave for a load stays while the load cannot succeed."""
+    place.config.write_text(scripted("a", rules='group = "one"') + scripted("b", rules='group = "one"'))
+    daemon = place.up()
+    assert daemon.chat("b")[0] == 200
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
+    assert wait_until(lambda: "disk" in [alert["kind"] for alert in daemon.status()["alerts"]])
+    for _ in range(3):
+        status, _, answer = daemon.chat("a")
+        assert (status, answer["error"]["code"]) == (507, "disk_failed")
+        assert daemon.chat("b")[0] == 200 and daemon.model("b")["loads"] == 1
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    assert wait_until(lambda: daemon.chat("a")[0] == 200)
+    assert daemon.model("b")["state"] == "absent" and daemon.stop() == 0

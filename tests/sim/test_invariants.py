@@ -183,6 +183,12 @@ def _still_with_a_line(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "join", join)
 
 
+def _plan_without_disk(patch: pytest.MonkeyPatch) -> None:
+    from watchbill.core.residency import Residency
+
+    patch.setattr(Residency, "await_disk_for_all", lambda self, now: None)
+
+
 BUGS = {
     "a grant on a draining model": _resurrect,
     "late answers are believed": _accept_late,
@@ -192,6 +198,7 @@ BUGS = {
     "plans come before grants": _plan_before_grant,
     "a sum outlives what it counted": _old_sums,
     "the core counts as still while somebody waits": _still_with_a_line,
+    "models leave for loads that a full disk prevents": _plan_without_disk,
 }
 
 

@@ -661,6 +661,41 @@ def test_a_load_that_the_disk_failed_is_not_held_against_the_model(world_of: Wor
     assert last.outcome == "answered" and world.core.state.models["A"].trouble is None
 
 
+def test_no_model_leaves_for_a_load_that_the_disk_prevents(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: while the disk is full, what is warm goes on serving and the rest is told at once; a change that has
+    begun is taken back, and all goes on by itself when there is room."""
+    world = world_of(model("A"), model("B"), load_ms=1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(3_000)
+    long = world.arrive("A", 4_000, lane="chat")
+    under_way = world.arrive("B", 300, lane="chat")
+    world.run(8_000 if long.state == "waiting" else 3_500)
+    world.disk_fault = "No space left on device"
+    world.look()
+    told = world.arrive("B", 300, lane="chat")
+    world.run(20_000)
+    assert (under_way.outcome, told.outcome, long.outcome) == ("disk_failed", "disk_failed", "answered")
+    assert world.core.state.models["A"].stage is Stage.READY
+    still = world.arrive("A", 300, lane="chat")
+    world.run(22_000)
+    assert still.outcome == "answered" and world.tally.loads == 1
+    world.disk_fault = None
+    world.look()
+    after = world.arrive("B", 300, lane="chat")
+    world.run(40_000)
+    assert after.outcome == "answered" and not world.judge.broken
+
+
+def test_a_full_disk_here_does_not_concern_engines_elsewhere(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: a model of another program writes nothing below the root."""
+    world = world_of(model("A", writes_here=False), model("B"), load_ms=1_000)
+    world.disk_fault = "No space left on device"
+    world.look()
+    far, here = world.arrive("A", 300, lane="chat"), world.arrive("B", 300, lane="chat")
+    world.run(10_000)
+    assert (far.outcome, here.outcome) == ("answered", "disk_failed")
+
+
 @pytest.mark.parametrize("move", Move)
 @pytest.mark.parametrize("stage", Stage)
 def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing(

@@ -61,6 +61,7 @@ class Driver:
     declares: frozenset[str] = frozenset()  # keys of every model that this driver cannot do without
     needs_url: bool = False  # its engine has no address by itself
     is_shared: bool = False  # its engines are never loaded or stopped by Watchbill
+    writes_here: bool = True  # its models are processes of ours, with a log and an entry below the root
     sleeps_when_told: bool = (
         False  # its models have addresses for it; otherwise they sleep by themselves or never
     )
@@ -85,6 +86,7 @@ DRIVERS: dict[str, Driver] = {
         reads=frozenset({"probe", "embedding"}),
         engine_reads=frozenset({"url", "shared"}),
         source_is_path=False,
+        writes_here=False,
     ),
     "remote": Driver(
         reads=frozenset({"source"}),
@@ -92,11 +94,13 @@ DRIVERS: dict[str, Driver] = {
         source_is_path=False,
         needs_url=True,
         is_shared=True,
+        writes_here=False,
     ),
     "systemd": Driver(
         needs=frozenset({"url"}),
         reads=_OWNED | {"source", "command", "unit", "image"},
         declares=frozenset({"memory"}),
+        writes_here=False,
     ),
 }
 

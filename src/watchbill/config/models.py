@@ -504,6 +504,7 @@ def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base:
         sleep_ms=table.sleep,
         sleeps_when_told=DRIVERS[engine.driver].sleeps_when_told and table.sleep is not None,
         asleep=MappingProxyType(asleep_of(table)),
+        writes_here=DRIVERS[engine.driver].writes_here,
         quota=table.quota,
         capture=table.capture,
         url=table.url,

@@ -135,6 +135,7 @@ class Machine:
             self._admission.expire(now)
             self._dispatch.expire(now)
             self._residency.enforce_deadlines(now)
+        self._residency.await_disk_for_all(now)
         self._residency.drop_unwanted_plans(now)
         self._operator.answer(now)
         self.epochs.turn(now)

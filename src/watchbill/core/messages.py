@@ -285,6 +285,7 @@ class Observed(Event, frozen=True):
     devices: Mapping[str, DeviceReading]
     models: Mapping[str, ModelReading]
     pressure: bool = False  # the kernel stalls for memory (PSI above its bound)
+    disk_fault: str | None = None  # in words for people; None: the disk of the root takes what a load writes
 
 
 class EvictAsked(Event, frozen=True):

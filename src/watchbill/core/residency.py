@@ -393,8 +393,18 @@ class Residency:
         text = f"{model.name}: {reason}"
         if is_news:
             self._state.note(Mishap.DISK_FAILED, reason, model)
-            self._state.out.append(Alert("disk", text, model.name))
+            if self._state.disk_fault is None:  # else the alert came when it was seen
+                self._state.out.append(Alert("disk", text, model.name))
         self._state.refuse_line(model, Refusal.DISK_FAILED, text, DISK_RETRY_MS)
+
+    def await_disk_for_all(self, now: int) -> None:
+        """Refuses what would be loaded while the disk is known to fail: no model leaves for a load that must fail."""
+        fault = self._state.disk_fault
+        if fault is None:
+            return
+        for model in self._state.in_stage(Stage.ABSENT, Stage.PLANNED):
+            if model.spec.writes_here and self._state.is_wanted(model):
+                self.await_disk(model, fault, now)
 
     def fail(
         self,
@@ -558,6 +568,9 @@ class Residency:
     def observed(self, event: Observed, now: int) -> None:
         """Takes over the readings of the machine, and detects changes that no event reported."""
         self._state.remeasured()
+        if event.disk_fault is not None and self._state.disk_fault is None:
+            self._state.out.append(Alert("disk", event.disk_fault))
+        self._state.disk_fault = event.disk_fault
         for name, reading in event.devices.items():
             if name in self._state.ledger.books:
                 self._state.ledger.books[name].reading = reading

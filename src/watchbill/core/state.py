@@ -84,6 +84,7 @@ class State:
         self.moving = 0  # models on their way in or out of memory
         self.plans_made = self.late_answers = 0
         self.is_closing = False
+        self.disk_fault: str | None = None  # what the disk of the root said when it was last tried
         self.is_in_doubt = False  # this step counted something against an engine: the watchdog must look
         self.out: list[Action] = []
         self.wakes: list[float] = []  # times at which something of this step must be checked again
@@ -389,6 +390,12 @@ class State:
             self.is_still = not self.moving
             return False
         return any(s.line or s.held_turn is not None or s.must_return for s in self.in_stage(*AWAY))
+
+    def is_wanted(self, model: ModelState) -> bool:
+        """Whether a model that is not in memory is needed there: by itself, in a set, or because it is permanent."""
+        if model.stage is Stage.PLANNED or model.line or model.held_turn is not None or model.must_return:
+            return True
+        return any(model in c.members and (c.line or c.held_turn) for c in self.companion_sets.values())
 
     def misses_permanent(self) -> bool:
         """Whether a permanent model is not in memory, including one that was unloaded by hand."""

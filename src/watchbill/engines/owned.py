@@ -22,7 +22,7 @@ from watchbill.engines.lifecycle import Hold, Lifecycle
 from watchbill.engines.readiness import Progress, warm_up
 from watchbill.engines.sleep import Sleep, is_sleeping, tell
 from watchbill.errors import ConfigError
-from watchbill.files.disk import DISK_FAULTS, fault_of
+from watchbill.files.disk import DISK_FAULTS, disk_failure, fault_of
 from watchbill.probes.trees import pss_of_tree
 from watchbill.processes import (
     LOOPBACK,
@@ -209,7 +209,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
     def _cannot_start(self, name: str, error: OSError, launch: Launch | None) -> LoadError:
         why = error.strerror or str(error)
         if error.errno in DISK_FAULTS:
-            return LoadError(_disk_failed(name, self._root, error), blame=Blame.DISK)
+            return LoadError(f"{name}: {disk_failure(self._root, error)}", blame=Blame.DISK)
         what = launch.argv[0] if launch is not None else "its process"
         return LoadError(f"{name}: cannot start {what}: {why}", hopeless=error.errno in HOPELESS_ERRNO)
 
@@ -246,7 +246,8 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         lines = hold.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if hold.process else []
         diagnosis = self._recipe.diagnose(lines)
         if (fault := fault_of(self._root)) is not None:
-            return LoadError(f"{_disk_failed(hold.model.name, self._root, fault)} ({what})", blame=Blame.DISK)
+            why = f"{disk_failure(self._root, fault)} ({what})"
+            return LoadError(f"{hold.model.name}: {why}", blame=Blame.DISK)
         if diagnosis is not None and diagnosis.hopeless:
             return LoadError(f"{hold.model.name}: {diagnosis.reason}", hopeless=True)
         why = f": {diagnosis.reason}" if diagnosis else ""
@@ -289,11 +290,6 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         port, hold.port = hold.port, 0
         if port:
             self._keeper.release_port(port)
-
-
-def _disk_failed(name: str, root: Path, error: OSError) -> str:
-    """A message that does not blame the model."""
-    return f"{name}: the disk of {root} failed: {error.strerror or error}; make room there, and it loads by itself"
 
 
 def visible_cards(model: Model) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from watchbill.files.limits import DISK_TRY_BYTES
 
-__all__ = ["DISK_FAULTS", "DISK_FULL", "Mount", "fault_of", "mount_id", "mount_of"]
+__all__ = ["DISK_FAULTS", "DISK_FULL", "Mount", "disk_failure", "fault_of", "mount_id", "mount_of"]
 
 #: What the system says when there is no room for a file, or for more of it: the disk, its inodes, a quota, a limit.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -68,6 +68,12 @@ def fault_of(folder: Path) -> OSError | None:
     except OSError as error:
         return error if error.errno in DISK_FAULTS else None
     return None
+
+
+def disk_failure(folder: Path, error: OSError) -> str:
+    """The fault in words, and what to do about it."""
+    why = error.strerror or error
+    return f"the disk of {folder} failed: {why}; make room there, and models load again by themselves"
 
 
 def mount_id(fd: int) -> str:

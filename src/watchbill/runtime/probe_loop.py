@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
+from watchbill.files.disk import disk_failure
 from watchbill.limits import (
     LOOK_MS_MAX,
     LOOK_MS_MIN,
@@ -20,6 +21,7 @@ from watchbill.limits import (
     PROCESS_LOOK_MS,
 )
 from watchbill.probes import Reading
+from watchbill.probes.disk import DiskProbe
 from watchbill.probes.health import constraint
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
@@ -46,10 +48,11 @@ class ProbeLoop:
         asleep: Callable[[], Awaitable[Mapping[str, bool]]] | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
+        disk: DiskProbe | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
-        self._ram, self._clock, self._alert = ram, clock, alert
+        self._ram, self._disk, self._clock, self._alert = ram, disk, clock, alert
         self._see_sleep, self._asleep = asleep, dict[str, bool]()
         self._constraints: dict[str, Constraint] = {}  # the devices that took no loads at the last reading
         self._failed = [0] * len(probes)  # failed readings in a row
@@ -71,6 +74,8 @@ class ProbeLoop:
         if self._ram is not None and RAM in self._catalog.devices:
             self._pressure = PressureWatcher(self._ram.groups, reserve=self._catalog.devices[RAM].reserve)
             asyncio.get_running_loop().add_reader(self._pressure.fileno(), self._alarmed)
+        if self._disk is not None:
+            self._disk.start()
         self._task = asyncio.create_task(self._watch(), name="probe loop")
 
     async def close(self) -> None:
@@ -78,6 +83,8 @@ class ProbeLoop:
         if self._pressure is not None:
             asyncio.get_running_loop().remove_reader(self._pressure.fileno())
             self._pressure.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -99,7 +106,7 @@ class ProbeLoop:
             name: ModelReading(attempt, True, memory, self._asleep.get(name) if saw else None)
             for name, (attempt, memory) in self._models.items()
         }
-        self._feed(Observed(now, devices, models, self._stalls()))
+        self._feed(Observed(now, devices, models, self._stalls(), self._disk_fault()))
         self._next_ms = self._pace(devices)
 
     async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
@@ -140,6 +147,10 @@ class ProbeLoop:
             return self._ram is not None and self._ram.stall_percent() > PRESSURE_STALL_PERCENT_MAX
         except OSError:  # any errno: the kernel does not report it, and the reading itself counts
             return False
+
+    def _disk_fault(self) -> str | None:
+        fault = None if self._disk is None else self._disk.fault
+        return None if fault is None or self._disk is None else disk_failure(self._disk.folder, fault)
 
     def _pace(self, devices: Mapping[str, DeviceReading]) -> int:
         ram = devices.get(RAM)

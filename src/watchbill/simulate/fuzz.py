@@ -70,6 +70,7 @@ def random_world(
     if faults:
         _operator(draw, world, models)
         schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
+        _fill_disk(random.Random(f"disk {seed}"), world)
     return world
 
 
@@ -287,6 +288,20 @@ def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
         model = draw.choice(models).name
         event = EvictAsked(number, model, draw.random() < 0.3)
         world.at(draw.uniform(0, TROUBLE_MS), lambda event=event: _evict(world, event))
+
+
+def _fill_disk(draw: random.Random, world: World) -> None:
+    """In every fourth world the disk is full for a while."""
+    if draw.random() < 0.75:
+        return
+
+    def turn(fault: str | None) -> None:
+        world.disk_fault = fault
+        world.look()
+
+    begins = draw.uniform(0, TROUBLE_MS / 2)
+    world.at(begins, lambda: turn("No space left on device"))
+    world.at(begins + draw.uniform(2_000, 40_000), lambda: turn(None))
 
 
 def _evict(world: World, event: EvictAsked) -> None:

@@ -291,7 +291,16 @@ class Judge:
                 self.say("an engine woke without its memory", f"{model} {device} {held:,}")
 
     def stopping(self, action: m.Stop) -> None:
-        """Judges a stop: a hard one must not hit a companion in use."""
+        """Judges a stop: a companion in use is stopped hard only, and none for a load that the disk prevents."""
+        target = self._world.core.state.models[action.model].leaving_for
+        planned = self._world.core.state.models.get(target)
+        if (
+            self._world.core.state.disk_fault is not None
+            and planned is not None
+            and planned.stage is Stage.PLANNED
+            and planned.spec.writes_here
+        ):
+            self.say("stopped for a load that the disk prevents", f"{action.model} for {target}")
         for caller in self._world.open.values():
             if caller.state == "running" and action.model in caller.beside and not action.hard:
                 self.say("a companion was stopped while in use", f"{action.model} of {caller.request.id}")

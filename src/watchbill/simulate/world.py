@@ -71,6 +71,7 @@ class World:
         self.look_every_ms: float = LOOK_EVERY_MS
         # Whether background answers are never continued: one that has begun runs to its end.
         self.streams = False
+        self.disk_fault: str | None = None  # while it is set, loads that write below the root fail
         self.mute = False  # engines send nothing before the end of an answer: a long prompt, a short answer
         self.power_w: float | None = None  # the power draw of every card, and its limit
         self.power_limit_w: float | None = None
@@ -340,10 +341,20 @@ class World:
         began = self.now
         if self.happens(faults.load_hangs):
             return
+        if self.disk_fault is not None and self.declared[action.model].writes_here:
+            self.at(self.now + 1, lambda: self._disk_fails(engine, action.attempt))
+            return
         fails = self.happens(faults.load_fails)
         taken = engine.model.load_ms * self.random.uniform(*faults.jitter)
         taken *= self.random.random() if fails else 1.0
         self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
+
+    def _disk_fails(self, engine: SimEngine, attempt: int) -> None:
+        if engine.power is Power.LOADING and engine.attempt == attempt:
+            engine.power_off()
+            self.look()
+            text = self.disk_fault or "the disk failed"
+            self.feed(m.LoadFailed(engine.model.name, attempt, text, blame=m.Blame.DISK))
 
     def loaded(self, engine: SimEngine, attempt: int, began: float, fails: bool) -> None:
         """Ends a load, or a waking."""
@@ -423,7 +434,7 @@ class World:
             for name, engine in self.engines.items()
             if engine.power is not Power.OFF and not self.declared[name].shared
         }
-        self.feed(m.Observed(int(self.now), devices, models))
+        self.feed(m.Observed(int(self.now), devices, models, disk_fault=self.disk_fault))
 
     def _look_again(self) -> None:
         if self.happens(self.faults.foreign_use):
