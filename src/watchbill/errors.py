@@ -22,6 +22,7 @@
         ├── RunTimeout               503  run_timeout
         ├── EngineFailed             502  engine_failed
         ├── ModelFailed              503  model_failed
+        ├── DeviceUnreadable         503  device_unreadable
         ├── DiskFailed               507  disk_failed
         ├── InMaintenance            503  maintenance
         ├── Preempted                503  preempted
@@ -42,8 +43,8 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "Cancelled", "ConfigError", "DiskFailed", "EngineFailed", "Forbidden", "IllegalTransition",
-    "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
+    "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed", "Forbidden",
+    "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted", "Problem",
     "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
     "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
@@ -211,6 +212,13 @@ class ModelFailed(TheirsError):
     """The model cannot be loaded."""
 
     code = "model_failed"
+    status = 503
+
+
+class DeviceUnreadable(TheirsError):
+    """The memory of the model's device cannot be read, so nothing is loaded there; `watchbill doctor` says why."""
+
+    code = "device_unreadable"
     status = 503
 
 

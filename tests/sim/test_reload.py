@@ -1,6 +1,7 @@
 """A config that changes while models load, drain, stop and are waited for."""
 
 from dataclasses import fields, replace
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of
 from watchbill.runtime.explain import explain
+from watchbill.runtime.views import status_view
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
@@ -117,6 +119,8 @@ def test_a_request_ends_though_its_lane_was_removed(world_of: WorldOf, model: Mo
     waiting = world.arrive("A", 300, lane="chat")
     lanes = {"batch": world.catalog.lanes["batch"]}
     world.reload(replace(world.catalog, lanes=lanes))
+    shown = status_view(world.core.state, {}, int(world.now))["lanes"]
+    assert cast(dict[str, Any], shown)["chat"]["queued"] == 1  # it is still there for people to see
     world.run(world.now + 61_000)
     assert waiting.outcome == "wait_exceeded"
     world.run(1_000_000)
@@ -155,6 +159,7 @@ def changed(model: Model) -> dict[str, Model]:
         "env": {"A": "b"}, "arguments": ("--x",), "script": {"tokens": 1}, "background": BackgroundTask("hi"),
         "capture": "spool", "sleep_ms": Millis(9_000), "sleeps_when_told": True, "asleep": {"gpu:0": Bytes(1)},
         "quota": Bytes(9 * 10**9), "url": "http://127.0.0.1:1", "unit": "x.service", "image": "x",
+        "writes_here": False,
     }  # fmt: skip
     return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
 
@@ -172,8 +177,31 @@ def test_every_key_of_a_model_says_what_its_change_does() -> None:
     assert set(EFFECTS) == {field.name for field in fields(Model)}
     of_keys = {name for key in ModelTable.model_fields for name in FIELDS_OF.get(key, (key,))}
     assert of_keys <= set(EFFECTS)
-    assert set(EFFECTS) - of_keys == {"name", "shared", "sleeps_when_told"}  # copied from the engine
+    assert set(EFFECTS) - of_keys == {
+        "name",
+        "shared",
+        "sleeps_when_told",
+        "writes_here",
+    }  # copied from the engine
     assert set(SEEN_BY) <= set(EFFECTS)
+
+
+def test_a_changed_memory_counts_at_once_and_unloads_nothing_that_fits(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-04, RES-09: the ledger counts the new figure; the process has not changed."""
+    world = world_of(model("A", 4), model("B", 16))
+    world.arrive("A", 300, lane="chat")
+    world.run(5_000)
+    larger = replace(world.catalog.models["A"], memory={"gpu:0": Bytes(10 * 10**9)})
+    world.known["A"] = m.Knowledge(m.Footprint(dict(larger.memory), dict(larger.memory)))
+    world.reload(with_(world, larger))
+    state = world.core.state
+    assert state.models["A"].stage is Stage.READY and state.models["A"].needs["gpu:0"] == 10 * 10**9
+    assert world.arrive("A", 300, lane="chat").state == "running"
+    world.arrive("B", 300, lane="chat")  # 10 + 16 of 24 GB: they do not fit beside each other any more
+    world.run(20_000)
+    assert state.models["A"].stage is Stage.ABSENT and not world.judge.broken
 
 
 @pytest.mark.parametrize("field", sorted(set(EFFECTS) - {"name"}))

@@ -401,7 +401,7 @@ def test_a_card_that_nobody_can_read_is_not_called_too_small() -> None:
     machine = Machine(catalog, {"A": m.Knowledge(m.Footprint({"gpu:0": 10**9}))})
     request = m.Request("1", "A", "chat", WorkClass.INTERACTIVE, 0, 1_000, 1_000, 1)
     refusals = [each for each in machine.step(m.Arrived(request), 0) if isinstance(each, m.Refuse)]
-    assert [each.code for each in refusals] == ["never_fits"]
+    assert [each.code for each in refusals] == ["device_unreadable"] and refusals[0].retry_after_ms
     assert "there is no reading of gpu:0; watchbill doctor" in refusals[0].message
 
 

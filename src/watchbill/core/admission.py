@@ -9,7 +9,7 @@ sibling stepped down, again and again, until the set fits beside what never leav
 for one rung of that ladder may be served by the next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ RETRY_AFTER_MAX_MS = 3_600_000
 LATEST_KEYS_MAX = 4_096
 #: Retry-After of a request that meets a full lane or a closing daemon.
 CLOSING_RETRY_MS = 5_000
+#: Retry-After of a request for a device that cannot be read: a driver is rarely back sooner.
+UNREAD_RETRY_MS = 30_000
 #: Read at every arrival; looking a member up in its enum takes ten times longer.
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 _READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
@@ -125,6 +127,8 @@ class Admission:
             refuse(request.id, *self._sets.refusal(request, now))
         elif model.is_quarantined(now):
             refuse(request.id, Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now)
+        elif unread := self._state.ledger.unread(model.needs):
+            refuse(request.id, Refusal.DEVICE_UNREADABLE, _unread_text(model.name, unread), UNREAD_RETRY_MS)
         else:
             refuse(
                 request.id, Refusal.NEVER_FITS, f"{model.name} can never fit: {self._shortage_text(model)}"
@@ -132,9 +136,6 @@ class Admission:
 
     def _shortage_text(self, model: ModelState) -> str:
         ledger, kept = self._state.ledger, self._state.permanents(model)
-        unread = [name for name in model.needs if name in ledger.books and not ledger.capacity_known(name)]
-        if unread:
-            return f"there is no reading of {', '.join(unread)}; watchbill doctor says why it cannot be read"
         parts = [
             f"it needs {amount:,} of {resource}, where {ledger.capacity_of(resource):,} less "
             f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
@@ -365,6 +366,8 @@ class SetChoices:
             if model.is_quarantined(now):
                 return Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now
         names = " and ".join(s.name for s in ladder[0])
+        if unread := self._state.ledger.unread(total_needs(ladder[-1])):
+            return Refusal.DEVICE_UNREADABLE, _unread_text(names, unread), UNREAD_RETRY_MS
         text = f"{names} can never be in memory together: {self._shortage_text(ladder[-1])}"
         return Refusal.NEVER_FITS, text, None
 
@@ -416,3 +419,9 @@ class SetChoices:
                 less = f" less {format_bytes(staying)} of what stays" if staying else ""
                 parts.append(f"{sizes} on {device}, where {room}{less} is all there is")
         return "; ".join(parts)
+
+
+def _unread_text(names: str, devices: Iterable[str]) -> str:
+    return (
+        f"{names}: there is no reading of {', '.join(devices)}; watchbill doctor says why it cannot be read"
+    )

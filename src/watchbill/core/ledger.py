@@ -171,6 +171,10 @@ class Ledger:
         """Whether the machine or the config ever reported the capacity of a device."""
         return self.books[device].capacity > 0
 
+    def unread(self, needs: Mapping[str, int]) -> list[str]:
+        """The devices among these resources of which nothing was ever read."""
+        return [name for name in needs if name in self.books and not self.capacity_known(name)]
+
     def capacity_of(self, resource: str) -> int:
         """The amount of a resource when nothing else uses it."""
         book = self.books.get(resource)

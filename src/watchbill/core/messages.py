@@ -376,6 +376,7 @@ class Refusal(StrEnum):
     MODEL_FAILED = "model_failed"  # it is quarantined
     DISK_FAILED = "disk_failed"  # a full or failing disk keeps it from loading
     NEVER_FITS = "never_fits"
+    DEVICE_UNREADABLE = "device_unreadable"  # it is not known whether it fits
     LANE_FULL = "lane_full"
     WAIT_EXCEEDED = "wait_exceeded"  # it cannot start in time, or did not
     MAINTENANCE = "maintenance"  # the same, while its device is lent

@@ -44,7 +44,7 @@ class Reconfigure:
             if spec is None:
                 self._drop_held_turns(model)
             else:
-                self._redefine(model, spec, event.catalog)
+                self._redefine(model, spec, event)
             state.weigh(model)
         for name, spec in event.catalog.models.items():
             if name not in state.models:
@@ -61,15 +61,17 @@ class Reconfigure:
         return [c for c in companion_sets if any(s.name == model.name for s in c.members)]
 
     @staticmethod
-    def _redefine(model: ModelState, spec: Model, catalog: Catalog) -> None:
+    def _redefine(model: ModelState, spec: Model, event: Reconfigured) -> None:
         """Takes a definition over at once, or keeps it until the model is out of memory."""
-        effect = effect_of(model.spec, spec, catalog)
+        effect = effect_of(model.spec, spec, event.catalog)
         is_away = model.stage is Stage.ABSENT and not model.running
         if effect is Effect.RESTART or (
             effect is Effect.NEXT_LOAD and is_away
         ):  # also a new chance after failures
             model.successor = spec
         elif effect is not Effect.NONE:
+            if spec.memory != model.spec.memory and spec.name in event.known:
+                model.footprint = event.known[spec.name].footprint
             model.spec = spec
             model.keep_alive(model.keep_alive_ms)
 
@@ -122,9 +124,9 @@ EFFECTS: Mapping[str, Effect] = {
     "name": Effect.RESTART,
     "engine": Effect.RESTART,
     "source": Effect.RESTART,
-    "memory": Effect.RESTART,
     "devices": Effect.RESTART,
     "shared": Effect.RESTART,
+    "writes_here": Effect.RESTART,
     "context": Effect.RESTART,
     "threads": Effect.RESTART,
     "mmap": Effect.RESTART,
@@ -144,6 +146,7 @@ EFFECTS: Mapping[str, Effect] = {
     "stop": Effect.NEXT_LOAD,
     "probe": Effect.NEXT_LOAD,
     "image": Effect.NEXT_LOAD,
+    "memory": Effect.AT_ONCE,  # what the ledger counts; another device is another process
     "aliases": Effect.AT_ONCE,
     "permanent": Effect.AT_ONCE,
     "priority": Effect.AT_ONCE,
@@ -171,6 +174,8 @@ def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:
     """The strongest effect of the differences between two definitions. `catalog` is that of the new one."""
     engine = catalog.engines.get(new.engine)
     driver = engine.driver if engine is not None else ""
+    if old.memory.keys() != new.memory.keys():
+        return Effect.RESTART
     changed = (name for name in _FIELDS if getattr(old, name) != getattr(new, name))
     return max((_effect(name, driver) for name in changed), key=lambda e: e.value, default=Effect.NONE)
 

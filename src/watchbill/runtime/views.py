@@ -3,10 +3,10 @@
 The keys are part of the interface: `status --json` prints them unchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from watchbill import __version__
-from watchbill.catalog import WorkClass
+from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
 from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
 from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
@@ -60,7 +60,7 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
         "version": __version__,
         "devices": {name: _device(state, name) for name in state.ledger.books},
         "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
-        "lanes": {name: _lane(state, name, now) for name in state.catalog.lanes},
+        "lanes": _lanes(state, now),
         "policy": state.catalog.policy.name,
         "policy_doubt": policy_doubt(state),
         "late_answers": state.late_answers,
@@ -213,19 +213,33 @@ def policy_view(core: Machine) -> dict[str, object]:
     }
 
 
-def _lane(state: State, name: str, now: int) -> dict[str, object]:
-    running = sum(1 for s in state.models.values() for r in s.running.values() if r.request.lane == name)
-    waiting = [
-        request.arrived_at
-        for s in state.lines()
-        for request in map(s.line.get, s.line.ids())
-        if request.lane == name
-    ]
+def _lanes(state: State, now: int) -> dict[str, dict[str, object]]:
+    """The lanes of the config, and those that were removed from it and still have requests."""
+    waiting, running = dict[str, list[Request]](), dict[str, list[Request]]()
+    for model in state.lines():
+        for request in map(model.line.get, model.line.ids()):
+            waiting.setdefault(request.lane, []).append(request)
+    for model in state.models.values():
+        for each in model.running.values():
+            running.setdefault(each.request.lane, []).append(each.request)
+    names = dict.fromkeys((*state.catalog.lanes, *waiting, *running))
+    if ROTATION_LANE.name not in state.catalog.lanes:
+        names.pop(ROTATION_LANE.name, None)
     return {
-        "class": state.catalog.lanes[name].work_class.name.lower(),
+        name: _lane(state.catalog.lanes.get(name), waiting.get(name, []), running.get(name, []), now)
+        for name in names
+    }
+
+
+def _lane(
+    lane: Lane | None, waiting: Sequence[Request], running: Sequence[Request], now: int
+) -> dict[str, object]:
+    work_class = lane.work_class if lane is not None else (*waiting, *running)[0].work_class
+    return {
+        "class": work_class.name.lower(),
         "queued": len(waiting),
-        "running": running,
-        "oldest_wait_ms": now - min(waiting) if waiting else 0,
+        "running": len(running),
+        "oldest_wait_ms": now - min(request.arrived_at for request in waiting) if waiting else 0,
     }
 
 
