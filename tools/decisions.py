@@ -11,7 +11,8 @@ from enum import Enum
 
 from msgspec.structs import fields
 
-from watchbill.core.messages import Action
+from watchbill.core.messages import Action, JournalEvent, Note
+from watchbill.core.reasons import Planned, Swapped
 from watchbill.simulate.fuzz import contended_world, random_world, run_out
 from watchbill.simulate.world import World
 
@@ -24,7 +25,10 @@ PROSE = {"message", "reason", "text"}
 
 def facts(action: Action) -> tuple[object, ...]:
     """What was decided, without the words for it."""
-    found = (getattr(action, field.name) for field in fields(action) if field.name not in PROSE)
+    found = [getattr(action, field.name) for field in fields(action) if field.name not in PROSE]
+    if isinstance(action, Note):
+        why, is_change = action.reason, action.event in (JournalEvent.PLAN, JournalEvent.EVICT)
+        found += [why.kind, why.target] if is_change and isinstance(why, Planned | Swapped) else [None, None]
     return tuple(value.value if isinstance(value, Enum) else value for value in found)
 
 

@@ -297,7 +297,7 @@ def _line_of(note: Note, now: float) -> Line:
     stamp = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
         "t": stamp, "event": _short(note.event), "model": _short(note.model), "device": _short(note.device),
-        "reason": _short(note.reason), "ms": note.ms, "bytes": note.bytes, "request": _short(note.request),
+        "reason": _short(str(note.reason)), "ms": note.ms, "bytes": note.bytes, "request": _short(note.request),
     }  # fmt: skip
 
 

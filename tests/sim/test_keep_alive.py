@@ -31,7 +31,7 @@ def stage(world: World, name: str = "A") -> Stage:
 
 
 def evictions(world: World) -> list[str]:
-    return [note.reason for _, note in world.journal if note.event == "evict"]
+    return [str(note.reason) for _, note in world.journal if note.event == "evict"]
 
 
 def test_keep_alive_takes_the_place_of_the_idle_time_until_the_next_use(

@@ -43,7 +43,7 @@ def callers_come(world: World, count: int, first_ms: int, each_ms: int) -> None:
 
 
 def reasons(world: World, event: str, model: str | None = None) -> list[str]:
-    return [n.reason for _, n in world.journal if n.event == event and model in (None, n.model)]
+    return [str(n.reason) for _, n in world.journal if n.event == event and model in (None, n.model)]
 
 
 def test_a_model_loads_on_demand_and_leaves_when_idle(world_of: WorldOf, model: ModelOf) -> None:
@@ -379,7 +379,7 @@ def test_every_load_and_eviction_is_in_the_journal_with_its_reason(world_of: Wor
     world.run(120_000)
     assert len(reasons(world, "load")) == world.tally.loads > 1
     assert len(reasons(world, "stopped")) == world.tally.evictions > 0
-    assert all(note.reason for _, note in world.journal)
+    assert all(str(note.reason) for _, note in world.journal)
 
 
 def test_all_memory_pinned_is_a_clear_refusal(world_of: WorldOf, model: ModelOf) -> None:

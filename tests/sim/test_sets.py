@@ -44,7 +44,7 @@ def test_a_request_starts_when_all_its_companions_are_warm(world_of: WorldOf, mo
     world = world_of(model("A", 8), model("B", 8))
     world.run(1_000)
     caller = world.arrive("A", 500, lane="chat", companions=("B",))
-    assert [n.reason.split(":")[0] for _, n in world.journal if n.event == "plan"] == ["fits (A + B)"]
+    assert [str(n.reason).split(":")[0] for _, n in world.journal if n.event == "plan"] == ["fits (A + B)"]
     world.run(4_500)
     assert (stage(world, "A"), stage(world, "B"), caller.state) == (Stage.READY, Stage.LOADING, "waiting")
     world.run(8_000)

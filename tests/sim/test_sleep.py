@@ -111,7 +111,7 @@ def test_an_engine_that_falls_asleep_by_itself_is_noticed(world_of: WorldOf, mod
     world.arrive("A", 500, lane="chat")
     world.run(13_000)
     assert stage(world, "A") is Stage.ASLEEP
-    assert "its engine fell asleep by itself" in [n.reason for _, n in world.journal]
+    assert "its engine fell asleep by itself" in [str(n.reason) for _, n in world.journal]
     beside = world.arrive("B", 60_000, lane="chat")
     world.run(20_000)
     assert (beside.state, stage(world, "A")) == ("running", Stage.ASLEEP)
@@ -209,7 +209,7 @@ def test_random_worlds_really_sleep() -> None:
     """A law about sleepers means nothing where nobody sleeps."""
     worlds = [run_out(random_world(seed, faults=False)) for seed in range(32)]
     assert sum(world.tally.wakings for world in worlds) > 5
-    assert {n.reason.split(":")[0] for w in worlds for _, n in w.journal if n.event == "asleep"} >= {
+    assert {str(n.reason).split(":")[0] for w in worlds for _, n in w.journal if n.event == "asleep"} >= {
         "its engine fell asleep by itself",
         "idle; it is put to sleep",
     }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.eventually import wait_until
 from watchbill.catalog import JournalRules
-from watchbill.core.messages import Note
+from watchbill.core.messages import JournalEvent, Note
 from watchbill.errors import LaneFull
 from watchbill.journal import Journal, json_line, markdown_line
 from watchbill.limits import JOURNAL_BUFFER_LINES_MAX, JOURNAL_SUBSCRIBER_LINES_MAX, JOURNAL_SUBSCRIBERS_MAX
@@ -19,7 +19,13 @@ from watchbill.limits import JOURNAL_BUFFER_LINES_MAX, JOURNAL_SUBSCRIBER_LINES_
 KEYS = ["t", "event", "model", "device", "reason", "ms", "bytes", "request"]
 WAIT_S = 20
 LOAD = Note(
-    "load", "asked for by a request", model="smollm2", device="ram", ms=850, bytes=98_000_000, request="r-1"
+    JournalEvent.LOAD,
+    "asked for by a request",
+    model="smollm2",
+    device="ram",
+    ms=850,
+    bytes=98_000_000,
+    request="r-1",
 )
 
 
@@ -58,7 +64,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def note(text: str) -> Note:
-    return Note("load", text)
+    return Note(JournalEvent.LOAD, text)
 
 
 def test_every_decision_is_in_both_files_with_its_reason(disk: Disk) -> None:

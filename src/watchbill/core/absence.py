@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from watchbill.core.ledger import DeviceBook
-from watchbill.core.messages import Alert, Cause, Constraint, Trouble
+from watchbill.core.messages import Alert, Cause, Constraint, JournalEvent, Trouble
 from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.reasons import Reason
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -49,6 +50,7 @@ class Absence:
     what: str | None = None  # the exhausted group or count of the device; None: its memory
     cause: Cause | None = None  # why it left
     detail: str = ""  # in the words of an engine or a card
+    left: Reason | str = ""  # the reason beside `cause`
 
 
 def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
@@ -77,7 +79,7 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
             else Absence(Why.WAITING)
         )
     if model.left is not None:
-        return Absence(Why.LEFT, cause=model.left, detail=model.leaving_why)
+        return Absence(Why.LEFT, cause=model.left, left=model.leaving_why)
     return Absence(Why.UNUSED)
 
 
@@ -137,7 +139,7 @@ def describe(absence: Absence) -> str:
         case Why.WAITING:
             return "it waits for its turn"
         case Why.LEFT:
-            return f"it left: {absence.detail}" if absence.detail else "it left"
+            return f"it left: {absence.left}" if absence.left else "it left"
         case Why.UNUSED:
             return "it has not been requested yet"
 
@@ -188,7 +190,7 @@ class Missing:
 
     def _tell(self, model: ModelState, absence: Absence) -> None:
         text = describe(absence)
-        self._state.note("absent", text, model, device=absence.device, size=absence.needed)
+        self._state.note(JournalEvent.ABSENT, text, model, device=absence.device, size=absence.needed)
         self._state.out.append(
             Alert(
                 "absent",

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
-from watchbill.core.messages import Admit, Arrived, Left, Refusal, Request
+from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request
 from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
+from watchbill.core.reasons import InPlaceOf
 from watchbill.core.state import State
 from watchbill.ladder import ladder
 from watchbill.units import format_bytes
@@ -278,7 +279,7 @@ class Admission:
             state.withdraw(model, request_id)
             forecast = now - request.arrived_at + self.policy.forecast(state, chosen, request, now).ms
             self._admit(request, chosen, min(forecast, request.max_wait_ms), now, due)
-            state.note("tier", f"in place of {model.serving.name}", chosen.serving, request=request_id)
+            state.note(JournalEvent.TIER, InPlaceOf(model.serving.name), chosen.serving, request=request_id)
         elif must:
             state.withdraw(model, request_id)
             self._refuse_unservable(request, asked, now)
@@ -315,7 +316,7 @@ class Admission:
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
-        self._state.note("expire", self._bound(request), model, request=request.id, ms=waited)
+        self._state.note(JournalEvent.EXPIRE, self._bound(request), model, request=request.id, ms=waited)
 
     def _bound(self, request: Request) -> str:
         """The bound that the request waited up to, in words."""

@@ -14,8 +14,9 @@ a higher class alone would not move a model that is busy with a long backlog.
 from msgspec.structs import replace
 
 from watchbill.catalog import Epoch, WorkClass
-from watchbill.core.messages import Request, RunTask, TaskEnded
+from watchbill.core.messages import JournalEvent, Request, RunTask, TaskEnded
 from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.reasons import EpochClosed, EpochOpened, TaskTook
 from watchbill.core.state import State
 
 __all__ = ["Epochs", "Rotation"]
@@ -57,9 +58,12 @@ class Rotation:
             self._interval_ms = (
                 min(2 * interval, rules.max_ms) if wasteful else max(interval // 2, rules.every_ms)
             )
-        text = f"{event.text}; loaded for {event.load_ms} ms, useful for {event.useful_ms} ms"
-        model = self._state.models.get(event.model)
-        self._state.note("rotation" if event.ok else "rotation_failed", text, model, ms=event.useful_ms)
+        took, model = (
+            TaskTook(event.text, event.load_ms, event.useful_ms),
+            self._state.models.get(event.model),
+        )
+        what = JournalEvent.ROTATION if event.ok else JournalEvent.ROTATION_FAILED
+        self._state.note(what, took, model, ms=event.useful_ms)
 
     def turn(self, now: int) -> None:
         """Starts the next task when its time has come and no other request needs the memory."""
@@ -143,9 +147,7 @@ class Epochs:
         if opened is not None:
             if not work or now >= opened + epoch.window_ms:
                 del self._opened[epoch.name]
-                self._state.note(
-                    "epoch_end", f"epoch {epoch.name}: " + ("the window is over" if work else "done")
-                )
+                self._state.note(JournalEvent.EPOCH_END, EpochClosed(epoch.name, is_done=not work))
             else:
                 self._state.wakes.append(opened + epoch.window_ms)
             return
@@ -154,9 +156,7 @@ class Epochs:
         if work and now >= min(due, early):
             self._opened[epoch.name] = now
             self._next[epoch.name] = now + epoch.every_ms
-            self._state.note(
-                "epoch", f"epoch {epoch.name}: " + ("by schedule" if now >= due else "an item waited long")
-            )
+            self._state.note(JournalEvent.EPOCH, EpochOpened(epoch.name, by_schedule=now >= due))
         elif work:
             self._state.wakes.append(min(due, early))
         elif now >= due:

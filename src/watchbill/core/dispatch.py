@@ -7,7 +7,17 @@ A running request always ends: by itself, because its caller left, or because it
 import msgspec
 
 from watchbill.catalog import WorkClass
-from watchbill.core.messages import CutKind, Ended, FirstByte, LetGo, Parting, Refusal, Request, Returned
+from watchbill.core.messages import (
+    CutKind,
+    Ended,
+    FirstByte,
+    JournalEvent,
+    LetGo,
+    Parting,
+    Refusal,
+    Request,
+    Returned,
+)
 from watchbill.core.model_state import LULL_MS, Candidate, ModelState, Running
 from watchbill.core.policy import Policy
 from watchbill.core.state import State
@@ -231,7 +241,9 @@ class Dispatch:
         del model.running[running.request.id]
         self._state.dismiss(running.request, now)
         del self._state.home[running.request.id]
-        self._state.note("stranded", "cut and never reported ended", model, request=running.request.id)
+        self._state.note(
+            JournalEvent.STRANDED, "cut and never reported ended", model, request=running.request.id
+        )
 
     def deadlines(self) -> list[int]:
         """The times at which running requests must be checked again."""

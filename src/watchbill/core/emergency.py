@@ -17,6 +17,7 @@ from watchbill.catalog import RAM
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, Cause, CutKind, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
+from watchbill.core.reasons import Exceeded, Excess, Shortfall
 from watchbill.core.residency import Move, Residency
 from watchbill.core.state import State
 from watchbill.units import format_bytes
@@ -47,10 +48,10 @@ class Emergency:
             if book.reading is not None and name in event.devices:
                 trend = self._trends.setdefault(name, Trend())
                 trend.look(event.taken_at - book.reading.age_ms, book.reading.available)
-            stalls = "the kernel stalls for memory" if event.pressure and name == RAM else None
+            stalls = Shortfall(name) if event.pressure and name == RAM else None
             self._judge(book, _shortfall(book) or stalls, now)
 
-    def _judge(self, book: DeviceBook, short: str | None, now: int) -> None:
+    def _judge(self, book: DeviceBook, short: Shortfall | None, now: int) -> None:
         """RES-06: evicts one victim at a time.
 
         The machine is read after each victim before the next is chosen, unless memory would run out before that.
@@ -74,7 +75,7 @@ class Emergency:
             return
         staying = [s for s in holders if s not in leaving]
         for victim in sorted(staying, key=lambda s: self._loss(s, now)):
-            self._drive_out(victim, name, f"emergency: {short}", grace_ms, now)
+            self._drive_out(victim, short, grace_ms, now)
             lacking -= victim.frees().get(name, 0)
             if lacking <= 0:
                 return
@@ -89,13 +90,13 @@ class Emergency:
         grace_ms = min(EMERGENCY_GRACE_MS, max(0.0, available / fall - BACK_MS) / 2)
         return grace_ms, fall * (grace_ms + BACK_MS) - available
 
-    def _drive_out(self, victim: ModelState, device: str, why: str, grace_ms: float, now: int) -> None:
-        self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, device))
+    def _drive_out(self, victim: ModelState, why: Shortfall, grace_ms: float, now: int) -> None:
+        self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, why.device))
         if victim.stage is Stage.DRAINING:
             # From now on it has the same grace as any other victim.
             self._residency.enter(victim, Move.CLOSE, now)
         else:
-            self._residency.close(victim, "", why, now, cause=Cause.PRESSURE)
+            self._residency.close(victim, why, now, cause=Cause.PRESSURE)
         victim.emergency, victim.grace_ms = True, grace_ms
 
     @staticmethod
@@ -136,7 +137,7 @@ class Emergency:
                 if over > 0:
                     self._warn(model, name, over)
                     over -= model.frees().get(name, 0)
-                    self._residency.close(model, "", self._excess(name), now, cause=self._cause(name))
+                    self._residency.close(model, self._excess(name), now, cause=self._cause(name))
 
     def _warn(self, model: ModelState, resource: str, over: int) -> None:
         """Raises an alert for a permanent model that must leave because of the budget (RES-02)."""
@@ -156,16 +157,16 @@ class Emergency:
         book = self._state.ledger.books.get(resource)
         return Cause.MAINTENANCE if book is not None and book.in_maintenance else Cause.BUDGET
 
-    def _excess(self, resource: str) -> str:
+    def _excess(self, resource: str) -> Excess:
         """Why a model must leave that fitted when it was loaded."""
         device, _, what = resource.partition("#")
         if what.startswith("group:"):
-            return f"{device} holds more than one model of group {what.removeprefix('group:')}"
+            return Excess(Exceeded.GROUP, device, what.removeprefix("group:"))
         if what:
-            return f"{device} holds more models than its max_resident"
+            return Excess(Exceeded.RESIDENTS, device)
         if (book := self._state.ledger.books[device]).in_maintenance:
-            return f"{device} is lent for maintenance: {book.lent_for}"
-        return f"{device} holds more than its budget"
+            return Excess(Exceeded.MAINTENANCE, device, book.lent_for)
+        return Excess(Exceeded.BUDGET, device)
 
     def end_graces(self, now: int) -> None:
         """Cuts requests that still run on an emergency's victim when its grace is over."""
@@ -178,13 +179,12 @@ class Emergency:
                 self._state.cut(running, CutKind.PREEMPTED if running.begun else CutKind.REQUEUE, now)
 
 
-def _shortfall(book: DeviceBook) -> str | None:
-    """The shortage of a device by its newest reading, in words."""
-    name, reserve = book.device.name, book.device.reserve
+def _shortfall(book: DeviceBook) -> Shortfall | None:
+    """The shortage of a device by its newest reading."""
+    reserve = book.device.reserve
     if book.reading is None or book.reading.available >= reserve:
         return None
-    free = format_bytes(book.reading.available)
-    return f"{free} available on {name}, below its reserve of {format_bytes(reserve)}"
+    return Shortfall(book.device.name, book.reading.available, reserve)
 
 
 #: Readings older than this do not count.

@@ -14,6 +14,8 @@ from enum import Enum, StrEnum
 from msgspec import Struct
 
 from watchbill.catalog import Catalog, WorkClass
+from watchbill.core.reasons import Cause, Proof, Reason
+from watchbill.core.reasons import PlanKind as PlanKind  # noqa: PLC0414  policies of your own import it from here
 
 # ------------------------------------------------------------------ words used by scripts and metrics
 
@@ -32,15 +34,6 @@ class Doubted(StrEnum):
     """Why no request is sent to a model in memory, although no fault of it is known."""
 
     SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is open
-
-
-class Proof(StrEnum):
-    """The probe that proved a model warm, as its `probe` setting names it."""
-
-    CHAT = "chat"
-    EMBED = "embed"
-    HTTP = "http"
-    NONE = "none"
 
 
 # ------------------------------------------------------------------ known before the first load
@@ -62,22 +55,6 @@ class Knowledge(Struct, frozen=True):
     failure: str | None = None  # why it can never be loaded: a missing or corrupt file
     wake_ms: float | None = None
     asleep: Mapping[str, int] = {}  # the memory it occupies asleep
-
-
-class Cause(StrEnum):
-    """Why a model leaves memory: one word for metrics and scripts. The sentence beside it is for people."""
-
-    SWAP = "swap"  # another model needs its memory
-    IDLE = "idle"  # unused for its time to live, or for the time that its last caller asked for
-    SLEEP = "sleep"  # the same, where its engine can sleep
-    PRESSURE = "pressure"  # the machine runs out of memory
-    BUDGET = "budget"  # its device holds more than it may
-    MAINTENANCE = "maintenance"  # its device is lent to the operator
-    HOST = "host"  # the program that hosts it unloads it
-    OPERATOR = "operator"  # by hand
-    CALLER = "caller"  # a caller's keep_alive of 0
-    CONFIG = "config"  # its definition changed
-    SHUTDOWN = "shutdown"
 
 
 # ------------------------------------------------------------------ requests
@@ -341,20 +318,6 @@ class Closing(Event, frozen=True):
 # ------------------------------------------------------------------ actions
 
 
-class PlanKind(StrEnum):
-    """Why a model is loaded. The sentence beside it is for people."""
-
-    FITS = "fits"  # beside the resident models
-    TURN = "turn"  # it has waited long enough behind the resident models
-    DUE = "due"  # its oldest request would run out of patience otherwise
-    RATE = "rate"  # more work waits for it than the idle models are likely to get
-    PERMANENT = "permanent"  # it must always be resident
-    ROTATION = "rotation"  # its background task, in place of idle models
-    FIFO = "fifo"  # the oldest request of all waits for it
-    TURNS = "turns"  # the same, after the others' quanta
-    CUSTOM = "custom"  # chosen by the operator's own policy; the sentence says why
-
-
 class Action(Struct, frozen=True, gc=False):
     """An instruction to the driver."""
 
@@ -438,7 +401,6 @@ class Stop(Action, frozen=True):
     model: str
     attempt: int
     hard: bool
-    reason: str
 
 
 class Sleep(Action, frozen=True):
@@ -463,19 +425,53 @@ class Check(Action, frozen=True):
     attempt: int
 
 
+class JournalEvent(StrEnum):
+    """What a line of the journal is about. A failure of a model is a `Mishap` instead."""
+
+    PLAN = "plan"  # a change of residency was decided
+    UNPLAN = "unplan"  # a plan was dropped
+    EVICT = "evict"  # a model takes no new requests and leaves
+    REOPEN = "reopen"  # a model that was leaving stays
+    LOAD = "load"
+    LOADED = "loaded"
+    STOPPED = "stopped"  # its memory is back
+    WAKE = "wake"
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    LOST = "lost"  # gone without a fault of its own
+    QUARANTINE = "quarantine"
+    RETRY = "retry"  # the operator lifted a quarantine
+    ABSENT = "absent"  # a permanent model does not fit
+    WELL = "well"  # the watchdog asked, and the model answered
+    TIER = "tier"  # a lower tier serves
+    REFUSE = "refuse"
+    EXPIRE = "expire"  # a request waited too long
+    STRANDED = "stranded"  # a cut request was never reported as ended
+    MAINTENANCE = "maintenance"
+    MAINTENANCE_END = "maintenance_end"
+    HOST_SILENT = "host_silent"
+    HOST_BACK = "host_back"
+    PLACES = "places"  # how many models a host holds at once
+    ROTATION = "rotation"  # a background task is over
+    ROTATION_FAILED = "rotation_failed"
+    EPOCH = "epoch"
+    EPOCH_END = "epoch_end"
+    RELOAD = "reload"  # the config changed
+    PROTECTED = "protected"  # a protected process is back
+    ALERT = "alert"
+
+
 class Note(Action, frozen=True):
     """One line for the journal."""
 
-    event: str
-    reason: str
+    event: JournalEvent | Mishap
+    reason: Reason | str
     model: str | None = None
     device: str | None = None
     ms: int | None = None
     bytes: int | None = None
     request: str | None = None
     cause: Cause | None = None  # of an `evict`
-    plan: PlanKind | None = None  # of a `plan`, and of an `evict` that makes room for one
-    target: str | None = None  # the plan's target: a model, or several together
 
 
 class Alert(Action, frozen=True):

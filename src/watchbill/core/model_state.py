@@ -15,6 +15,7 @@ from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
 from watchbill.core.messages import Cause, CutKind, Knowledge, Mishap, Parting, Request
+from watchbill.core.reasons import Reason
 
 __all__ = [
     "AWAY",
@@ -318,7 +319,8 @@ class ModelState(Candidate):
         # -- the way in and out
         self.clear_since: int | None = None  # since when nothing is in the way of its plan
         self.plan_for = self.name  # its own plan, or that of a set
-        self.leaving_for = self.leaving_why = ""  # the model that replaces it, and the reason
+        self.leaving_for = ""  # the model that replaces it
+        self.leaving_why: Reason | str = ""
         self.aborts = self.reversals = 0
         self.emergency, self.grace_ms = False, 0.0  # in an emergency: how long it may drain
         self.is_evicted_by_hand = False  # the operator unloaded it

@@ -1,6 +1,15 @@
 """The operator's commands: evict a model by hand, lend a device for maintenance (RES-14)."""
 
-from watchbill.core.messages import Cause, CutKind, EvictAsked, MaintenanceAsked, Refusal, Reply, RetryAsked
+from watchbill.core.messages import (
+    Cause,
+    CutKind,
+    EvictAsked,
+    JournalEvent,
+    MaintenanceAsked,
+    Refusal,
+    Reply,
+    RetryAsked,
+)
 from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
@@ -43,7 +52,7 @@ class Operator:
         else:
             self._commands.setdefault(model.name, []).append(event.command)
             why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
-            self._residency.close(model, "", why, now, cause=event.cause)
+            self._residency.close(model, why, now, cause=event.cause)
             if event.force and model.stage is Stage.DRAINING:
                 for running in (*model.running.values(), *model.users.values()):
                     self._state.cut(running, CutKind.PREEMPTED if running.begun else CutKind.REQUEUE, now)
@@ -78,7 +87,9 @@ class Operator:
         model = self._state.models[event.model]
         if model.failure is None or model.stage is not Stage.ABSENT:
             return
-        self._state.note("retry", f"the operator asked for it; it had failed: {model.failure}", model)
+        self._state.note(
+            JournalEvent.RETRY, f"the operator asked for it; it had failed: {model.failure}", model
+        )
         model.forgive(now)
         self._state.remeasured()
 
@@ -90,9 +101,8 @@ class Operator:
             return
         book.in_maintenance, book.lent_for = event.claimed, event.why if event.claimed else ""
         self._state.remeasured()
-        self._state.note(
-            Refusal.MAINTENANCE if event.claimed else "maintenance_end", event.why, device=event.device
-        )
+        what = JournalEvent.MAINTENANCE if event.claimed else JournalEvent.MAINTENANCE_END
+        self._state.note(what, event.why, device=event.device)
         if event.claimed:
             self._claims.setdefault(event.device, []).append(event.command)
         else:
@@ -104,7 +114,7 @@ class Operator:
             model = self._state.models.get(name)  # None: gone from memory, and from the config
             if model is not None and model.stage in (Stage.ASLEEP, Stage.READY):
                 # It was about to sleep when the command came, or was leaving for a model that no request needs now.
-                self._residency.close(model, "", _WHY, now, cause=Cause.OPERATOR)
+                self._residency.close(model, _WHY, now, cause=Cause.OPERATOR)
             elif model is None or model.stage is Stage.ABSENT:
                 ok, text = True, f"{name} was unloaded"
                 if model is not None:

@@ -34,8 +34,20 @@ from watchbill.catalog import WorkClass
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.ledger import shortage
-from watchbill.core.messages import PlanKind, Request
+from watchbill.core.messages import Request
 from watchbill.core.model_state import AWAY, PAUSE_MS, Candidate, ModelState, Stage
+from watchbill.core.reasons import (
+    Fits,
+    Outweighs,
+    PermanentMissing,
+    PlanKind,
+    Reason,
+    TaskDue,
+    TurnCame,
+    Uncertain,
+    Uncertainty,
+    WaitedLongest,
+)
 from watchbill.core.state import State
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
@@ -48,7 +60,7 @@ class Plan:
     target: Candidate
     victims: Cover
     kind: PlanKind
-    reason: str  # with figures, for the journal and `explain`
+    reason: Reason | str  # text only from a policy of your own
 
 
 class Policy(Protocol):
@@ -69,30 +81,28 @@ class Policy(Protocol):
 # ------------------------------------------------------------------ confidence in the learned figures
 
 
-def uncertainty(state: State, candidates: Iterable[Candidate]) -> str | None:
-    """Why rates cannot be compared now: the uncertain figure and its model. None when they can."""
+def uncertainty(state: State, candidates: Iterable[Candidate]) -> Uncertainty | None:
+    """Why rates cannot be compared now; None when they can."""
     short = [model for model in candidates if state.shortage_of(model)]
     if not short:
         return None  # models that fit need no comparison
     for model in (*short, *state.in_stage(Stage.READY)):
-        why = None if model.spec.permanent else _uncertainty_of(model)
-        if why is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
-            return why
+        figure = None if model.spec.permanent else _uncertain_figure(model)
+        if figure is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
+            return Uncertainty(figure, model.name)
     return None
 
 
-def _uncertainty_of(model: Candidate) -> str | None:
+def _uncertain_figure(model: Candidate) -> Uncertain | None:
     if model.load.is_guess:
-        return f"the load time of {model.name} is not measured yet"
+        return Uncertain.LOAD_UNMEASURED
     if model.load.is_off:
-        return f"the last load of {model.name} was more than 3 times off the learned time"
+        return Uncertain.LOAD_OFF
     if model.is_idle:
         return None  # its answers count in no price
     if model.service.is_guess:
-        return f"the answer time of {model.name} is not measured yet"
-    if model.service.is_off:
-        return f"answers of {model.name} take more than 3 times the learned time"
-    return None
+        return Uncertain.ANSWERS_UNMEASURED
+    return Uncertain.ANSWERS_OFF if model.service.is_off else None
 
 
 # ------------------------------------------------------------------ the shipped policies
@@ -144,7 +154,7 @@ def returning(state: State, now: int) -> Plan | None:
         idle = [s for s in movable(state) if s.is_idle]
         victims = cover(state.shortage_of(model), idle, lambda s: s.price(now))
         if victims is not None:
-            return Plan(model, victims, PlanKind.PERMANENT, "a permanent model is not resident")
+            return Plan(model, victims, PlanKind.PERMANENT, PermanentMissing())
     return None
 
 
@@ -186,9 +196,7 @@ class _InArrivalOrder:
         victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
         if victims is None:
             return None
-        return Plan(
-            target, victims, self.kind if victims else PlanKind.FITS, "its request has waited longest"
-        )
+        return Plan(target, victims, self.kind if victims else PlanKind.FITS, WaitedLongest())
 
     def _yields(self, model: ModelState, target: Candidate, now: int) -> bool:
         """Rotation replaces only idle models: otherwise two of its models would evict each other without end."""
@@ -411,11 +419,9 @@ class Rate:
         if victims is None:
             return None
         if not victims:
-            return Plan(head, (), PlanKind.FITS, "it fits beside what is resident")
-        left = "" if due is None else f", its oldest request has {max(0, due - now) / 1000:.1f} s left"
-        unsure = uncertainty(state, [head])
-        by_age = f"; turns, because {unsure}" if unsure else ""
-        return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, f"its turn{left}{by_age}")
+            return Plan(head, (), PlanKind.FITS, Fits())
+        why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [head]))
+        return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
 
     @staticmethod
     def _earmark(state: State, head: Candidate, now: int) -> Cover:
@@ -459,7 +465,7 @@ class Rate:
         mine = target is head
         short = state.shortage_of(target) if mine else _around(state, target, head, earmarked)
         if not short:
-            return Plan(target, (), PlanKind.FITS, "it fits beside what is resident")
+            return Plan(target, (), PlanKind.FITS, Fits())
         kept = () if mine else earmarked
         leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
         leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
@@ -473,16 +479,11 @@ class Rate:
         if target.top_class() is WorkClass.ROTATION:
             if not target.line:
                 return None  # a held turn has no weight
-            reason = "its background task is due; only idle models leave for it"
-            return Plan(target, victims, PlanKind.ROTATION, reason)
+            return Plan(target, victims, PlanKind.ROTATION, TaskDue())
         balance = self.balance(state, target, victims, now)
         if not balance.tips:
             return None
-        reason = (
-            f"pressure {balance.pressure * 1000:.3g}/s outweighs momentum {balance.momentum * 1000:.3g}/s "
-            "(inertia included)"
-        )
-        return Plan(target, victims, PlanKind.RATE, reason)
+        return Plan(target, victims, PlanKind.RATE, Outweighs(balance.pressure, balance.momentum))
 
     def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
         """Weighs the waiting work against the work of the leaving models."""

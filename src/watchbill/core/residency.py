@@ -33,6 +33,7 @@ from watchbill.core.messages import (
     CutKind,
     Died,
     HostSeen,
+    JournalEvent,
     Load,
     Loaded,
     LoadFailed,
@@ -40,7 +41,6 @@ from watchbill.core.messages import (
     ModelReading,
     Observed,
     PlanKind,
-    Proof,
     Refusal,
     Request,
     Sleep,
@@ -51,6 +51,16 @@ from watchbill.core.messages import (
 )
 from watchbill.core.model_state import HOLDING, MOVING, ModelState, Running, Stage
 from watchbill.core.policy import Plan
+from watchbill.core.reasons import (
+    BecameWarm,
+    HostHolds,
+    HostUnloads,
+    Idle,
+    PlanDropped,
+    Planned,
+    Reason,
+    Swapped,
+)
 from watchbill.core.state import State
 from watchbill.errors import IllegalTransition
 
@@ -122,13 +132,6 @@ STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
 #: A planned load that still does not fit is dropped this long after the last obstacle is gone.
 PLAN_LIMIT_MS = 15_000
-#: The journal's text for a warm model: no more than was proved.
-_PROVEN = {
-    Proof.CHAT: "warm: healthy, and a real prompt was answered",
-    Proof.EMBED: "warm: healthy, and a real text was embedded",
-    Proof.HTTP: 'healthy, and no real request was tried (probe = "http")',
-    Proof.NONE: 'started, and nothing was asked (probe = "none")',
-}
 
 
 class Residency:
@@ -163,20 +166,12 @@ class Residency:
             model.plan_for = target.name
             self.enter(model, Move.PLAN, now)
         target.is_under_way = target.is_set
+        swapped = Swapped(plan.kind, target.name, plan.reason)
         for victim in plan.victims:
-            why = f"{plan.kind} of {target.name}: {plan.reason}"
-            self.close(
-                victim, target.name, why, now, cause=Cause.SWAP, plan=plan.kind, sleep=victim in sleeping
-            )
-        names = ", ".join(v.name for v in plan.victims)
-        beside = f" ({target.name})" if target.is_set else ""
-        self._state.note(
-            "plan",
-            f"{plan.kind}{beside}: {plan.reason}" + (f"; leaving: {names}" if names else ""),
-            target.serving,
-            plan=plan.kind,
-            target=target.name,
-        )
+            self.close(victim, swapped, now, cause=Cause.SWAP, sleep=victim in sleeping)
+        members, leaving = (tuple(s.name for s in models) for models in (target.members, plan.victims))
+        planned = Planned(plan.kind, target.name, members, plan.reason, leaving)
+        self._state.note(JournalEvent.PLAN, planned, target.serving)
 
     def _may_sleep(self, plan: Plan) -> list[ModelState]:
         """The victims that only need to sleep: the memory that they free is enough, and they are back sooner."""
@@ -196,21 +191,20 @@ class Residency:
     def close(
         self,
         model: ModelState,
-        target: str,
-        why: str,
+        why: Reason | str,
         now: int,
         *,
         cause: Cause,
-        plan: PlanKind | None = None,
         sleep: bool = False,
     ) -> None:
         """Closes a model for new work. Closing is final; running requests reach their safe boundary first (RES-12)."""
+        target, plan = (why.target, why.kind) if isinstance(why, Swapped) else ("", None)
         model.left = cause
         if model.stage is Stage.PLANNED:
             self.unplan(model, now)
         if model.stage is Stage.ASLEEP:
             model.leaving_for = target
-            self._note_evict(model, why, sum(model.sizes_asleep().values()), cause, plan)
+            self._note_evict(model, why, sum(model.sizes_asleep().values()), cause)
             self.halt(model, why, now, hard=False)
         elif model.stage is Stage.LOADING:
             model.aborts += 1 if target else 0
@@ -220,7 +214,7 @@ class Residency:
             model.sleeps = sleep
             self.enter(model, Move.CLOSE, now)
             model.leaving_for, model.leaving_why = target, why
-            self._note_evict(model, why, sum(model.sizes().values()), cause, plan)
+            self._note_evict(model, why, sum(model.sizes().values()), cause)
             for running in (*model.running.values(), *model.users.values()):
                 if not running.begun and not self._may_finish(model, running, plan):
                     self._state.cut(running, CutKind.REQUEUE, now)
@@ -243,11 +237,8 @@ class Residency:
         """Whether an answer may stop at a boundary: background work, unless its model was removed from the config."""
         return request.work_class >= WorkClass.BACKGROUND and self._state.missing_of(request) is None
 
-    def _note_evict(
-        self, model: ModelState, why: str, size: int, cause: Cause, plan: PlanKind | None
-    ) -> None:
-        target = model.leaving_for or None
-        self._state.note("evict", why, model, size=size, cause=cause, plan=plan, target=target)
+    def _note_evict(self, model: ModelState, why: Reason | str, size: int, cause: Cause) -> None:
+        self._state.note(JournalEvent.EVICT, why, model, size=size, cause=cause)
 
     def unplan(self, model: ModelState, now: int) -> None:
         """Drops a plan that is not needed any more. Its victims reopen, once, if none of them was stopped yet."""
@@ -255,13 +246,15 @@ class Residency:
         reopens = model.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
         for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == model.plan_for]:
             self.enter(planned, Move.SLEEP_ON if planned.sleeps else Move.DROP, now)
-            self._state.note("unplan", "no request waits for it any more, or the memory is gone", planned)
+            self._state.note(
+                JournalEvent.UNPLAN, "no request waits for it any more, or the memory is gone", planned
+            )
             planned.reversals += 1
         for victim in mine:
             victim.leaving_for = ""
             if reopens and victim.stage is Stage.DRAINING and not self._lacks_room(victim):
                 self.enter(victim, Move.REOPEN, now)
-                self._state.note("reopen", f"the plan for {model.plan_for} was dropped", victim)
+                self._state.note(JournalEvent.REOPEN, PlanDropped(model.plan_for), victim)
 
     def _lacks_room(self, model: ModelState) -> bool:
         return bool(self._state.shortage_of(model))
@@ -331,20 +324,24 @@ class Residency:
         self.enter(model, Move.LOAD, now)
         if wakes:
             self._state.out.append(WakeModel(model.name, model.attempt, self.load_limit(model)))
-            self._state.note("wake", "memory reserved, waking", model, size=sum(model.sizes().values()))
+            self._state.note(
+                JournalEvent.WAKE, "memory reserved, waking", model, size=sum(model.sizes().values())
+            )
             return
         expected = None if model.load.is_guess else round(model.load.ms)
         self._state.out.append(Load(model.name, model.attempt, self.load_limit(model), expected))
-        self._state.note("load", "memory reserved, loading", model, size=sum(model.sizes().values()))
+        self._state.note(
+            JournalEvent.LOAD, "memory reserved, loading", model, size=sum(model.sizes().values())
+        )
 
-    def halt(self, model: ModelState, why: str, now: int, *, hard: bool) -> None:
+    def halt(self, model: ModelState, why: Reason | str, now: int, *, hard: bool) -> None:
         """Stops a model; its memory counts until it is back."""
         if model.stage in (Stage.READY, Stage.DRAINING):
             model.evictions += 1
         model.attempt += 1
         model.sleeps, model.leaving_why = False, why
         self.enter(model, Move.STOP, now)
-        self._state.out.append(Stop(model.name, model.attempt, hard, why))
+        self._state.out.append(Stop(model.name, model.attempt, hard))
 
     # ------------------------------------------------------------------ failures
 
@@ -365,7 +362,7 @@ class Residency:
     def lose(self, model: ModelState, why: str, now: int) -> None:
         """Handles a model that is gone without a fault of its own: its work returns or fails, and no failure counts."""
         self._cut_off(model, now)
-        self._state.note("lost", why, model)
+        self._state.note(JournalEvent.LOST, why, model)
         self.halt(model, why, now, hard=True)
 
     def _cut_off(self, model: ModelState, now: int) -> None:
@@ -425,7 +422,7 @@ class Residency:
         pause = model.retry_at - now
         text = f"{model.name} is quarantined for {pause // 1000} s: {reason}"
         self._state.out.append(Alert("quarantine", text, model.name))
-        self._state.note("quarantine", reason, model, ms=pause)
+        self._state.note(JournalEvent.QUARANTINE, reason, model, ms=pause)
 
     @staticmethod
     def load_limit(model: ModelState) -> int:
@@ -453,14 +450,9 @@ class Residency:
         model.bad_answers, model.is_suspect, model.is_evicted_by_hand = 0, False, False
         self._measure(model, event.measured)
         model.seen = {}
-        size = sum(model.sizes().values())
-        self._state.note(
-            "awake" if woke else "loaded",
-            _PROVEN[event.proof],
-            model,
-            ms=taken,
-            size=size,
-        )
+        warm = BecameWarm(event.proof, taken, event.measured, woke)
+        kind, size = JournalEvent.AWAKE if woke else JournalEvent.LOADED, sum(model.sizes().values())
+        self._state.note(kind, warm, model, ms=taken, size=size)
 
     def load_failed(self, event: LoadFailed, now: int) -> None:
         """Handles a failed load. Memory that may still be taken counts until the engine was stopped."""
@@ -484,7 +476,7 @@ class Residency:
         if model is None:
             return
         model.halt.learn(now - model.since)
-        self._state.note("stopped", model.leaving_why, model, ms=now - model.since)
+        self._state.note(JournalEvent.STOPPED, model.leaving_why, model, ms=now - model.since)
         self.enter(model, Move.GONE, now)
 
     def slept(self, event: Slept, now: int) -> None:
@@ -493,14 +485,14 @@ class Residency:
         if model is not None:
             self._fall_asleep(model, event.measured, model.leaving_why, now)
 
-    def _fall_asleep(self, model: ModelState, memory: Mapping[str, int], why: str, now: int) -> None:
+    def _fall_asleep(self, model: ModelState, memory: Mapping[str, int], why: Reason | str, now: int) -> None:
         taken = now - model.since if model.stage is Stage.STOPPING else None
         model.leaving_for, model.stop_tries = "", 0
         model.asleep_size = dict(memory) or model.asleep_size
         model.held = dict(memory) or model.held
         self.enter(model, Move.SLEPT, now)
         self._state.weigh(model)
-        self._state.note("asleep", why, model, ms=taken, size=sum(model.sizes_asleep().values()))
+        self._state.note(JournalEvent.ASLEEP, why, model, ms=taken, size=sum(model.sizes_asleep().values()))
 
     def died(self, event: Died, now: int) -> None:
         """Handles an engine that exited unexpectedly: its work returns or fails, its remains are removed."""
@@ -533,25 +525,19 @@ class Residency:
             for model in hosted:
                 self._state.weigh(model)
             if event.places is not None:
-                self._state.note("places", f"{event.engine} holds {event.places} of our models at once")
+                self._state.note(JournalEvent.PLACES, HostHolds(event.engine, event.places))
         if was_silent is not (event.silence is not None):
             self._tell_silence(event, hosted)
         for model in hosted:
             if model.name in event.leaving and model.stage is Stage.READY:
-                self.close(
-                    model,
-                    "",
-                    f"{event.engine} unloads it when its answers have ended",
-                    now,
-                    cause=Cause.HOST,
-                )
+                self.close(model, HostUnloads(event.engine), now, cause=Cause.HOST)
         self._state.remeasured()
 
     def _tell_silence(self, event: HostSeen, hosted: list[ModelState]) -> None:
         if event.silence is None:
-            self._state.note("host_back", f"{event.engine} answers again")
+            self._state.note(JournalEvent.HOST_BACK, f"{event.engine} answers again")
             return
-        self._state.note("host_silent", event.silence)
+        self._state.note(JournalEvent.HOST_SILENT, event.silence)
         names = ", ".join(s.name for s in hosted if s.line or s.stage is not Stage.ABSENT) or "no model"
         text = f"{event.engine}: {event.silence}; {names} waits until it answers again"
         self._state.out.append(Alert("host", text))
@@ -604,7 +590,7 @@ class Residency:
             self._fall_asleep(model, reading.memory, "its engine fell asleep by itself", now)
         elif model.stage is Stage.ASLEEP and fresh and not reading.asleep:
             self.enter(model, Move.WOKE, now)  # its memory counts again, even if it was given to others
-            self._state.note("awake", "its engine woke by itself", model)
+            self._state.note(JournalEvent.AWAKE, "its engine woke by itself", model)
         elif model.stage is Stage.ASLEEP and reading.memory:
             model.asleep_size = dict(reading.memory)
             self._state.weigh(model)
@@ -624,14 +610,13 @@ class Residency:
             if model.silence is not None:
                 continue  # its host cannot be asked to unload it
             if self._is_sleepy(model, now):
-                self.close(model, "", "idle; it is put to sleep", now, cause=Cause.SLEEP, sleep=True)
+                self.close(model, "idle; it is put to sleep", now, cause=Cause.SLEEP, sleep=True)
                 continue
             if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
             if now >= model.last_used + model.idle_ms:
-                wished = ", as its last caller asked" if model.keep_alive_ms is not None else ""
-                why = f"idle for {model.idle_ms // 1000} s{wished}"
-                self.close(model, "", why, now, cause=Cause.IDLE)
+                idle = Idle(model.idle_ms, as_asked=model.keep_alive_ms is not None)
+                self.close(model, idle, now, cause=Cause.IDLE)
 
     @staticmethod
     def _is_sleepy(model: ModelState, now: int) -> bool:

@@ -22,10 +22,11 @@ from watchbill.core.messages import (
     CutKind,
     Footprint,
     Grant,
+    JournalEvent,
     Knowledge,
+    Mishap,
     Note,
     Parting,
-    PlanKind,
     Refusal,
     Refuse,
     Request,
@@ -40,6 +41,7 @@ from watchbill.core.model_state import (
     Running,
     Stage,
 )
+from watchbill.core.reasons import Reason
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -447,8 +449,8 @@ class State:
 
     def note(
         self,
-        event: str,
-        reason: str,
+        event: JournalEvent | Mishap,
+        reason: Reason | str,
         model: Candidate | None = None,
         *,
         device: str | None = None,
@@ -456,12 +458,8 @@ class State:
         size: int | None = None,
         request: str | None = None,
         cause: Cause | None = None,
-        plan: PlanKind | None = None,
-        target: str | None = None,
     ) -> None:
         """Adds a line for the journal."""
         name, where = (model.name, next(iter(model.needs), None)) if model else (None, None)
         took_ms = None if ms is None else round(ms)
-        self.out.append(
-            Note(event, reason, name, device or where, took_ms, size, request, cause, plan, target)
-        )
+        self.out.append(Note(event, reason, name, device or where, took_ms, size, request, cause))

@@ -21,8 +21,9 @@ that something is wrong.
 
 from dataclasses import dataclass
 
-from watchbill.core.messages import Alert, Check, Checked
+from watchbill.core.messages import Alert, Check, Checked, JournalEvent
 from watchbill.core.model_state import STAYING, ModelState, Stage
+from watchbill.core.reasons import Well
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -143,8 +144,7 @@ class Watchdog:
         self._forget(which)
         self._well[which] = now
         if event.was_asked:
-            reason = f"{_failed(model)}, but it is well: the requests were at fault"
-            self._state.note("well", reason, model)
+            self._state.note(JournalEvent.WELL, Well(model.bad_answers), model)
             model.bad_answers = model.unheard_ms = 0
 
     def deadlines(self) -> list[int]:

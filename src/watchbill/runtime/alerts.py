@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from watchbill.catalog import AlertRules
-from watchbill.core.messages import Alert, Note
+from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.engines.base import endpoint_of, escape_path
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import TheirsError
@@ -60,7 +60,7 @@ class Alerts:
         _LOG.warning("alert=%s model=%s %s", alert.kind, alert.model or "-", alert.text)
         self._recent.append((time.time(), alert))
         self.counts[alert.kind] += 1
-        self._journal(Note("alert", f"{alert.kind}: {alert.text}", alert.model, alert.device))
+        self._journal(Note(JournalEvent.ALERT, f"{alert.kind}: {alert.text}", alert.model, alert.device))
         if self._deliver is None or not (self._rules.command or self._rules.webhook):
             return
         try:

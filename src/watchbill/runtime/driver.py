@@ -20,6 +20,7 @@ from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import Stage
+from watchbill.core.reasons import BecameWarm
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
@@ -49,7 +50,6 @@ from watchbill.runtime.views import (
 __all__ = ["Driver", "Parts"]
 
 _LOG = logging.getLogger("watchbill.driver")
-_MISHAPS: frozenset[str] = frozenset(m.Mishap)
 #: code -> the error class for it; the closed list that scripts match.
 _ERRORS = {
     kind.code: kind
@@ -322,7 +322,7 @@ class Driver:
         self._protected.reconfigure(catalog)
         self.catalog = catalog
         self.feed(m.Reconfigured(catalog, self._parts.learned.recall()))
-        self._parts.journal.write(m.Note("reload", "; ".join(told) or "nothing changed"))
+        self._parts.journal.write(m.Note(m.JournalEvent.RELOAD, "; ".join(told) or "nothing changed"))
         await self._look()
         return told
 
@@ -341,7 +341,9 @@ class Driver:
         self.metrics.ended(ticket.request.lane, action.code)
         if self._parts.recorder.is_on:
             self._parts.recorder.ended(ticket, action.code, self.now())
-        self._parts.journal.write(m.Note("refuse", action.message, ticket.request.model, request=action.id))
+        self._parts.journal.write(
+            m.Note(m.JournalEvent.REFUSE, action.message, ticket.request.model, request=action.id)
+        )
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
 
     def _grant(self, action: m.Grant) -> None:
@@ -376,26 +378,26 @@ class Driver:
     def _note(self, action: m.Note) -> None:
         self._parts.journal.write(action)
         _LOG.info("action=%s model=%s why=%s", action.event, action.model or "-", action.reason)
-        if action.event == "loaded" and action.model and action.ms is not None:
-            self._learn_load(action.model, action.ms)
-        elif action.event == "awake" and action.model and action.ms is not None:
-            self._last_loads[action.model] = (self.now(), action.ms)
-            self._parts.learned.woke(action.model, action.ms)
-        elif action.event in _MISHAPS and action.model:
+        if action.model is None:
+            return
+        if isinstance(action.reason, BecameWarm):
+            self._learn_load(action.model, action.reason)
+        elif isinstance(action.event, m.Mishap):
             self.metrics.count_mishap(action.model, action.event)
-            if action.event == m.Mishap.LOAD_FAILED:
+            if action.event is m.Mishap.LOAD_FAILED:
                 self.metrics.observe_load(action.model, action.ms or 0, cached=False, ok=False)
-        elif action.cause is not None and action.model:
+        elif action.cause is not None:
             self.metrics.count_eviction(action.model, action.cause)
 
-    def _learn_load(self, model: str, ms: int) -> None:
-        self._last_loads[model] = (self.now(), ms)
-        warm = self._engines.warm.get(model)
-        cached = self._parts.learned.was_cached(model)
-        self.metrics.observe_load(model, ms, cached=cached)
-        memory = dict(warm.memory) if warm else {}
-        self._parts.learned.loaded(model, ms, memory)
-        self._parts.recorder.loaded(model, ms, memory, self.now())
+    def _learn_load(self, model: str, warm: BecameWarm) -> None:
+        self._last_loads[model] = (self.now(), warm.ms)
+        learned, memory = self._parts.learned, dict(warm.memory)
+        if warm.woke:
+            learned.woke(model, warm.ms)
+            return
+        self.metrics.observe_load(model, warm.ms, cached=learned.was_cached(model))
+        learned.loaded(model, warm.ms, memory)
+        self._parts.recorder.loaded(model, warm.ms, memory, self.now())
 
     def _alert(self, action: m.Alert) -> None:
         self._parts.alerts.raise_(action)

@@ -237,7 +237,7 @@ class Engines:
                 "%s is stopped, because it does not sleep: %s", action.model, reason, exc_info=is_bug
             )
             self._cool(action.model)
-            await self._stop(Stop(action.model, action.attempt, False, reason))
+            await self._stop(Stop(action.model, action.attempt, hard=False))
             return
         await self._look()
         self._feed(Slept(action.model, action.attempt, {**memory, **self._held_on_cards(action.model)}))

@@ -4,15 +4,17 @@ The copy gets a real arrival and its answer is read from the actions, so an expl
 """
 
 import copy
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from watchbill.core.absence import absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
-from watchbill.core.messages import Admit, Arrived, Grant, Note, Refuse, Request
+from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse, Request
 from watchbill.core.model_state import Candidate, ModelState, Stage
 from watchbill.core.policy import Balance, Rate, movable
+from watchbill.core.reasons import Planned
 from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
 
 __all__ = ["duplicate", "explain"]
@@ -38,9 +40,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     names = (serving, *beside)
     # The same step may also decide about other requests: only actions for this one count.
     target = set_name(names) if beside else serving
-    plan = next(
-        (a for a in actions if isinstance(a, Note) and a.event == "plan" and a.target == target), None
-    )
+    plan = _plan_for(target, actions)
     leaving = sorted(
         s.name
         for s in machine.state.managed
@@ -80,6 +80,12 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     }
 
 
+def _plan_for(target: str, actions: Iterable[Action]) -> Planned | None:
+    """The plan for a target among the decisions of a step."""
+    told = (action.reason for action in actions if isinstance(action, Note))
+    return next((why for why in told if isinstance(why, Planned) and why.target == target), None)
+
+
 def duplicate(core: Machine) -> Machine:
     """A copy of the core's state. The operator's declarations are frozen, so the copy shares them."""
     catalog = core.state.catalog
@@ -102,7 +108,7 @@ def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
     return next((state for state in order if state in states), "ready")
 
 
-def _verdict(granted: bool, refused: Refuse | None, plan: Note | None, leaving: list[str]) -> str:
+def _verdict(granted: bool, refused: Refuse | None, plan: Planned | None, leaving: list[str]) -> str:
     if refused is not None:
         return refused.code
     if granted:
@@ -124,13 +130,13 @@ def _must_come(model: ModelState) -> bool:
     return model.stage is Stage.ABSENT or model.silence is not None
 
 
-def _reason(granted: bool, refused: Refuse | None, plan: Note | None, stage: str, held: str | None) -> str:
+def _reason(granted: bool, refused: Refuse | None, plan: Planned | None, stage: str, held: str | None) -> str:
     if refused is not None:
         return refused.message
     if granted:
         return "it is warm and has a free slot"
     if plan is not None:
-        return plan.reason
+        return str(plan)
     if held is not None:
         return held
     return {

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from watchbill.catalog import Catalog
-from watchbill.core.messages import Alert, Note
+from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.limits import PROTECTED_LOOK_MS
 from watchbill.probes.trees import find_processes
 
@@ -61,7 +61,7 @@ class Protected:
         for name, device in names.items():
             if name in alive and name in self._missing:
                 self._missing.discard(name)
-                self._journal(Note("protected", f"{name} is back", device=device))
+                self._journal(Note(JournalEvent.PROTECTED, f"{name} is back", device=device))
             elif name not in alive and name not in self._missing:
                 self._missing.add(name)
                 self._alert(Alert("protected", f"the protected process {name} is not running", device=device))

@@ -14,6 +14,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.model_state import Candidate, ModelState, Stage
 from watchbill.core.policy import Rate, uncertainty
+from watchbill.core.reasons import Uncertainty
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 
@@ -62,12 +63,12 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
         "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
         "lanes": _lanes(state, now),
         "policy": state.catalog.policy.name,
-        "policy_doubt": policy_doubt(state),
+        "policy_doubt": None if (doubt := policy_doubt(state)) is None else str(doubt),
         "late_answers": state.late_answers,
     }
 
 
-def policy_doubt(state: State, asking: ModelState | None = None) -> str | None:
+def policy_doubt(state: State, asking: ModelState | None = None) -> Uncertainty | None:
     """Why `rate` decides like `turns` for now, or would if a model were requested."""
     if state.catalog.policy.name != Rate.name:
         return None
@@ -154,7 +155,7 @@ def _reason(model: ModelState, absence: Absence | None) -> str | None:
     if absence is not None:
         return describe(absence)
     if model.stage in (Stage.DRAINING, Stage.STOPPING):
-        return model.leaving_why
+        return str(model.leaving_why)
     if model.silence is not None:
         return model.silence
     return suspicion(model) or model.failure

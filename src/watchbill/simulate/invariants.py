@@ -15,6 +15,7 @@ from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
+from watchbill.core.reasons import Planned, Swapped
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -56,13 +57,13 @@ class Judge:
     def __init__(self, world: Judged) -> None:
         self._world = world
         self.broken: dict[str, list[tuple[float, str]]] = {}
-        self.closed: dict[str, str] = {}  # model -> why it is closed
+        self.closed: set[str] = set()  # models that take no new requests
         self.warm_at: dict[str, float] = {}
         self.load_took: dict[str, float] = {}  # the shortest load time known to the core: told or seen
         self._planned: set[str] = set()
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
-        self._sets: list[list[str]] = []  # the sets that were planned in this step
+        self._sets: list[tuple[str, ...]] = []  # the sets that were planned in this step
         self.places = Places(world.catalog, world.capacity)
         self._last_load_ms: dict[str, float] = {}
         self._asked_at: dict[str, float] = {}  # model -> the watchdog's last question
@@ -121,32 +122,32 @@ class Judge:
         """Follows plans and closings in the journal, and judges each closing as it happens."""
         name = note.model or ""
         match note.event:
-            case "evict":
-                self._judge_closing(name, note.plan, note.target)
-                self.closed[name] = note.reason
-            case "reopen":
+            case m.JournalEvent.EVICT:
+                self._judge_closing(name, note.reason if isinstance(note.reason, Swapped) else None)
+                self.closed.add(name)
+            case m.JournalEvent.REOPEN:
                 if self._world.engines[name].power not in (Power.WARM, Power.ASLEEP):
                     self.say("reopened after the stop", name)
-                self.closed.pop(name, None)
-            case "plan":
-                self._planned.add(name)
-                self.waits.planned(name, note.plan)
-                if note.target is not None and note.target != name:
-                    self._sets.append(note.target.split(" + "))
-                    self._planned |= set(self._sets[-1])
-            case "unplan":
+                self.closed.discard(name)
+            case m.JournalEvent.PLAN:
+                assert isinstance(note.reason, Planned)
+                self._planned |= {name, *note.reason.members}
+                self.waits.planned(name, note.reason.kind)
+                if note.reason.is_set:
+                    self._sets.append(note.reason.members)
+            case m.JournalEvent.UNPLAN:
                 self._planned.discard(name)
                 self._sets = [each for each in self._sets if name not in each]
-            case "asleep":
-                self.closed[name] = note.reason
-            case "awake":
-                self.closed.pop(name, None)
-            case "well":
+            case m.JournalEvent.ASLEEP:
+                self.closed.add(name)
+            case m.JournalEvent.AWAKE:
+                self.closed.discard(name)
+            case m.JournalEvent.WELL:
                 self._asked_at.pop(name, None)
-            case "load" | "wake":
+            case m.JournalEvent.LOAD | m.JournalEvent.WAKE:
                 self._asked_at.pop(name, None)
                 self._judge_load(name)
-                self.closed.pop(name, None)
+                self.closed.discard(name)
                 self._planned.discard(name)
             case _:
                 pass
@@ -172,9 +173,9 @@ class Judge:
             if held > capacity - rules.reserve and size:
                 self.say("memory over the budget when a load was emitted", f"{name} {device} {held:,}")
 
-    def _judge_closing(self, name: str, plan: m.PlanKind | None, target: str | None) -> None:
+    def _judge_closing(self, name: str, swapped: Swapped | None) -> None:
         world, model = self._world, self._world.declared[name]
-        engine = world.engines[name]
+        engine, plan = world.engines[name], None if swapped is None else swapped.kind
         if model.shared:
             self.say("a shared engine was managed", name)
         if engine.power is Power.ASLEEP:
@@ -188,8 +189,8 @@ class Judge:
         is_free = is_free and not world.core.state.models[name].is_suspect
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
-        if plan is m.PlanKind.RATE:
-            self._judge_rate(name, target or "")
+        if swapped is not None and plan is m.PlanKind.RATE:
+            self._judge_rate(name, swapped.target)
         idle_for_gain = plan is m.PlanKind.RATE and not engine.jobs and not waits
         if plan in _TURNS and not idle_for_gain:
             self._judge_quantum(name)

@@ -59,7 +59,7 @@ class Waits:
         ours = isinstance(world.core.policy, Rate)
         self._is_calm = ours and not world.faults.any and bool(self._places)
 
-    def planned(self, name: str, kind: m.PlanKind | None) -> None:
+    def planned(self, name: str, kind: m.PlanKind) -> None:
         """Checks a model that is about to be loaded."""
         if not self._is_calm or kind not in (m.PlanKind.TURN, m.PlanKind.RATE) or name not in self._places:
             return
@@ -69,7 +69,7 @@ class Waits:
             if self._places.get(other) == self._places[name] and rank[0] == mine[0] and rank < mine:
                 self.say("a worse priority was loaded first", f"{name} {mine} before {other} {rank}")
 
-    def look(self, closed: Mapping[str, str], planned: set[str]) -> None:
+    def look(self, closed: set[str], planned: set[str]) -> None:
         """Checks every waiting model, after a step."""
         if not self._is_calm:
             return
@@ -81,7 +81,7 @@ class Waits:
             self._look_behind(name, closed)
             self._look_free(name, planned)
 
-    def _look_behind(self, name: str, closed: Mapping[str, str]) -> None:
+    def _look_behind(self, name: str, closed: set[str]) -> None:
         world = self._world
         there = self._occupant(self._places[name])
         lower = there is not None and there.model.name not in closed and there.power is Power.WARM

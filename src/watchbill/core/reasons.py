@@ -1,0 +1,360 @@
+"""Reasons: why a model is loaded, why it leaves, and what else the journal explains, as facts with their figures.
+
+A decision carries its reason as a record. Metrics, invariants, `explain` and the driver read the fields; `str` makes
+the sentence where a person reads it. A reason that comes as text (an engine's failure, an operator's command, the
+sentence of a policy of your own) stays text, and no code looks into it.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+
+from msgspec import Struct
+
+from watchbill.units import format_bytes
+
+__all__ = [
+    "BecameWarm",
+    "Cause",
+    "EpochClosed",
+    "EpochOpened",
+    "Exceeded",
+    "Excess",
+    "Fits",
+    "HostHolds",
+    "HostUnloads",
+    "Idle",
+    "InPlaceOf",
+    "Outweighs",
+    "PermanentMissing",
+    "PlanDropped",
+    "PlanKind",
+    "Planned",
+    "Proof",
+    "Reason",
+    "Shortfall",
+    "Swapped",
+    "TaskDue",
+    "TaskTook",
+    "TurnCame",
+    "Uncertain",
+    "Uncertainty",
+    "WaitedLongest",
+    "Well",
+]
+
+
+# ------------------------------------------------------------------ words used by scripts and metrics
+
+
+class Proof(StrEnum):
+    """The probe that proved a model warm, as its `probe` setting names it."""
+
+    CHAT = "chat"
+    EMBED = "embed"
+    HTTP = "http"
+    NONE = "none"
+
+
+class Cause(StrEnum):
+    """Why a model leaves memory: one word for metrics and scripts. The reason beside it has the figures."""
+
+    SWAP = "swap"  # another model needs its memory
+    IDLE = "idle"  # unused for its time to live, or for the time that its last caller asked for
+    SLEEP = "sleep"  # the same, where its engine can sleep
+    PRESSURE = "pressure"  # the machine runs out of memory
+    BUDGET = "budget"  # its device holds more than it may
+    MAINTENANCE = "maintenance"  # its device is lent to the operator
+    HOST = "host"  # the program that hosts it unloads it
+    OPERATOR = "operator"  # by hand
+    CALLER = "caller"  # a caller's keep_alive of 0
+    CONFIG = "config"  # its definition changed
+    SHUTDOWN = "shutdown"
+
+
+class PlanKind(StrEnum):
+    """Why a model is loaded: one word for scripts. The reason beside it has the figures."""
+
+    FITS = "fits"  # beside the resident models
+    TURN = "turn"  # it has waited long enough behind the resident models
+    DUE = "due"  # its oldest request would run out of patience otherwise
+    RATE = "rate"  # more work waits for it than the idle models are likely to get
+    PERMANENT = "permanent"  # it must always be resident
+    ROTATION = "rotation"  # its background task, in place of idle models
+    FIFO = "fifo"  # the oldest request of all waits for it
+    TURNS = "turns"  # the same, after the others' quanta
+    CUSTOM = "custom"  # chosen by the operator's own policy; its sentence says why
+
+
+class Reason(Struct, frozen=True, gc=False):
+    """Why something was decided. `str` makes the sentence for people."""
+
+
+# ------------------------------------------------------------------ why a model is loaded
+
+
+class Uncertain(Enum):
+    """A learned figure that cannot be relied on yet."""
+
+    LOAD_UNMEASURED = "load_unmeasured"
+    LOAD_OFF = "load_off"  # the last load took far longer, or far less, than the learned time
+    ANSWERS_UNMEASURED = "answers_unmeasured"
+    ANSWERS_OFF = "answers_off"
+
+
+_UNCERTAIN = {
+    Uncertain.LOAD_UNMEASURED: "the load time of {model} is not measured yet",
+    Uncertain.LOAD_OFF: "the last load of {model} was more than 3 times off the learned time",
+    Uncertain.ANSWERS_UNMEASURED: "the answer time of {model} is not measured yet",
+    Uncertain.ANSWERS_OFF: "answers of {model} take more than 3 times the learned time",
+}
+
+
+class Uncertainty(Reason, frozen=True):
+    """Why rates cannot be compared: the uncertain figure and its model."""
+
+    figure: Uncertain
+    model: str
+
+    def __str__(self) -> str:
+        return _UNCERTAIN[self.figure].format(model=self.model)
+
+
+class Fits(Reason, frozen=True):
+    """There is room for it."""
+
+    def __str__(self) -> str:
+        return "it fits beside what is resident"
+
+
+class PermanentMissing(Reason, frozen=True):
+    """It must always be resident, and is not."""
+
+    def __str__(self) -> str:
+        return "a permanent model is not resident"
+
+
+class WaitedLongest(Reason, frozen=True):
+    """Its request is the oldest."""
+
+    def __str__(self) -> str:
+        return "its request has waited longest"
+
+
+class TaskDue(Reason, frozen=True):
+    """Its background task is due."""
+
+    def __str__(self) -> str:
+        return "its background task is due; only idle models leave for it"
+
+
+class TurnCame(Reason, frozen=True):
+    """Its turn has come."""
+
+    left_ms: int | None  # the patience of its oldest request; None: it has none
+    unsure: Uncertainty | None = None  # why turns go by age
+
+    def __str__(self) -> str:
+        left = "" if self.left_ms is None else f", its oldest request has {self.left_ms / 1000:.1f} s left"
+        by_age = "" if self.unsure is None else f"; turns, because {self.unsure}"
+        return f"its turn{left}{by_age}"
+
+
+class Outweighs(Reason, frozen=True):
+    """More work waits for it than the leaving models are likely to get. Both are weights per millisecond."""
+
+    pressure: float
+    momentum: float  # inertia included
+
+    def __str__(self) -> str:
+        pressure, momentum = f"{self.pressure * 1000:.3g}/s", f"{self.momentum * 1000:.3g}/s"
+        return f"pressure {pressure} outweighs momentum {momentum} (inertia included)"
+
+
+class Planned(Reason, frozen=True):
+    """The whole plan."""
+
+    kind: PlanKind
+    target: str  # a model, or a companion set by its name
+    members: tuple[str, ...]  # the models of the target; the first one serves
+    why: Reason | str
+    leaving: tuple[str, ...] = ()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether several models are needed together."""
+        return len(self.members) > 1
+
+    def __str__(self) -> str:
+        beside = f" ({self.target})" if self.is_set else ""
+        leaving = f"; leaving: {', '.join(self.leaving)}" if self.leaving else ""
+        return f"{self.kind}{beside}: {self.why}{leaving}"
+
+
+# ------------------------------------------------------------------ why a model leaves
+
+
+class Swapped(Reason, frozen=True):
+    """Another model needs its memory."""
+
+    kind: PlanKind
+    target: str
+    why: Reason | str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.target}: {self.why}"
+
+
+class Idle(Reason, frozen=True):
+    """It was not used for its time to live."""
+
+    ms: int
+    as_asked: bool  # the time is the one that its last caller asked for
+
+    def __str__(self) -> str:
+        return f"idle for {self.ms // 1000} s" + (", as its last caller asked" if self.as_asked else "")
+
+
+class Shortfall(Reason, frozen=True):
+    """The machine runs out of memory. Without figures: the kernel stalls for memory."""
+
+    device: str
+    available: int | None = None
+    reserve: int = 0
+
+    def __str__(self) -> str:
+        if self.available is None:
+            return "emergency: the kernel stalls for memory"
+        free, reserve = format_bytes(self.available), format_bytes(self.reserve)
+        return f"emergency: {free} available on {self.device}, below its reserve of {reserve}"
+
+
+class Exceeded(Enum):
+    """The bound of a device, or of a program that hosts models, that is exceeded."""
+
+    BUDGET = "budget"
+    RESIDENTS = "residents"  # max_resident
+    GROUP = "group"  # one model of an exclusive group at a time
+    PLACES = "places"  # of the program that hosts it
+    MAINTENANCE = "maintenance"  # it is lent, so it may hold nothing
+
+
+_EXCESS = {
+    Exceeded.BUDGET: "{where} holds more than its budget",
+    Exceeded.RESIDENTS: "{where} holds more models than its max_resident",
+    Exceeded.GROUP: "{where} holds more than one model of group {detail}",
+    Exceeded.PLACES: "{where} has fewer places for models than before",
+    Exceeded.MAINTENANCE: "{where} is lent for maintenance: {detail}",
+}
+
+
+class Excess(Reason, frozen=True):
+    """A device, or the program that hosts it, holds more than it may."""
+
+    what: Exceeded
+    where: str  # the device or the engine
+    detail: str = ""  # the group, or the operator's reason for the maintenance
+
+    def __str__(self) -> str:
+        return _EXCESS[self.what].format(where=self.where, detail=self.detail)
+
+
+class HostUnloads(Reason, frozen=True):
+    """The program that hosts it is about to unload it."""
+
+    engine: str
+
+    def __str__(self) -> str:
+        return f"{self.engine} unloads it when its answers have ended"
+
+
+# ------------------------------------------------------------------ what else the journal explains
+
+
+_PROVEN = {
+    Proof.CHAT: "warm: healthy, and a real prompt was answered",
+    Proof.EMBED: "warm: healthy, and a real text was embedded",
+    Proof.HTTP: 'healthy, and no real request was tried (probe = "http")',
+    Proof.NONE: 'started, and nothing was asked (probe = "none")',
+}
+
+
+class BecameWarm(Reason, frozen=True):
+    """It was loaded, or woken, and is warm."""
+
+    proof: Proof
+    ms: int  # since the decision
+    memory: Mapping[str, int]  # device -> bytes; empty when its engine cannot report it
+    woke: bool = False
+
+    def __str__(self) -> str:
+        return _PROVEN[self.proof]
+
+
+class PlanDropped(Reason, frozen=True):
+    """The model that it should have made room for is not needed any more."""
+
+    target: str
+
+    def __str__(self) -> str:
+        return f"the plan for {self.target} was dropped"
+
+
+class InPlaceOf(Reason, frozen=True):
+    """A lower tier serves in place of the model that was asked for."""
+
+    model: str
+
+    def __str__(self) -> str:
+        return f"in place of {self.model}"
+
+
+class HostHolds(Reason, frozen=True):
+    """How many of our models a program holds at once."""
+
+    engine: str
+    places: int
+
+    def __str__(self) -> str:
+        return f"{self.engine} holds {self.places} of our models at once"
+
+
+class TaskTook(Reason, frozen=True):
+    """A background task is over."""
+
+    text: str  # the task's own report
+    load_ms: int
+    useful_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.text}; loaded for {self.load_ms} ms, useful for {self.useful_ms} ms"
+
+
+class EpochOpened(Reason, frozen=True):
+    """A window of ingestion work opened."""
+
+    epoch: str
+    by_schedule: bool  # False: an item waited long
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: " + ("by schedule" if self.by_schedule else "an item waited long")
+
+
+class EpochClosed(Reason, frozen=True):
+    """A window of ingestion work closed."""
+
+    epoch: str
+    is_done: bool  # False: its time is over
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: " + ("done" if self.is_done else "the window is over")
+
+
+class Well(Reason, frozen=True):
+    """Answers failed, and the model is well."""
+
+    bad_answers: int
+
+    def __str__(self) -> str:
+        many = self.bad_answers
+        failed = "an answer failed" if many == 1 else f"{many} answers in a row failed"
+        return f"{failed}, but it is well: the requests were at fault"
