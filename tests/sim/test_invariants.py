@@ -124,17 +124,17 @@ def _no_timer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _double_release(patch: pytest.MonkeyPatch) -> None:
-    from watchbill.core.admission import Admission
+    from watchbill.core.dispatch import Dispatch
 
-    original = Admission.left
+    original = Dispatch.left
 
-    def left(self: Admission, event: m.Left, now: int) -> None:
+    def left(self: Dispatch, event: m.Left, now: int) -> None:
         model = self._state.home.get(event.id)  # pyright: ignore[reportPrivateUsage]
         original(self, event, now)
         if model is not None and model.running:
             model.running.pop(next(iter(model.running)))
 
-    patch.setattr(Admission, "left", left)
+    patch.setattr(Dispatch, "left", left)
 
 
 def _plan_before_grant(patch: pytest.MonkeyPatch) -> None:
@@ -162,10 +162,10 @@ def _old_sums(patch: pytest.MonkeyPatch) -> None:
     original = State.remeasured
 
     def remeasured(self: State) -> None:
-        kept = self._planned  # pyright: ignore[reportPrivateUsage]
+        kept = self._sums.planned  # pyright: ignore[reportPrivateUsage]
         original(self)
         if self.changes % 3 == 0:
-            self._planned = kept  # pyright: ignore[reportPrivateUsage]
+            self._sums.planned = kept  # pyright: ignore[reportPrivateUsage]
 
     patch.setattr(State, "remeasured", remeasured)
 

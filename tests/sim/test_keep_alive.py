@@ -5,8 +5,8 @@ import pytest
 
 from support.worlds import ModelOf, WorldOf
 from watchbill.core import messages as m
+from watchbill.core.dispatch import KEEP_ALIVE_MAX_MS
 from watchbill.core.model_state import Stage
-from watchbill.core.state import KEEP_ALIVE_MAX_MS
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import World
 from watchbill.units import Millis

@@ -35,9 +35,7 @@ LATEST_KEYS_MAX = 4_096
 CLOSING_RETRY_MS = 5_000
 #: Retry-After of a request for a device that cannot be read: a driver is rarely back sooner.
 UNREAD_RETRY_MS = 30_000
-#: Read at every arrival; looking a member up in its enum takes ten times longer.
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
-_READY, _INTERACTIVE, _ROTATION = Stage.READY, WorkClass.INTERACTIVE, WorkClass.ROTATION
 
 
 class _Hindrance(Enum):
@@ -59,7 +57,6 @@ class Admission:
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
-        0. the common case, a ready model with a free slot and empty lines: it starts
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
         2. a request that it supersedes is told; its lane is full: refused for now
         3. one of the candidates can start it in time by the optimistic forecast: admitted
@@ -67,10 +64,6 @@ class Admission:
         """
         request = event.request
         model = self._state.models[request.model]
-        if self._can_start_at_once(request, model, now):
-            self._count_use(request, model, now)
-            self._state.start(model, request, now)
-            return
         choices = self._choices(request, model, now)
         if self._state.is_closing or not choices:
             self._refuse_unservable(request, model, now)
@@ -112,7 +105,7 @@ class Admission:
         """RES-27, RES-14: a device that is too hot, too full or lent takes no loads, so a tier elsewhere goes first."""
         ledger, needs = self._state.ledger, model.needs
         if ledger.in_maintenance(needs):
-            return model.stage is not _READY  # a model that is still in memory is leaving
+            return model.stage is not Stage.READY  # a model that is still in memory is leaving
         return model.stage in AWAY and ledger.is_constrained(needs)
 
     def _refuse_unservable(self, request: Request, model: ModelState, now: int) -> None:
@@ -182,31 +175,19 @@ class Admission:
         self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
         self._state.out.append(Admit(request.id, model.serving.name, round(forecast), request.companions))
 
-    def _can_start_at_once(self, request: Request, model: ModelState, now: int) -> bool:
-        """Whether neither a lane, a line nor a failure affects it: no request waits anywhere."""
-        state = self._state
-        if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
-            return False
-        if model.stage is not _READY or now < model.retry_at:
-            return False
-        return model.in_use < model.slots_for(request.work_class, now)
-
     def _count_use(self, request: Request, model: Candidate, now: int) -> None:
         """Counts an arrival as demand for the model that was requested, whichever tier serves it."""
-        work_class, state = request.work_class, self._state
-        if work_class is _ROTATION:
+        work_class, models = request.work_class, self._state.models
+        if work_class is WorkClass.ROTATION:
             return
-        weight = state.catalog.policy.weights[work_class]
-        state.models[request.model].rate.learn(weight, now)
-        if request.companions:
-            for name in request.companions:
-                state.models[name].rate.learn(weight, now)
-            for member in model.members:
-                member.last_used = now
-            model = model.serving
-        model.last_used, model.last_class = now, work_class
-        if work_class is _INTERACTIVE:
-            model.top_class_at = now
+        weight = self._state.catalog.policy.weights[work_class]
+        for name in (request.model, *request.companions):
+            models[name].rate.learn(weight, now)
+        for member in model.members:
+            member.last_used = now
+        model.serving.last_class = work_class
+        if work_class is WorkClass.INTERACTIVE:
+            model.serving.top_class_at = now
 
     def _refuse_late(self, request: Request, model: Candidate, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION
@@ -221,16 +202,11 @@ class Admission:
         self._state.refuse(request.id, Refusal.WAIT_EXCEEDED, text, retry)
 
     def left(self, event: Left, now: int) -> None:
-        """Forgets a request whose caller is gone. The driver stops a running one at the engine."""
-        model = self._state.home.pop(event.id, None)
-        if model is None:
-            return
-        if event.id in model.line:
+        """Forgets a waiting request whose caller is gone."""
+        model = self._state.home.get(event.id)
+        if model is not None and event.id in model.line:
+            del self._state.home[event.id]
             self._state.withdraw(model, event.id)
-        elif running := model.running.pop(event.id, None):
-            self._state.release(model.serving, running.request, now)
-            self._state.dismiss(running.request, now)
-            self._state.unanswered(model.serving, event.parting, now)
 
     def rehome(self, now: int) -> None:
         """RES-13: moves requests whose model cannot serve them now to another tier of its family.
@@ -261,7 +237,7 @@ class Admission:
             return _Hindrance.GONE
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not declared is known after the first load
-        is_lent = model.stage is not _READY and self._state.ledger.in_maintenance(model.needs)
+        is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         return _Hindrance.LENT if is_lent else None
 
     def _move(self, model: Candidate, request_id: str, now: int, *, must: bool) -> None:

@@ -35,14 +35,8 @@ class CompanionSet(Candidate):
     def __init__(self, members: tuple[ModelState, ...], now: int) -> None:
         first = members[0]
         super().__init__(set_name(s.name for s in members), first.spec, first.rules)
-        self._members = members
-        self.service = first.service
+        self.members = members
         self.refresh({s.name: s for s in members}, now)
-
-    @property
-    def members(self) -> tuple[ModelState, ...]:
-        """Its models. The first one serves, and the others stay in memory while it does."""
-        return self._members
 
     @property
     def arriving(self) -> tuple[ModelState, ...]:
@@ -56,7 +50,8 @@ class CompanionSet(Candidate):
 
     def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
         """Updates its stage from its members. A new config may have replaced the model states; the names stay."""
-        self._members = tuple(models[s.name] for s in self._members)
+        self.members = tuple(models[s.name] for s in self.members)
+        self.serving = self.members[0]
         self.service, self.slowdown = self.serving.service, self.serving.slowdown
         stages = {s.stage for s in self.members}
         if stages == {Stage.READY}:

@@ -11,23 +11,36 @@ from watchbill.core.messages import (
     CutKind,
     Ended,
     FirstByte,
+    Grant,
     JournalEvent,
+    Left,
     LetGo,
     Parting,
     Refusal,
     Request,
     Returned,
 )
-from watchbill.core.model_state import LULL_MS, Candidate, ModelState, Running
+from watchbill.core.model_state import (
+    LINGER_LIMIT_MS,
+    LULL_MS,
+    Candidate,
+    Lingering,
+    ModelState,
+    Running,
+    Stage,
+)
 from watchbill.core.policy import Policy
-from watchbill.core.state import State
+from watchbill.core.state import WAKE_MAX_MS, State
 
 __all__ = ["Dispatch"]
 
 #: An answer that fails without a byte after this long counts as silence: an engine that can report an error does so
 #: sooner.
 MUTE_MS = 60_000
-_ROTATION = WorkClass.ROTATION  # read at every end; looking a member up in its enum takes ten times longer
+#: The longest idle time that a caller may ask for; a longer one needs the config.
+KEEP_ALIVE_MAX_MS = 24 * 3_600_000
+#: Read at every start and end; looking a member up in its enum takes ten times longer.
+_READY, _ROTATION = Stage.READY, WorkClass.ROTATION
 
 
 class Dispatch:
@@ -38,6 +51,23 @@ class Dispatch:
         self.policy = policy
 
     # ------------------------------------------------------------------ starts
+
+    def start_at_once(self, request: Request, now: int) -> bool:
+        """The common case: starts a new request on a ready model with a free slot, while no request waits anywhere.
+
+        False: a lane, a line, a failure or a companion affects it, and it is not started.
+        """
+        state = self._state
+        if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
+            return False
+        model = state.models[request.model]
+        if model.stage is not _READY or now < model.retry_at:
+            return False
+        if not model.has_slot_for(request.work_class, now):
+            return False
+        model.count_use(request.work_class, now)
+        self._start(model, request, now)
+        return True
 
     def grant(self, now: int) -> None:
         """Starts every request that may start on a ready model."""
@@ -58,12 +88,32 @@ class Dispatch:
         request = self._next(model, now)
         if request is None:
             return False
-        if model.in_use >= model.slots_for(request.work_class, now):
+        if not model.has_slot_for(request.work_class, now):
             self._make_way(model, request, now)
             return False
         self._state.withdraw(self._state.home[request.id], request.id)
-        self._state.start(model, request, now)
+        self._start(model, request, now)
         return True
+
+    def _start(self, model: ModelState, request: Request, now: int) -> None:
+        """Starts a request on a ready model."""
+        state, companions = self._state, request.companions
+        state.home[request.id] = model
+        ends = now + request.timeout_ms
+        if request.ends_at or request.bound_at:
+            ends = min(ends, request.ends_at or ends, request.bound_at or ends)
+        running = Running(request, now, len(model.running) + 1, request.was_cut, ends)
+        model.running[request.id] = running
+        for name in companions:
+            state.models[name].users[request.id] = running
+            state.models[name].last_used = now
+        if request.work_class is not _ROTATION:
+            model.last_used = now
+        model.aborts = model.reversals = 0
+        state.active_at = now
+        if running.deadline < state.armed:
+            state.wakes.append(running.deadline)
+        state.out.append(Grant(request.id, model.name, model.attempt, companions))
 
     @staticmethod
     def _could_make_way(model: ModelState) -> bool:
@@ -149,20 +199,27 @@ class Dispatch:
         state, request = self._state, running.request
         model = state.home.pop(request.id).serving
         if event.ok and running.cut is None:
-            model.learn_service(now - running.since, running.beside)
-            if event.first_ms is not None:
-                model.first.learn(event.first_ms)
-                if event.prompt_bytes:
-                    model.context.keep(event.prompt_bytes, event.first_ms)
-            model.well()
+            model.answered(running, event, now)
         else:
             state.is_still = False  # a failed answer may be the last one that a suspicion needs
             self._blame(model, running, event, now)
         if request.work_class is not _ROTATION:
-            state.release(model, request, now)
+            self._release(model, request, now)
         else:
             model.last_used = now  # its idle time counts from the end of the task (RES-16)
             state.rest(model)
+
+    def _release(self, model: ModelState, request: Request, now: int) -> None:
+        """Ends the service of a request. The idle time that its caller asked for holds until the next request.
+
+        It is only a hint: it prevents no swap and no eviction in an emergency, and a closed model stays closed.
+        """
+        model.last_used = now
+        wished = request.keep_alive_ms
+        if wished != model.keep_alive_ms:
+            model.keep_alive(None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS)))
+        if model.idle_ms < WAKE_MAX_MS:
+            self._state.rest(model)
 
     def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
         """Counts a run without a good answer against its engine, whichever side ended it."""
@@ -170,15 +227,37 @@ class Dispatch:
         if failed or (running.cut == CutKind.RUN_TIMEOUT and _is_silent(running, event.parting, now)):
             model.failed(running.since)
             self._suspect(model, running, now)
-            self._state.part(model, event.parting, now, silent=not failed)
+            self._linger(model, event.parting, now, silent=not failed)
         else:
-            self._state.unanswered(model, event.parting, now)
+            self._leave_unanswered(model, event.parting, now)
 
     @staticmethod
     def _suspect(model: ModelState, running: Running, now: int) -> None:
         """Counts a failed answer. After a long silence a single one is enough for the watchdog to ask the model."""
         is_mute = not running.begun and now - running.since >= MUTE_MS
         model.is_suspect = model.is_suspect or (is_mute and not model.spec.shared)
+
+    def _leave_unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
+        """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""
+        counts = parting is not None and model.unanswered(parting, now)
+        self._state.is_in_doubt = self._state.is_in_doubt or counts
+        self._linger(model, parting, now, silent=counts)
+
+    def _linger(self, model: ModelState, parting: Parting | None, now: int, *, silent: bool) -> None:
+        """Handles a run that ended before its answer. Its slot stays taken until the engine has let go of it."""
+        if parting is None or not parting.lingers_as or model.stage not in (Stage.READY, Stage.DRAINING):
+            return
+        lingering = model.lingering[parting.lingers_as] = Lingering(now + LINGER_LIMIT_MS, silent)
+        self._state.wakes.append(lingering.until)
+
+    def left(self, event: Left, now: int) -> None:
+        """Forgets a running request whose caller is gone. The driver stops it at the engine."""
+        model = self._state.home.pop(event.id, None)
+        running = model.running.pop(event.id, None) if model else None
+        if model is not None and running is not None:
+            self._release(model.serving, running.request, now)
+            self._dismiss(running.request, now)
+            self._leave_unanswered(model.serving, event.parting, now)
 
     def returned(self, event: Returned, now: int) -> None:
         """Puts a request back at its place.
@@ -190,7 +269,7 @@ class Dispatch:
         if running is None:
             return
         request, model = running.request, self._state.home[event.id]
-        self._state.unanswered(model.serving, event.parting, now)
+        self._leave_unanswered(model.serving, event.parting, now)
         if self._state.is_closing:
             self._state.refuse(request.id, Refusal.SHUTTING_DOWN, "Watchbill is shutting down")
             return
@@ -218,8 +297,16 @@ class Dispatch:
         if running is None:
             state.late_answers += 1
         elif running.request.companions:
-            state.dismiss(running.request, now)
+            self._dismiss(running.request, now)
         return running
+
+    def _dismiss(self, request: Request, now: int) -> None:
+        """Releases the companions of a request that no longer runs."""
+        for name in request.companions:
+            if (beside := self._state.models.get(name)) is not None:
+                beside.users.pop(request.id, None)
+                beside.last_used = now
+                self._state.rest(beside)
 
     # ------------------------------------------------------------------ bounds
 
@@ -239,7 +326,7 @@ class Dispatch:
 
     def _strand(self, model: ModelState, running: Running, now: int) -> None:
         del model.running[running.request.id]
-        self._state.dismiss(running.request, now)
+        self._dismiss(running.request, now)
         del self._state.home[running.request.id]
         self._state.note(
             JournalEvent.STRANDED, "cut and never reported ended", model, request=running.request.id

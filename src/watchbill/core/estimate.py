@@ -146,7 +146,7 @@ class ArrivalRate:
 
     def came(self, now: int) -> None:
         """Starts the clock: the model is resident."""
-        self._settle(now)
+        self._weight, self._span = self._faded(now)
         self._at, self._ends = now, math.inf
 
     def left(self, now: int, soon_ms: float) -> None:
@@ -159,16 +159,12 @@ class ArrivalRate:
         if self._at is None:
             return
         if now != self._at:  # under load several arrive in one millisecond
-            self._settle(now)
+            self._weight, self._span = self._faded(now)
+            self._at = now
         if now <= self._ends:
             self._weight += weight
         if self._ends < math.inf:
             self._at = None
-
-    def _settle(self, now: int) -> None:
-        self._weight, self._span = self._faded(now)
-        if self._at is not None:
-            self._at = now
 
     def _faded(self, now: int) -> tuple[float, float]:
         if self._at is None:

@@ -58,8 +58,8 @@ class Machine:
         self._missing = Missing(self.state)
         self._seen = -1  # the state's change count when the last turn began
         self.routes = {
-            m.Arrived: self._admission.arrived,
-            m.Left: self._admission.left,
+            m.Arrived: self._arrived,
+            m.Left: self._left,
             m.FirstByte: self._dispatch.first_byte,
             m.Ended: self._dispatch.ended,
             m.Returned: self._dispatch.returned,
@@ -152,6 +152,16 @@ class Machine:
         self._missing.turn(now)
         self._watchdog.listen(self.rotation.interval_ms, now)
         self._arm(now)
+
+    def _arrived(self, event: m.Arrived, now: int) -> None:
+        """Starts a new request at once where nothing is in its way, or else admits or refuses it."""
+        if not self._dispatch.start_at_once(event.request, now):
+            self._admission.arrived(event, now)
+
+    def _left(self, event: m.Left, now: int) -> None:
+        """A caller is gone: its request leaves its line, or its slot."""
+        self._admission.left(event, now)
+        self._dispatch.left(event, now)
 
     def _observed(self, event: m.Observed, now: int) -> None:
         self._residency.observed(event, now)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
-from watchbill.core.messages import Cause, CutKind, Knowledge, Mishap, Parting, Request
+from watchbill.core.messages import Cause, CutKind, Ended, Knowledge, Mishap, Parting, Request
 from watchbill.core.reasons import Reason
 
 __all__ = [
@@ -55,7 +55,6 @@ LULL_MS = 3_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
-_INTERACTIVE = WorkClass.INTERACTIVE  # read at every start; looking a member up in its enum is slow
 #: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
@@ -86,6 +85,8 @@ class Stage(Enum):
     ASLEEP = "asleep"  # its process runs without its weights; it wakes faster than it loads
 
 
+#: Read at every start; looking a member up in its enum takes ten times longer.
+_INTERACTIVE, _ROTATION = WorkClass.INTERACTIVE, WorkClass.ROTATION
 HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING, Stage.ASLEEP})
 STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY, Stage.ASLEEP})
 #: Neither warm nor on the way in: a request for it needs a plan.
@@ -100,8 +101,8 @@ class Running(Struct, gc=False):
     since: int
     beside: int  # how many ran when it started, itself included
     begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
+    deadline: int = 0  # when it must be checked: at its time limit, or when its cut should have been reported
     cut: CutKind | None = None
-    cut_at: int = 0
     is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
 
     @property
@@ -115,17 +116,6 @@ class Running(Struct, gc=False):
         """How long it may wait again. A request that was sent back without being patient gets half of a new wait."""
         request = self.request
         return max(request.arrived_at + request.max_wait_ms - self.since, request.max_wait_ms // 2)
-
-    @property
-    def deadline(self) -> int:
-        """When it must be checked: at its time limit, or when its cut should have been reported."""
-        if self.cut is None or self.cut == CutKind.BOUNDARY:
-            ends = self.since + self.request.timeout_ms
-            request = self.request
-            if request.ends_at or request.bound_at:
-                return min(ends, request.ends_at or ends, request.bound_at or ends)
-            return ends
-        return self.cut_at + CUT_LIMIT_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +147,8 @@ class Candidate(ABC):
 
     is_set = False  # several models together
     in_epoch = False  # its ingestion window is open
+    members: "tuple[ModelState, ...]"  # the models that must be in memory for it, the serving one first
+    serving: "ModelState"  # the model that answers the requests of this line
 
     def __init__(self, name: str, spec: Model, rules: PolicyRules) -> None:
         self.name, self.spec, self.rules = name, spec, rules
@@ -176,16 +168,6 @@ class Candidate(ABC):
         self.failure: str | None = None  # the last reason, for people
         self.silence: str | None = None  # why its host cannot be asked; no request is sent there
         self.is_under_way = False  # of a set: planned, and not complete yet
-
-    @property
-    @abstractmethod
-    def members(self) -> "tuple[ModelState, ...]":
-        """The models that must be in memory for it, the serving one first."""
-
-    @property
-    def serving(self) -> "ModelState":
-        """The model that answers the requests of this line."""
-        return self.members[0]
 
     @property
     @abstractmethod
@@ -288,6 +270,7 @@ class ModelState(Candidate):
 
     def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
         super().__init__(spec.name, spec, rules)
+        self.serving, self.members = self, (self,)
         self.stage = Stage.READY if spec.shared else Stage.ABSENT
         self.attempt = self.plan_order = 0
         self.lingering: dict[str, Lingering] = {}  # cut runs that the engine still works on, by their name
@@ -297,7 +280,9 @@ class ModelState(Candidate):
         self.companion_sets: list[Candidate] = []  # the ready sets whose next request it would serve
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most memory it was seen to occupy while warm
-        self.seen: dict[str, int] = {}  # its memory in the readings after its load
+        self.seen: dict[
+            str, int
+        ] = {}  # its memory in the last reading since its load and its last good answer
         self.healthy: dict[str, int] = {}  # the most memory seen before a good answer
         self.held: dict[str, int] = {}  # its memory in the last reading of the machine
         self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process keeps running
@@ -347,16 +332,6 @@ class ModelState(Candidate):
         ):
             if ms is not None:
                 kind.learn(ms)
-
-    @property
-    def members(self) -> "tuple[ModelState, ...]":
-        """Itself."""
-        return (self,)
-
-    @property
-    def serving(self) -> "ModelState":
-        """Itself."""
-        return self
 
     @property
     def arriving(self) -> "tuple[ModelState, ...]":
@@ -485,9 +460,22 @@ class ModelState(Candidate):
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
 
+    def count_use(self, work_class: WorkClass, now: int) -> None:
+        """Counts an arrival that asks for it and is served by it as demand. Rotation is no demand."""
+        if work_class is _ROTATION:
+            return
+        self.rate.learn(self.rules.weights[work_class], now)
+        self.last_used, self.last_class = now, work_class
+        if work_class is _INTERACTIVE:
+            self.top_class_at = now
+
     def can_start(self, work_class: WorkClass, now: int) -> bool:
         """Whether a request of this class would start at once: the model is ready, no request waits, a slot is free."""
-        return self.stage is Stage.READY and not self.line and self.in_use < self.slots_for(work_class, now)
+        return self.stage is Stage.READY and not self.line and self.has_slot_for(work_class, now)
+
+    def has_slot_for(self, work_class: WorkClass, now: int) -> bool:
+        """Whether one more request of this class may use a slot."""
+        return len(self.running) + len(self.lingering) < self.slots_for(work_class, now)
 
     @property
     def in_use(self) -> int:
@@ -502,13 +490,29 @@ class ModelState(Candidate):
         usual = max(self.first.ms, self.service.ms / SILENCE_FACTOR) if self.first.is_guess else self.first.ms
         return max(SILENCE_MS_MIN, SILENCE_FACTOR * usual)
 
-    def well(self) -> None:
-        """Records a good answer: earlier failures are forgotten, and the memory that was seen is what it needs."""
+    def answered(self, running: Running, answer: Ended, now: int) -> None:
+        """Records a good answer: earlier failures are forgotten, and the memory that was seen is what it needs.
+
+        Learns from the time that it took.
+        """
+        self.bad_answers = self.resets = self.unheard_ms = 0
+        self.is_suspect = False
+        if self.seen:
+            self._believe_seen()
+        if running.beside == 1:
+            self.service.learn(now - running.since)
+        else:
+            self._learn_beside(now - running.since, running.beside)
+        if answer.first_ms is not None:
+            self.first.learn(answer.first_ms)
+            if answer.prompt_bytes:
+                self.context.keep(answer.prompt_bytes, answer.first_ms)
+
+    def _believe_seen(self) -> None:
         for device, size in self.seen.items():
             if size > self.healthy.get(device, 0):
                 self.healthy[device] = size
-        self.bad_answers = self.resets = self.unheard_ms = 0
-        self.is_suspect = False
+        self.seen = {}
 
     def failed(self, since: int) -> None:
         """Records a bad answer to a question of that time."""
@@ -533,12 +537,9 @@ class ModelState(Candidate):
 
     # ------------------------------------------------------------------ durations
 
-    def learn_service(self, taken_ms: float, beside: int) -> None:
-        """Learns from one answer. The time that its neighbours cost goes into the slow-down, not into the mean."""
+    def _learn_beside(self, taken_ms: float, beside: int) -> None:
+        """Learns from an answer among others. What they cost it goes into the slow-down, not into the mean."""
         service = self.service
-        if beside <= 1:
-            service.learn(taken_ms)
-            return
         if service.count:
             slots = self.spec.concurrency
             seen = (taken_ms / service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)

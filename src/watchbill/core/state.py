@@ -10,6 +10,7 @@ it.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.companions import CompanionSets
@@ -21,22 +22,19 @@ from watchbill.core.messages import (
     Cut,
     CutKind,
     Footprint,
-    Grant,
     JournalEvent,
     Knowledge,
     Mishap,
     Note,
-    Parting,
     Refusal,
     Refuse,
     Request,
 )
 from watchbill.core.model_state import (
     AWAY,
-    LINGER_LIMIT_MS,
+    CUT_LIMIT_MS,
     Candidate,
     HeldTurn,
-    Lingering,
     ModelState,
     Running,
     Stage,
@@ -45,13 +43,23 @@ from watchbill.core.reasons import Reason
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
-#: The longest idle time that a caller may ask for; a longer one needs the config.
-KEEP_ALIVE_MAX_MS = 24 * 3_600_000
 #: While anything waits or is in memory the core runs a step at least this often.
 WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
-_ROTATION = WorkClass.ROTATION  # read at every start; looking a member up in its enum takes ten times longer
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What was summed up since a stage or an amount of memory last changed; None: not yet."""
+
+    staged: dict[tuple[Stage, ...], tuple[ModelState, ...]] = field(default_factory=dict)
+    planned: dict[str, int] | None = None
+    actual: dict[str, int] | None = None
+    has_room: bool | None = None
+    misses_permanent: bool | None = None
+    short: dict[str, Mapping[str, int]] = field(default_factory=dict)  # model -> what its load lacks
+    ever: dict[str, bool] = field(default_factory=dict)  # model -> whether it can ever fit
 
 
 class State:
@@ -61,13 +69,7 @@ class State:
         self.declare(catalog)
         self.ledger = Ledger(catalog)
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
-        self._staged: dict[tuple[Stage, ...], tuple[ModelState, ...]] = {}
-        self._planned: dict[str, int] | None = None
-        self._actual: dict[str, int] | None = None
-        self._has_room: bool | None = None
-        self._misses_permanent: bool | None = None
-        self._short: dict[str, Mapping[str, int]] = {}  # model -> what its load lacks
-        self._ever: dict[str, bool] = {}  # model -> whether it can ever fit
+        self._sums = _Sums()
         # The highest attempt of a forgotten model: a late answer of its process matches no new one.
         self._attempts = 0
         self.changes = 0  # count of the changes of stages and of memory
@@ -133,8 +135,7 @@ class State:
         """Drops all cached sums: a stage, a size, a held amount, a reading or a budget changed."""
         self.changes += 1
         self.is_still = False
-        self._staged, self._ever, self._short = {}, {}, {}
-        self._planned = self._actual = self._has_room = self._misses_permanent = None
+        self._sums = _Sums()
 
     def lines(self) -> list[Candidate]:
         """Everything with a line: the models, and the sets."""
@@ -147,9 +148,9 @@ class State:
 
     def in_stage(self, *stages: Stage) -> tuple[ModelState, ...]:
         """The managed models in one of these stages."""
-        found = self._staged.get(stages)
+        found = self._sums.staged.get(stages)
         if found is None:
-            found = self._staged[stages] = tuple(s for s in self.managed if s.stage in stages)
+            found = self._sums.staged[stages] = tuple(s for s in self.managed if s.stage in stages)
         return found
 
     def resources(self) -> list[str]:
@@ -171,9 +172,9 @@ class State:
 
     def can_ever_fit(self, model: ModelState) -> bool:
         """Whether a model could be resident beside the models that never leave."""
-        if model.name not in self._ever:
-            self._ever[model.name] = self._fits_ever(model)
-        return self._ever[model.name]
+        if model.name not in self._sums.ever:
+            self._sums.ever[model.name] = self._fits_ever(model)
+        return self._sums.ever[model.name]
 
     def _fits_ever(self, model: ModelState) -> bool:
         return model.spec.shared or self.ledger.fits_ever(model.needs, self.permanents(model))
@@ -196,9 +197,9 @@ class State:
 
     def has_room_for_all(self) -> bool:
         """Whether every model that is not in memory would fit beside the resident ones (RES-25)."""
-        if self._has_room is None:
-            self._has_room = has_room(self.managed, self.planned_free())
-        return self._has_room
+        if self._sums.has_room is None:
+            self._sums.has_room = has_room(self.managed, self.planned_free())
+        return self._sums.has_room
 
     def is_reserved_core(self, model: ModelState) -> bool:
         """Whether a device keeps memory for this model, so that it stays through every swap."""
@@ -226,29 +227,29 @@ class State:
 
     def serving(self) -> tuple[ModelState, ...]:
         """Every ready model, those on shared engines included."""
-        found = self._staged.get(())
+        found = self._sums.staged.get(())
         if found is None:
-            found = self._staged[()] = tuple(s for s in self.models.values() if s.stage is Stage.READY)
+            found = self._sums.staged[()] = tuple(s for s in self.models.values() if s.stage is Stage.READY)
         return found
 
     def stale(self) -> list[str]:
         """Cached sums that are no longer true: none, unless a change was not reported to `remeasured`."""
         told = [
             f"in stage {stages}"
-            for stages, found in self._staged.items()
+            for stages, found in self._sums.staged.items()
             if stages and found != tuple(s for s in self.managed if s.stage in stages)
         ]
         if self.serving() != tuple(s for s in self.models.values() if s.stage is Stage.READY):
             told.append("serving")
-        if self._planned not in (None, planned_room(self.ledger, self.managed)):
+        if self._sums.planned not in (None, planned_room(self.ledger, self.managed)):
             told.append("planned free")
-        for name, short in self._short.items():
+        for name, short in self._sums.short.items():
             model = self.companion_sets.get(name) or self.models.get(name)  # neither: a set that left
             if model is not None and short != shortage(model.needs, self.planned_free(model)):
                 told.append(f"what {name} lacks")
-        if self._actual not in (None, actual_room(self.ledger, self.managed)):
+        if self._sums.actual not in (None, actual_room(self.ledger, self.managed)):
             told.append("actual free")
-        if self._has_room not in (None, has_room(self.managed, self.planned_free())):
+        if self._sums.has_room not in (None, has_room(self.managed, self.planned_free())):
             told.append("room for all")
         if self.waiting != len(self.patience) or self.waiting != sum(len(s.line) for s in self.lines()):
             told.append("requests that wait")
@@ -256,31 +257,31 @@ class State:
             told.append("still")
         if not self.has_held_turns and any(s.held_turn is not None for s in self.lines()):
             told.append("held turns")
-        if self._misses_permanent not in (None, self._count_missing() > 0):
+        if self._sums.misses_permanent not in (None, self._count_missing() > 0):
             told.append("permanent models that are missing")
-        wrong = [name for name, fits in self._ever.items() if fits != self._fits_ever(self.models[name])]
+        wrong = [name for name, fits in self._sums.ever.items() if fits != self._fits_ever(self.models[name])]
         return told + [f"whether {name} can ever fit" for name in wrong]
 
     # ------------------------------------------------------------------ free amounts
 
     def planned_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
         """The free amounts for a model when every change under way has ended."""
-        if self._planned is None:
-            self._planned = planned_room(self.ledger, self.managed)
-        return self._less_reserved(self._planned, asking)
+        if self._sums.planned is None:
+            self._sums.planned = planned_room(self.ledger, self.managed)
+        return self._less_reserved(self._sums.planned, asking)
 
     def shortage_of(self, model: Candidate) -> Mapping[str, int]:
         """What a model that is to be loaded lacks when every change under way has ended."""
-        short = self._short.get(model.name)
+        short = self._sums.short.get(model.name)
         if short is None:
-            short = self._short[model.name] = shortage(model.needs, self.planned_free(model))
+            short = self._sums.short[model.name] = shortage(model.needs, self.planned_free(model))
         return short
 
     def actual_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
         """The free amounts for a model now."""
-        if self._actual is None:
-            self._actual = actual_room(self.ledger, self.managed)
-        return self._less_reserved(self._actual, asking)
+        if self._sums.actual is None:
+            self._sums.actual = actual_room(self.ledger, self.managed)
+        return self._less_reserved(self._sums.actual, asking)
 
     def _less_reserved(self, free: dict[str, int], asking: Candidate | None) -> Mapping[str, int]:
         if asking is not None and (share := own_share(asking)):
@@ -326,18 +327,6 @@ class State:
         self.lane_waiting[request.lane] -= 1
         return request
 
-    def release(self, model: ModelState, request: Request, now: int) -> None:
-        """Ends the service of a request. The idle time that its caller asked for holds until the next request.
-
-        It is only a hint: it prevents no swap and no eviction in an emergency, and a closed model stays closed.
-        """
-        model.last_used = now
-        wished = request.keep_alive_ms
-        if wished != model.keep_alive_ms:
-            model.keep_alive(None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS)))
-        if model.idle_ms < WAKE_MAX_MS:
-            self.rest(model)
-
     def rest(self, model: ModelState) -> None:
         """Schedules a check of a model without work for the end of its idle time."""
         if model.stage not in (Stage.READY, Stage.ASLEEP) or not model.is_idle or model.spec.shared:
@@ -346,43 +335,6 @@ class State:
             self.wakes.append(model.last_used + model.spec.sleep_ms)
         if self.is_leaving_when_idle(model):
             self.wakes.append(model.last_used + model.idle_ms)
-
-    def start(self, model: ModelState, request: Request, now: int) -> None:
-        """Starts a request on a ready model."""
-        request_id, running, companions = request.id, model.running, request.companions
-        self.home[request_id] = model
-        running[request_id] = Running(request, now, len(running) + 1, request.was_cut)
-        for name in companions:
-            self.models[name].users[request_id] = running[request_id]
-            self.models[name].last_used = now
-        if request.work_class is not _ROTATION:
-            model.last_used = now
-        model.aborts = model.reversals = 0
-        self.active_at = now
-        if (deadline := running[request_id].deadline) < self.armed:
-            self.wakes.append(deadline)
-        self.out.append(Grant(request_id, model.name, model.attempt, companions))
-
-    def part(self, model: ModelState, parting: Parting | None, now: int, *, silent: bool) -> None:
-        """Handles a run that ended before its answer. Its slot stays taken until the engine has let go of it."""
-        if parting is None or not parting.lingers_as or model.stage not in (Stage.READY, Stage.DRAINING):
-            return
-        lingering = model.lingering[parting.lingers_as] = Lingering(now + LINGER_LIMIT_MS, silent)
-        self.wakes.append(lingering.until)
-
-    def unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
-        """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""
-        counts = parting is not None and model.unanswered(parting, now)
-        self.is_in_doubt = self.is_in_doubt or counts
-        self.part(model, parting, now, silent=counts)
-
-    def dismiss(self, request: Request, now: int) -> None:
-        """Releases the companions of a request that no longer runs."""
-        for name in request.companions:
-            if (beside := self.models.get(name)) is not None:
-                beside.users.pop(request.id, None)
-                beside.last_used = now
-                self.rest(beside)
 
     def is_wanting(self) -> bool:
         """Whether a model should be in memory and is not: a request waits for it, or it is permanent."""
@@ -401,9 +353,9 @@ class State:
 
     def misses_permanent(self) -> bool:
         """Whether a permanent model is not in memory, including one that was unloaded by hand."""
-        if self._misses_permanent is None:
-            self._misses_permanent = self._count_missing() > 0
-        return self._misses_permanent
+        if self._sums.misses_permanent is None:
+            self._sums.misses_permanent = self._count_missing() > 0
+        return self._sums.misses_permanent
 
     def _count_missing(self) -> int:
         """How many permanent models are not in memory, including those that were unloaded by hand."""
@@ -441,7 +393,9 @@ class State:
     def cut(self, running: Running, how: CutKind, now: int) -> None:
         """Ends a running request; the driver reports back."""
         if running.cut is None or running.cut == CutKind.BOUNDARY:
-            running.cut, running.cut_at = how, now
+            running.cut = how
+            if how != CutKind.BOUNDARY:
+                running.deadline = now + CUT_LIMIT_MS
             self.wakes.append(running.deadline)
             self.out.append(Cut(running.request.id, how))
 
