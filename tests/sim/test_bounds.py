@@ -99,3 +99,29 @@ def test_an_answer_that_is_nearly_finished_refuses_no_request_for_its_whole_time
     assert caller.state == "waiting", caller.outcome
     world.run(30_000)
     assert caller.outcome == "answered"
+
+
+@pytest.mark.parametrize(("busy", "mine"), [((1, 2), 5), ((1, 2), 3), ((2, 3), 5), ((1,), 5)])
+def test_what_busy_models_of_a_better_priority_cost_is_forecast(
+    world_of: WorldOf, model: ModelOf, busy: tuple[int, ...], mine: int
+) -> None:
+    """LANE-06, LANE-08: two that replace each other pass the others until these have aged; callers are told so."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000)}
+    models = [model(f"p{priority}", priority=priority) for priority in (*busy, mine)]
+    world = world_of(*models, load_ms=1_000, lanes=lanes, known_service_ms=300)
+
+    def loop(name: str) -> None:
+        def again(_: object = None) -> None:
+            world.at(world.now + 5, lambda: world.arrive(name, 300, lane="chat", then=again))
+
+        again()
+
+    for priority in busy:
+        loop(f"p{priority}")
+    world.run(20_000)
+    caller = world.arrive(f"p{mine}", 300, lane="chat")
+    promised = caller.forecast_ms
+    world.run(150_000)
+    assert caller.started_at is not None and not world.judge.broken
+    kept = caller.started_at - 20_000
+    assert kept / 1.25 <= promised <= kept * 1.25

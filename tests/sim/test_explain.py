@@ -10,7 +10,7 @@ from watchbill.runtime.explain import duplicate, explain
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World
 
-WORLDS, LOOKS = 40, 5  # 200 states
+WORLDS, LOOKS = 40, 8  # 320 states
 PARTS = 4
 FIGURES = {
     "pressure_per_s",

@@ -597,6 +597,11 @@ class ModelState(Candidate):
         """The weight of requests per millisecond while it is resident."""
         return self.rate.expected(now, self.load.ms)
 
+    def is_frequented(self, now: int) -> bool:
+        """Whether requests keep coming: two or more would come during a turn."""
+        weight = self.rules.weights[self.worth_class(now)]
+        return self.rate.seen(now) * self.quantum_ms >= 2 * weight
+
     def has_paused(self, now: int) -> bool:
         """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""
         return self.is_idle and now - self.last_used >= PAUSE_MS

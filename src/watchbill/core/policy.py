@@ -35,7 +35,7 @@ from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.ledger import shortage
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AWAY, PAUSE_MS, Candidate, ModelState, Stage
+from watchbill.core.model_state import AGING_STEPS, AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
     Fits,
     Outweighs,
@@ -301,7 +301,9 @@ class Rate:
             waiting, asked = balance.waiting + weight, other.inertia * other.demand(now)
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
-        return forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+        found = forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+        passed_until = min(hard_at, _passed_until(state, model, request, now))
+        return found.after(passed_until - now + model.load.ms)
 
     @staticmethod
     def _better(
@@ -570,6 +572,30 @@ def _soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsur
     if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
         return since + SOFT_TURN * model.load.ms
     return math.inf
+
+
+def _passed_until(state: State, model: Candidate, request: Request, now: int) -> float:
+    """When a request stops being passed by models that take turns before it; 0 when there are no such models.
+
+    One busy model of a better class or priority stays in memory, and its turn ends by itself. Two replace each other,
+    and each time the one that waits goes first, until the request has aged to the priority of the lesser one. Class
+    does not age: behind a better one only its patience helps.
+    """
+    before = [
+        (s.worth_class(now), s.spec.priority)
+        for s in state.managed
+        if s not in model.members
+        and not s.spec.permanent
+        and not s.needs.keys().isdisjoint(model.needs)
+        and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
+        and s.is_frequented(now)
+    ]
+    if len(before) < 2 or request.operator:
+        return 0.0
+    work_class, priority = max(before)
+    if work_class < request.work_class:
+        return math.inf
+    return request.arrived_at + (request.priority - priority) * request.max_wait_ms / AGING_STEPS
 
 
 def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
