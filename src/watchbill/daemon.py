@@ -112,7 +112,7 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         root.settle_version()
         for reaped in reap(root.path):
             screen.warn(f"a dead daemon left {reaped.label} (pid {reaped.pid}) behind; it was stopped")
-        loaded = config.read(options.config, root=root.path)
+        loaded = config.read(config.find_config(options.config, None), root=root.path)
         catalog = _with_address(loaded.catalog, options)
         if loaded.file is None:
             _fetch_embedded(root, screen)
@@ -202,6 +202,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         map_large_blocks()
         _relieve_collector()
         setting.lock.publish(serving.url)
+        root.write_config_path(setting.file)
         root.write_daemon(serving.url)
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)

@@ -41,6 +41,8 @@ BODY_BYTES_MAX = 2**30
 # ------------------------------------------------------------------ root and command line
 
 DAEMON_RECORD_BYTES_MAX = 4096
+#: The longest path that Linux takes, and the newline behind it.
+CONFIG_PATH_BYTES_MAX = 4097
 
 # ------------------------------------------------------------------ processes
 

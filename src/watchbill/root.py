@@ -8,6 +8,7 @@ process; it only checks whether the recorded one still lives.
     ROOT/VERSION            the layout's number
     ROOT/run/daemon.json    pid, start time, boot id and address of the running daemon, and the identity of its folder
     ROOT/run/daemon.lock    held by the daemon for as long as it lives
+    ROOT/config.path        the config file that the daemon was started with, also after its end
     ROOT/logs/              the daemon's log, and one file per engine
     ROOT/models/            model files that `pull` fetched
 """
@@ -24,7 +25,7 @@ from watchbill import __version__
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
-from watchbill.limits import DAEMON_RECORD_BYTES_MAX
+from watchbill.limits import CONFIG_PATH_BYTES_MAX, DAEMON_RECORD_BYTES_MAX
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -65,10 +66,11 @@ class DaemonRecord(NamedTuple):
 class Root:
     """One state root and the places in it."""
 
-    __slots__ = ("path",)
+    __slots__ = ("is_named", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_named: bool = False) -> None:
         self.path = path
+        self.is_named = is_named  # by the command itself; a variable or a default holds for many commands
 
     @property
     def run(self) -> Path:
@@ -96,6 +98,11 @@ class Root:
         return self.run / "daemon.json"
 
     @property
+    def config_path_file(self) -> Path:
+        """The file that names the config of the daemon."""
+        return self.path / "config.path"
+
+    @property
     def daemon_log(self) -> Path:
         """The daemon's own log."""
         return self.logs / "daemon.log"
@@ -108,6 +115,15 @@ class Root:
     def command(self, *words: str) -> str:
         """A command for a person to paste that names this root: it works unchanged, spaces included."""
         return command_for(self.path, *words)
+
+    def command_to_start(self) -> str:
+        """The command that starts a daemon here, with the config that the last one had."""
+        try:
+            config = self.read_config_path()
+        except OSError:  # whichever errno: a hint goes without it
+            config = None
+        named = [] if config is None or not config.exists() else ["--config", str(config)]
+        return self.command("up", *named)
 
     def create(self) -> None:
         """Makes the folders that are missing, for their owner only. Raises ConfigError when it cannot."""
@@ -174,6 +190,23 @@ class Root:
                 "or another root with --root"
             ) from error
 
+    def write_config_path(self, config: Path | None) -> None:
+        """Records the config that the daemon runs with; None is the embedded one."""
+        path = "" if config is None else os.path.abspath(config)
+        replace_file(self.config_path_file, os.fsencode(path) + b"\n")
+
+    def read_config_path(self) -> Path | None:
+        """The config that the daemon of this root runs with, or that the last one ran with.
+
+        None where there was no daemon, or one without a config file. Raises OSError when it cannot be read.
+        """
+        try:
+            with self.config_path_file.open("rb") as file:
+                path = file.read(CONFIG_PATH_BYTES_MAX).removesuffix(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Path(os.fsdecode(path)) if path.startswith(b"/") and b"\0" not in path else None
+
     def forget_daemon(self) -> None:
         """Removes the daemon's record; does nothing when there is none."""
         self.daemon_file.unlink(missing_ok=True)
@@ -183,7 +216,7 @@ def find_root(chosen: Path | None = None, environment: Mapping[str, str] = os.en
     """The root: the one chosen on the command line, else $WATCHBILL_HOME, else ~/.local/share/watchbill."""
     named = chosen or environment.get("WATCHBILL_HOME") or "~/.local/share/watchbill"
     try:
-        return Root(Path(os.path.abspath(Path(named).expanduser())))
+        return Root(Path(os.path.abspath(Path(named).expanduser())), is_named=chosen is not None)
     except RuntimeError as error:  # no home directory to expand ~ with
         raise ConfigError(f"cannot tell where {named} is: {error}; name the root with --root") from error
 

@@ -320,7 +320,7 @@ def test_the_same_text_makes_the_same_catalog() -> None:
 # ------------------------------------------------------------------ where it is
 
 
-def test_the_config_is_the_named_one_else_the_one_here_else_the_users_else_the_embedded_one(
+def test_the_config_is_the_named_one_else_the_variables_else_the_one_here_else_the_users_else_the_embedded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
@@ -340,6 +340,9 @@ def test_the_config_is_the_named_one_else_the_one_here_else_the_users_else_the_e
     Path("watchbill.toml").write_text(MODEL.format("here"))
     assert set(load().models) == {"here"}
     (tmp_path / "named.toml").write_text(MODEL.format("named"))
+    (tmp_path / "variable.toml").write_text(MODEL.format("variable"))
+    monkeypatch.setenv("WATCHBILL_CONFIG", str(tmp_path / "variable.toml"))
+    assert set(load().models) == {"variable"}
     assert set(load(tmp_path / "named.toml").models) == {"named"}
 
 

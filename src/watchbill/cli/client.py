@@ -62,7 +62,7 @@ def find_address(
     if record is not None and record.url and record.is_alive():
         return Address(record.url, True)
     if is_named or environment.get("WATCHBILL_HOME"):
-        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command('up')}")
+        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command_to_start()}")
     return Address(record.url if record is not None and record.url else DEFAULT_URL, False)
 
 

@@ -15,9 +15,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from watchbill.cli.facts import look_at
-from watchbill.cli.options import Where
+from watchbill.cli.options import CONFIG_DEFAULT, Where
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.config import Finding, Loaded, examine, read
+from watchbill.config import Finding, Loaded, examine, find_config, read
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.starter import SMOLLM2, starter
@@ -38,7 +38,7 @@ _Config = Annotated[
     Path | None,
     Parameter(
         name="--config",
-        help="The config file. Default: the one `up` would take.",
+        help=f"The config file. {CONFIG_DEFAULT}",
         show_default=False,
     ),
 ]
@@ -72,7 +72,7 @@ def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAUL
     terminal = Terminal(quiet=where.quiet)
     try:
         root = find_root(where.root)
-        loaded = read(config, root=root.path)
+        loaded = read(find_config(config, root), root=root.path)
     except ConfigError as error:
         return _refuse(error, terminal, json=json)
     findings = examine(loaded, look_at(loaded, root))
@@ -90,7 +90,8 @@ def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAUL
 def show_config(config: _Config = None, *, json: _Json = False, where: Where = _DEFAULTS) -> int:
     """Show every value in force, and which ones are defaults."""
     terminal = Terminal(quiet=where.quiet)
-    loaded = read(config, root=find_root(where.root).path)
+    root = find_root(where.root)
+    loaded = read(find_config(config, root), root=root.path)
     if json:
         values = [
             {"key": spell_key(entry.path), "value": _value(entry.value), "default": entry.is_default}

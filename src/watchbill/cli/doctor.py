@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from watchbill import __version__
 from watchbill.catalog import RAM
 from watchbill.cli.client import Client, DaemonRefused
-from watchbill.cli.options import Common
+from watchbill.cli.options import CONFIG_DEFAULT, Common
 from watchbill.cli.session import open_for_doctor
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, WatchbillError
@@ -64,7 +64,7 @@ _SIGNS = {Health.OK: ("✓", "green"), Health.WARN: ("!", "yellow"), Health.FAIL
 def doctor(
     *,
     config: Annotated[
-        Path | None, Parameter(help="The config file to look at. Default: the one `up` would take.")
+        Path | None, Parameter(help=f"The config file to look at. {CONFIG_DEFAULT}", show_default=False)
     ] = None,
     json: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print the findings as JSON.")
@@ -174,12 +174,12 @@ def check_memory() -> list[Finding]:
 
 
 def check_config(path: Path | None, root: Root) -> list[Finding]:
-    """The config that `up` would take, the model files it names, and whether they can ever fit."""
+    """The config of this root, the model files it names, and whether they can ever fit."""
     from watchbill.cli.facts import look_at
-    from watchbill.config import examine, read
+    from watchbill.config import examine, find_config, read
 
     try:
-        loaded = read(path, root=root.path)
+        loaded = read(find_config(path, root), root=root.path)
     except ConfigError as error:
         first, *more = error.problems or (error,)
         further = f" (and {len(more)} more)" if more else ""
@@ -211,10 +211,12 @@ def check_daemon(root: Root, client: Client | None) -> list[Finding]:
     if client is not None and record is not None and record.url != client.url and record.is_alive():
         record = None  # another daemon was named than that of the root
     if record is not None and not record.is_alive():
-        advice = f"{root.command('up')} starts a new one and clears what the old one left"
+        advice = f"{root.command_to_start()} starts a new one and clears what the old one left"
         return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
     if client is None:
-        return [Finding("daemon", Health.OK, f"none runs on {root.path}", f"{root.command('up')} starts one")]
+        return [
+            Finding("daemon", Health.OK, f"none runs on {root.path}", f"{root.command_to_start()} starts one")
+        ]
     logs = f"{root.command('logs')} says why"
     whose = f"pid {record.pid} at {client.url}" if record is not None else client.url
     try:
@@ -225,7 +227,10 @@ def check_daemon(root: Root, client: Client | None) -> list[Finding]:
         if record is None:
             return [
                 Finding(
-                    "daemon", Health.OK, f"none answers at {client.url}", f"{root.command('up')} starts one"
+                    "daemon",
+                    Health.OK,
+                    f"none answers at {client.url}",
+                    f"{root.command_to_start()} starts one",
                 )
             ]
         return [Finding("daemon", Health.FAIL, f"{whose}: {error}", logs)]

@@ -8,7 +8,7 @@ from cyclopts import Group, Parameter
 
 from watchbill.cli.session import Session, open_session
 
-__all__ = ["QUIET", "ROOT", "Common", "Json", "Where"]
+__all__ = ["CONFIG_DEFAULT", "QUIET", "ROOT", "Common", "Json", "Where"]
 
 _WHERE = Group("Which Watchbill", sort_key=90)
 
@@ -24,6 +24,9 @@ QUIET = Parameter(
     help="Say nothing but results and errors.",
     show_default=False,
 )
+
+#: `config/lookup.py` has the whole rule.
+CONFIG_DEFAULT = "Default: $WATCHBILL_CONFIG, else that of the root's daemon, else as for `up`."
 
 Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print the API's JSON, unchanged.")]
 

@@ -76,10 +76,10 @@ def pull(
 
 def _tell_how_to_serve(path: Path, root: Root, terminal: Terminal) -> None:
     """A file that no model of the config names is served by nobody: says which lines would do it."""
-    from watchbill.config import read
+    from watchbill.config import find_config, read
 
     try:
-        loaded = read(None, root=root.path)
+        loaded = read(find_config(None, root), root=root.path)
     except WatchbillError as error:
         terminal.note(f"whether a model serves it cannot be told: {plain(error)}")
         return

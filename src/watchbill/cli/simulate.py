@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from watchbill.cli.options import QUIET
+from watchbill.cli.options import CONFIG_DEFAULT, QUIET, ROOT
 from watchbill.cli.progress import count_bar
 from watchbill.cli.simulate_views import draw_comparison, draw_frontier, draw_laws, draw_run
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.limits import SIMULATE_SEEDS_MAX
+from watchbill.root import find_root
 from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive_weight
 from watchbill.simulate.compare import CONTENDERS, average, contender_of, run
 from watchbill.simulate.day import day
@@ -31,42 +32,6 @@ _FRONTIER = Parameter(
 _JSON = Parameter(negative="", show_default=False, help="Print the figures as JSON.")
 
 
-_ScenarioOption = Annotated[
-    Path | None,
-    Parameter(
-        name="SCENARIO",
-        help="A scenario file (TOML): devices, models, lanes, traffic. Default: a built-in day of traffic.",
-        show_default=False,
-    ),
-]
-_TraceOption = Annotated[
-    Path | None,
-    Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
-]
-_ConfigOption = Annotated[
-    Path | None,
-    Parameter(
-        help="With --trace: the config to replay it against. Default: the one that `up` would use.",
-        show_default=False,
-    ),
-]
-_PolicyOption = Annotated[
-    Literal["rate", "turns", "fifo", "exhaustive"] | None,
-    Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
-]
-_CompareOption = Annotated[
-    bool, Parameter(negative="", show_default=False, help="Run every policy on the same traffic.")
-]
-_FrontierOption = Annotated[
-    bool,
-    Parameter(
-        negative="",
-        show_default=False,
-        help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
-    ),
-]
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class What:
@@ -79,10 +44,11 @@ class What:
     config: Annotated[
         Path | None,
         Parameter(
-            help="With --trace: the config to replay it against. Default: the one that `up` would use.",
+            help=f"With --trace: the config to replay it against. {CONFIG_DEFAULT}",
             show_default=False,
         ),
     ] = None
+    root: Annotated[Path | None, ROOT] = None
     policy: Annotated[
         Literal["rate", "turns", "fifo", "exhaustive"] | None,
         Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
@@ -143,9 +109,11 @@ def _scenario(file: Path | None, what: What) -> Scenario:
     if file is not None and what.trace is not None:
         raise OursError("give a scenario or --trace, not both")
     if what.trace is not None:
-        from watchbill.config import read  # pydantic takes a moment, and only replays need it
+        from watchbill.config import find_config, read  # pydantic takes a moment, and only replays need it
 
-        return Trace.read(what.trace).scenario(read(what.config).catalog)
+        root = find_root(what.root)
+        loaded = read(find_config(what.config, root), root=root.path)
+        return Trace.read(what.trace).scenario(loaded.catalog)
     if what.config is not None:
         raise OursError("--config goes with --trace; a scenario file names its own models")
     return day() if file is None else Scenario.read(file)

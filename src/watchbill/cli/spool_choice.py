@@ -1,8 +1,9 @@
 """Which spool a command means: a folder, or a `[spool.NAME]` of the config.
 
 A text with a slash, and a folder that already is a spool, are folders; any other word is looked up in the config
-first. Only then is the config read, and of it nothing but the spools: a spool must work where a model's file or an
-API key is missing.
+first. Where the config has spools and none of that name, the word is a folder only if there is one: a mistyped name
+does not become a new spool in the present folder. The config is read only for such a word, and of it nothing but the
+spools: a spool must work where a model's file or an API key is missing.
 """
 
 import os
@@ -15,12 +16,13 @@ from cyclopts import Group, Parameter
 
 from watchbill.catalog import SpoolRules
 from watchbill.cli.app import WrongUse
-from watchbill.cli.options import QUIET, ROOT
+from watchbill.cli.options import CONFIG_DEFAULT, QUIET, ROOT
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
 from watchbill.root import command_for, find_root
 from watchbill.runtime.spools import folder_of, open_spool
 from watchbill.spool import Spool
+from watchbill.suggest import did_you_mean
 
 __all__ = ["AsJson", "Chosen", "Config", "Which", "configured", "in_config"]
 
@@ -31,7 +33,7 @@ Config = Annotated[
     Parameter(
         name="--config",
         group=_WHICH,
-        help="The config with the spool's table. Default: the one `up` would take.",
+        help=f"The config with the spool's table. {CONFIG_DEFAULT}",
         show_default=False,
     ),
 ]
@@ -98,9 +100,11 @@ class Which:
         if not self.spool or "\0" in self.spool:
             raise WrongUse("--spool is empty; name a folder or a spool of the config")
         if "/" not in self.spool and not (folder / "queue").is_dir():
-            known = in_config(self.spool, self.config, self.root)
-            if known is not None:
-                return Chosen(known, root)
+            spools = configured(self.config, self.root)
+            if self.spool in spools:
+                return Chosen(spools[self.spool], root)
+            if spools and not folder.exists():
+                raise WrongUse(_unknown(self.spool, list(spools)))
         return Chosen(SpoolRules(self.spool, os.path.abspath(folder), MappingProxyType({})), root)
 
 
@@ -111,9 +115,14 @@ def in_config(name: str, config: Path | None, root: Path | None) -> SpoolRules |
 
 def configured(config: Path | None, root: Path | None) -> dict[str, SpoolRules]:
     """Every spool of the config."""
-    from watchbill.config import read
+    from watchbill.config import find_config, read
 
-    return dict(read(config, root=find_root(root).path, only="spool").catalog.spools)
+    found = find_root(root)
+    return dict(read(find_config(config, found), root=found.path, only="spool").catalog.spools)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    return f"the config has no spool {name}: {did_you_mean(name, known)}; a folder of that name is ./{name}"
 
 
 def _only(spools: dict[str, SpoolRules]) -> SpoolRules:

@@ -17,9 +17,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from watchbill.cli.options import Where
+from watchbill.cli.options import CONFIG_DEFAULT, Where
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.config import read
+from watchbill.config import find_config, read
 from watchbill.errors import ConfigError
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
@@ -92,7 +92,7 @@ def units(
     *,
     config: Annotated[
         Path | None,
-        Parameter(help="The config file. Default: the one `up` would take.", show_default=False),
+        Parameter(help=f"The config file. {CONFIG_DEFAULT}", show_default=False),
     ] = None,
     folder: Annotated[
         Path | None,
@@ -115,8 +115,8 @@ def units(
     A model with a command becomes a service, one with an image a container; members of a group conflict with each
     other. Nothing is installed, enabled or started.
     """
-    root = find_root(where.root).path
-    loaded = read(config, root=root)
+    found = find_root(where.root)
+    root, loaded = found.path, read(find_config(config, found), root=found.path)
     account = None if user else getpass.getuser()
     files = model_units(loaded.catalog, account)
     if itself:

@@ -51,8 +51,8 @@ def up(
     config: Annotated[
         Path | None,
         Parameter(
-            help="The config file. Default: ./watchbill.toml, else ~/.config/watchbill/watchbill.toml, else one "
-            "small embedded model.",
+            help="The config file. Default: $WATCHBILL_CONFIG, else ./watchbill.toml, else "
+            "~/.config/watchbill/watchbill.toml, else one small embedded model.",
             show_default=False,
         ),
     ] = None,
@@ -123,7 +123,7 @@ def down(
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     record = root.read_daemon()
     if record is None or not record.is_alive():
-        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command('up')}")
+        raise NotReachable(f"no daemon runs on {root.path}; start one with: {root.command_to_start()}")
     whole_s = CLI_DOWN_NOW_TIMEOUT_S if now else CLI_DOWN_TIMEOUT_S
     _ask_to_leave(record)
     with waiting_bar(terminal, f"stopping the daemon (pid {record.pid})", whole_s) as show:

@@ -18,7 +18,8 @@ Imports pydantic, so it is imported by `up` and `config` only.
 
 from watchbill.config.examine import Finding, MachineFacts, ModelFacts, examine
 from watchbill.config.file import ConfigFile, Stamp
-from watchbill.config.load import Loaded, default_catalog, find_config, load, parse, read, read_text
+from watchbill.config.load import Loaded, default_catalog, load, parse, read, read_text
+from watchbill.config.lookup import find_config
 from watchbill.config.server import refuse_open_bind
 
 __all__ = [

@@ -20,13 +20,14 @@ from watchbill.config.across import check_across
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.document import Document, build, check_sections, settle
 from watchbill.config.file import read_config, read_once
+from watchbill.config.lookup import find_config
 from watchbill.config.report import refusal, wrongs_of
 from watchbill.config.starter import EMBEDDED
 from watchbill.config.toml import KeyPath, Raw, line_of, read_toml, spell_key, too_deep
 from watchbill.errors import Problem
 from watchbill.root import find_root
 
-__all__ = ["Loaded", "default_catalog", "find_config", "load", "parse", "read", "read_text"]
+__all__ = ["Loaded", "default_catalog", "load", "parse", "read", "read_text"]
 
 EMBEDDED_ORIGIN = "the embedded default"
 
@@ -54,8 +55,8 @@ class Loaded:
 def load(
     path: Path | None = None, *, root: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> Catalog:
-    """The catalog of the config at `path`, or of the first one found. Raises ConfigError."""
-    return read(path, root=root, environment=environment).catalog
+    """The catalog of the config at `path`, or of the one that a daemon would be started with. Raises ConfigError."""
+    return read(find_config(path, None, environment), root=root, environment=environment).catalog
 
 
 def parse(
@@ -70,36 +71,25 @@ def default_catalog(root: Path) -> Catalog:
     return read_text(EMBEDDED, base=root, origin=EMBEDDED_ORIGIN, environment={}).catalog
 
 
-def find_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The config to read: the one named, else ./watchbill.toml, else ~/.config/watchbill/watchbill.toml."""
-    if path is not None:
-        return path
-    home = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    candidates = (Path("watchbill.toml"), home / "watchbill" / "watchbill.toml")
-    # Whatever it is: a broken link or a pipe with that name is refused when it is read, not passed over in silence.
-    return next((candidate for candidate in candidates if os.path.lexists(candidate)), None)
-
-
 def read(
-    path: Path | None = None,
+    path: Path | None,
     *,
     root: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     only: str | None = None,
     source: Callable[[Path], bytes] = read_once,
 ) -> Loaded:
-    """As `load`, with everything that is needed to show or examine the config.
+    """The config at `path`, with everything that is needed to show or examine it; None is the embedded default.
 
-    `source` reads the file and raises OSError. `only` names the one table that matters to the caller: a command for a
-    spool does not fail because an API key is missing.
+    `find_config` says which one a command means. `source` reads the file and raises OSError. `only` names the one table
+    that matters to the caller: a command for a spool does not fail because an API key is missing.
     """
-    found = find_config(path, environment)
-    if found is None:
+    if path is None:
         base = find_root(root, environment).path
         return read_text(EMBEDDED, base=base, origin=EMBEDDED_ORIGIN, environment=environment)
-    text = read_config(found, source)
+    text = read_config(path, source)
     return read_text(
-        text, base=found.absolute().parent, origin=str(found), environment=environment, file=found, only=only
+        text, base=path.absolute().parent, origin=str(path), environment=environment, file=path, only=only
     )
 
 
