@@ -136,3 +136,24 @@ def test_what_cannot_be_drained_is_said_with_an_exit_code(
             stats(spool).done,
             len(list(spool.layout.folder(State.POISON).iterdir())),
         ) == (0, 4, 0)
+
+
+def test_what_cannot_be_leased_is_said_to_a_quiet_shell_worker(
+    shared: Path, child: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SPOOL-03: the event waits for somebody who may read it, and this worker hears why it gets nothing."""
+
+    def produce(_: Say) -> None:
+        with Spool(shared / "spool", durability="none") as spool:
+            name = spool.enqueue({"id": "1", "kind": "note", "ts": 0})
+        (shared / "spool" / "queue" / name).chmod(0o600)
+
+    def dequeue(say: Say) -> None:
+        say(run(["spool", "dequeue", "--spool", str(shared / "spool"), "--quiet"]))
+
+    child(as_user(ANN, 0o022, produce)).join()
+    assert child(as_user(BOB, 0o022, dequeue)).join() == [1]
+    shown, said = capfd.readouterr()
+    assert shown == ""
+    assert "1 file or folder of the spool cannot be leased by this user" in said
+    assert "Permission denied" in said

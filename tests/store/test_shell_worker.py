@@ -161,3 +161,56 @@ def test_a_release_keeps_the_tries_of_what_a_foreign_worker_leased(cli: Cli, pat
     (path / "queue" / name).rename(path / "queue-in-flight" / name)
     assert cli("release", name, "--force")[0] == 0
     assert (path / "queue" / name).exists()
+
+
+def test_an_event_that_is_not_leased_says_where_it_is(cli: Cli, path: Path) -> None:
+    """SPOOL-03: never leased, finished, given up, another's, or no event at all: each is named as what it is."""
+    waiting = next(each for each in sorted((path / "queue").iterdir()) if each.name.endswith(".jsonl"))
+    code, _, said = cli("done", str(waiting))
+    assert (code, said.endswith(f"is not leased: {waiting.name} waits in the queue")) == (1, True), said
+    leased = cli("dequeue", "--for", "1h")[1]
+    for verb in ("done", "renew"):
+        code, _, said = cli(verb, os.path.basename(leased))
+        assert (code, said.endswith("is leased under another path")) == (1, True), said
+    assert cli("done", leased)[0] == 0
+    code, _, said = cli("done", leased)
+    assert (code, said.endswith("is finished")) == (1, True), said
+    given_up = cli("dequeue", "--for", "1h")[1]
+    assert cli("poison", given_up)[0] == 0
+    code, _, said = cli("renew", given_up)
+    assert (code, said.endswith("was given up")) == (1, True), said
+    for stranger in ("/etc/passwd", "../x~1.jsonl", str(path / "queue-in-flight")):
+        code, _, said = cli("done", stranger)
+        assert (code, "has no such event; name a path that `spool dequeue` printed" in said) == (1, True), (
+            said
+        )
+
+
+def test_a_lease_is_settled_by_whichever_link_leads_to_it(cli: Cli, path: Path, tmp_path: Path) -> None:
+    """SPOOL-03: the worker may know the spool's folder by another name."""
+    (tmp_path / "link").symlink_to(path)
+    leased = Path(cli("dequeue", "--for", "1h")[1])
+    assert cli("done", str(tmp_path / "link" / leased.relative_to(path)))[0] == 0
+
+
+def test_what_cannot_be_leased_is_said_also_to_quiet_workers(cli: Cli, path: Path) -> None:
+    """SPOOL-03, SPOOL-06: a file that is no event is given up, and that is said with --quiet, too."""
+    (path / "queue" / "foreign.jsonl").write_text("no event")
+    told = [cli("dequeue", "--for", "1h", "--quiet") for _ in range(5)]
+    assert [bool(leased) for _, leased, _ in told] == [code == 0 for code, _, _ in told]
+    assert [code for code, _, _ in told] == [0, 0, 0, 1, 1]
+    said = "".join(each for _, _, each in told)
+    assert said.startswith("watchbill: gave up 1 that cannot be read; see: ")
+    assert said.count("gave up") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_events_that_this_user_may_not_lease_are_said_also_to_quiet_workers(cli: Cli, path: Path) -> None:
+    """SPOOL-03: they wait, and this worker can never have them."""
+    for each in (path / "queue").iterdir():
+        if each.name.endswith(".jsonl"):
+            each.chmod(0)
+    code, leased, said = cli("dequeue", "--quiet")
+    assert (code, leased) == (1, "")
+    assert "cannot be leased by this user" in said and "permission denied" in said.lower()
+    assert json.loads(cli("dequeue", "--json")[1]) == {"path": None, "barred": 3}

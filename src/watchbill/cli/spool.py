@@ -90,12 +90,17 @@ def enqueue(
         chosen = chosen._replace(rules=replace(chosen.rules, sign=str(sign.expanduser().absolute())))
     if file == STANDARD_INPUT and sys.stdin.isatty():
         terminal.note("type events, one JSON object a line; Ctrl-D ends")
-    with chosen.make(signed=True) as spool:
-        try:
-            feed(spool, file, bundle=bundle, stored=names.extend if json else lambda new: terminal.show(*new))
-        finally:
-            if json:
-                terminal.show(jsonlib.dumps({"enqueued": len(names), "names": names}))
+
+    def stored(new: list[str]) -> None:
+        names.extend(new)
+        if not json:
+            terminal.show(*new)
+
+    try:
+        feed(lambda: chosen.make(signed=True), file, bundle=bundle, stored=stored)
+    finally:
+        if json:
+            terminal.show(jsonlib.dumps({"enqueued": len(names), "names": names}))
 
 
 @app.command(name="list")

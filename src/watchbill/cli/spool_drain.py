@@ -3,11 +3,9 @@
 import contextlib
 import json as jsonlib
 import signal
-import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, fields, replace
-from itertools import islice
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Annotated
@@ -19,8 +17,9 @@ from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
 from watchbill.cli.progress import count_bar
 from watchbill.cli.spool_choice import AsJson, Chosen, Which
+from watchbill.cli.spool_views import complain, told_of_barred
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.limits import CLI_BARRED_SHOWN, CLI_DRAIN_LOOK_S, DRAIN_WORKERS_MAX
+from watchbill.limits import CLI_DRAIN_LOOK_S, DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
 from watchbill.spool import Drain, DrainReport, State, stats
 from watchbill.spool import gc as collect
@@ -163,17 +162,8 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
     if leased:
         terminal.note(f"{leased} more are leased by other workers; they come back when their lease is over")
     if barred:
-        print(f"watchbill: {plain(_told_of(barred))}", file=sys.stderr, flush=True)
+        complain(told_of_barred(barred, "drained"))
     return foreground.exit_code or (FAILED if barred else 0)
-
-
-def _told_of(barred: dict[str, str]) -> str:
-    """What cannot be drained, the first of it by name, and what to do."""
-    shown = "; ".join(f"{path}: {why}" for path, why in islice(barred.items(), CLI_BARRED_SHOWN))
-    more = f"; and {len(barred) - CLI_BARRED_SHOWN} more" if len(barred) > CLI_BARRED_SHOWN else ""
-    what = "1 file or folder" if len(barred) == 1 else f"{len(barred)} files and folders"
-    advice = "give their group access (chmod g+rwX), or drain as their owner"
-    return f"{what} of the spool cannot be drained by this user: {shown}{more}; {advice}"
 
 
 def _schema(text: str) -> str:

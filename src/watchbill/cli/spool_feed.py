@@ -15,7 +15,7 @@ from typing import NamedTuple
 from watchbill.errors import TheirsError
 from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.spool import EventRefused, Spool
-from watchbill.spool.events import encode
+from watchbill.spool.events import encode, refuse_bundle
 from watchbill.spool.limits import EVENT_BYTES_MAX
 
 __all__ = ["STANDARD_INPUT", "feed"]
@@ -29,20 +29,24 @@ class _Line(NamedTuple):
     text: bytes
 
 
-def feed(spool: Spool, source: str, *, bundle: bool, stored: Callable[[list[str]], None]) -> None:
+def feed(
+    open_spool: Callable[[], Spool], source: str, *, bundle: bool, stored: Callable[[list[str]], None]
+) -> None:
     """Stores the events of a source; `stored` gets their names as they are safe.
 
+    The spool is opened for the first event, because that makes its folders: a source without one leaves no trace.
     Raises TheirsError with the place of the first line that is no event, or what the spool raises.
     """
     where = "standard input" if source == STANDARD_INPUT else source
     descriptor = sys.stdin.fileno() if source == STANDARD_INPUT else _open(source)
+    opened = _Opened(open_spool)
     try:
         again = stat.S_ISREG(os.fstat(descriptor).st_mode)
         start = os.lseek(descriptor, 0, os.SEEK_CUR) if again else 0
         if bundle:
             lines = [line for batch in _batches(descriptor, where) for line in batch]
             _check(lines, where, "nothing was stored")
-            _tell(stored, spool.enqueue_many([line.text for line in lines], bundle=True))
+            opened.store(lines, stored, bundle=True)
             return
         if again:
             for batch in _batches(descriptor, where):
@@ -50,12 +54,34 @@ def feed(spool: Spool, source: str, *, bundle: bool, stored: Callable[[list[str]
             os.lseek(descriptor, start, os.SEEK_SET)
         for batch in _batches(descriptor, where):
             good = batch if again else _good_ones(batch)
-            if good:
-                _tell(stored, spool.enqueue_many([line.text for line in good]))
+            opened.store(good, stored)
             _check(batch[len(good) :], where, "what came before it is stored, it and the rest are not")
     finally:
+        opened.close()
         if source != STANDARD_INPUT:
             os.close(descriptor)
+
+
+class _Opened:
+    """A spool that is opened when there is something to store in it."""
+
+    def __init__(self, open_spool: Callable[[], Spool]) -> None:
+        self._open = open_spool
+        self._spool: Spool | None = None
+
+    def store(self, lines: list[_Line], stored: Callable[[list[str]], None], *, bundle: bool = False) -> None:
+        texts = [line.text for line in lines]
+        if bundle:
+            refuse_bundle(texts)
+        if not texts:
+            return
+        if self._spool is None:
+            self._spool = self._open()
+        _tell(stored, self._spool.enqueue_many(texts, bundle=bundle))
+
+    def close(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
 
 
 def _tell(stored: Callable[[list[str]], None], names: list[str]) -> None:

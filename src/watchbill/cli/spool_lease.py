@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
 from watchbill.cli.spool_choice import AsJson, Which
+from watchbill.cli.spool_views import complain, told_of_barred
 from watchbill.cli.terminal import plain
 from watchbill.spool import Spool
 from watchbill.spool.item import Item
@@ -52,17 +53,24 @@ def dequeue(
 
     The lease goes on after this command: until --for is over, or as long as the process --pid lives. Settle it with
     `done`, `release` or `poison` and that path; `renew` prolongs it. An event whose lease is over goes back to the
-    queue, or after its last attempt to poison. Exit code 1 when nothing waits.
+    queue, or after its last attempt to poison. Exit code 1 when nothing waits, or nothing that this user may lease.
     """
     term, wait_s = _term(for_, pid), parse_millis(wait) / 1000 if wait is not None else 0.0
-    terminal = which.terminal
-    with which.choose().look() as spool:
+    terminal, chosen = which.terminal, which.choose()
+    with chosen.look() as spool:
         leased = _lease(spool, term, wait_s)
+        given_up, barred = spool.given_up, spool.barred
+    if given_up:
+        complain(
+            f"gave up {given_up} that cannot be read; see: {chosen.command('list', '--state', 'poison')}"
+        )
     if leased is None:
-        if json:
-            terminal.show(jsonlib.dumps({"path": None}))
-        else:
+        if barred:
+            complain(told_of_barred(barred, "leased"))
+        elif not json:
             terminal.note("nothing waits")
+        if json:
+            terminal.show(jsonlib.dumps({"path": None} | ({"barred": len(barred)} if barred else {})))
         return FAILED
     path, item = leased
     if json:

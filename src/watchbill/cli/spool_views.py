@@ -1,16 +1,20 @@
 """How a spool looks: its counts, its files, one event."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
 from watchbill.cli.terminal import Column, Terminal, plain
-from watchbill.limits import CLI_SPOOL_PIECE
+from watchbill.limits import CLI_BARRED_SHOWN, CLI_SPOOL_PIECE
 from watchbill.spool import Entry, State, Stats
 from watchbill.units import format_bytes, format_millis
 
-__all__ = ["WORDS", "as_fields", "draw_entries", "draw_event", "draw_stats", "events_of", "listed_as_json"]
+__all__ = [
+    "WORDS", "as_fields", "complain", "draw_entries", "draw_event", "draw_stats", "events_of", "listed_as_json",
+    "told_of_barred",
+]  # fmt: skip
 
 #: States as people write them.
 WORDS = {State.QUEUE: "queue", State.IN_FLIGHT: "in-flight", State.DONE: "done", State.POISON: "poison"}
@@ -123,3 +127,17 @@ def _parsed(line: bytes) -> object:
 
 def _why(entry: Entry) -> str:
     return plain(str(entry.reason.get("reason") or "no reason stands beside it"))
+
+
+def told_of_barred(barred: dict[str, str], done: str) -> str:
+    """Which files cannot be leased or `done` otherwise, the first of them by name, and what to do."""
+    shown = "; ".join(f"{path}: {why}" for path, why in islice(barred.items(), CLI_BARRED_SHOWN))
+    more = f"; and {len(barred) - CLI_BARRED_SHOWN} more" if len(barred) > CLI_BARRED_SHOWN else ""
+    what = "1 file or folder" if len(barred) == 1 else f"{len(barred)} files and folders"
+    advice = "give their group access (chmod g+rwX), or work as their owner"
+    return f"{what} of the spool cannot be {done} by this user: {shown}{more}; {advice}"
+
+
+def complain(text: str) -> None:
+    """Says something that is wrong, also with --quiet."""
+    print(f"watchbill: {plain(text)}", file=sys.stderr, flush=True)

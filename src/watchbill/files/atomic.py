@@ -197,7 +197,7 @@ def rename_noreplace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: i
     os.unlink(source, dir_fd=src_dir_fd)
 
 
-def read_regular(name: str, *, dir_fd: int, bytes_max: int, foreign: bool = True) -> bytes:
+def read_regular(name: str, *, dir_fd: int | None = None, bytes_max: int, foreign: bool = True) -> bytes:
     """Read a regular file whole. Raise NotAFile for anything else, without ever waiting on it.
 
     The entry is judged before it is opened (opening a device can act on it) where a foreign program may

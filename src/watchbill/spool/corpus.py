@@ -72,6 +72,20 @@ class Corpus:
             raise disk_fault(error, f"append to the corpus {self.path}") from error
         return Appended(len(fresh), len(events) - len(fresh))
 
+    def known(self, ids: Sequence[Id]) -> list[bool]:
+        """Say of each id whether the corpus holds it, as far as `append` would know. Raises SpoolFull or SpoolBroken.
+
+        A line that is known may not be synced yet: only `append` makes it durable.
+        """
+        if not ids or not self.path.exists():
+            return [False] * len(ids)
+        try:
+            with self.locked():
+                self._look()
+                return [id_digest(each) in self._ids for each in ids]
+        except OSError as error:
+            raise disk_fault(error, f"look into the corpus {self.path}") from error
+
     def close(self) -> None:
         """Close the file; the next append opens it again."""
         if self._fd >= 0:

@@ -5,14 +5,15 @@
 Invalid events go to poison with their reason; the rest of the batch goes on. When the corpus cannot be
 written (disk full), the batch stays leased and the append is tried again with growing pauses: no attempt is
 used up for a disk's fault. An event that was leased before is drained alone, so that one which kills its
-worker cannot drag others into poison. Several drains may run on one spool; with `ordered` only one at a time.
+worker cannot drag others into poison. What the corpus holds already, because a worker died between it and
+done, is finished and never given up. Several drains may run on one spool; with `ordered` only one at a time.
 """
 
 import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,7 @@ from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
 from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.item import BadLine, Item
+from watchbill.spool.item import BadLine, Item, read_events
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
 from watchbill.spool.queue import Spool
 from watchbill.spool.schema import BuiltinSchema, Schema
@@ -88,6 +89,7 @@ class Drain:
         self._given_up = spool.given_up
         self._stop = threading.Event()
         self._active_at_s = time.monotonic()
+        spool.spare(self._is_any_stored)
         self.report = DrainReport()
         self.last_error = ""  # what the disk said last, for `status` and progress lines
 
@@ -162,6 +164,8 @@ class Drain:
             reason = self._verifier.refuse(self.spool, item.name, item.content)
             if reason is not None:
                 return self._poison(item, reason)
+        if item.attempt > 1 and all(self._known(zip(item.events, item.lines, strict=True))):
+            return True  # its last worker died before it could finish it: the append will find nothing to add
         for index in range(len(item.events) - 1, -1, -1):
             event = item.events[index]
             reason = self._schema.refuse(event)
@@ -173,6 +177,25 @@ class Drain:
                 return self._poison(item, f"schema: {reason}")
             self._split_out(item, index, f"schema: {reason}")
         return self._handle is None or self._run(self._handle, item)
+
+    def _is_any_stored(self, path: Path) -> bool:
+        """Whether the corpus holds an event of this file. Raises SpoolFull or SpoolBroken."""
+        return any(self._known(read_events(path)))
+
+    def _known(self, events: Iterable[tuple[Event, bytes]]) -> list[bool]:
+        """Say of each event whether its corpus holds it; not in their order."""
+        by_corpus: dict[str, list[tuple[Event, bytes]]] = {}
+        for event, line in events:
+            by_corpus.setdefault(self._route(event), []).append((event, line))
+        known: list[bool] = []
+        for route, group in by_corpus.items():
+            corpus = self._corpora.get(route)
+            known += (
+                [False] * len(group)
+                if corpus is None
+                else corpus.known([event_id(event, line, corpus.id_key) for event, line in group])
+            )
+        return known
 
     def _run(self, handle: Callable[[Event], None], item: Item) -> bool:
         try:

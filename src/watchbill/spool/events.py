@@ -9,13 +9,13 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from watchbill.spool.faults import EventRefused
-from watchbill.spool.limits import DEPTH_MAX, EVENT_BYTES_MAX
+from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, DEPTH_MAX, EVENT_BYTES_MAX
 
-__all__ = ["Event", "Id", "decode", "encode", "event_id", "id_digest"]
+__all__ = ["Event", "Id", "decode", "encode", "event_id", "id_digest", "refuse_bundle"]
 
 Event = dict[str, Any]
 Id = str | int
@@ -59,6 +59,12 @@ def encode(event: Mapping[str, Any] | bytes | str, bytes_max: int = EVENT_BYTES_
         _check_size(line, bytes_max)
         _check_depth(line)
     return line
+
+
+def refuse_bundle(lines: Sequence[bytes]) -> None:
+    """Raises EventRefused for lines that are too many, or too large together, for one bundle."""
+    if len(lines) > BUNDLE_LINES_MAX or sum(map(len, lines)) + len(lines) > BUNDLE_BYTES_MAX:
+        raise EventRefused(f"a bundle has {BUNDLE_LINES_MAX} lines, {BUNDLE_BYTES_MAX} bytes at most")
 
 
 def decode(line: bytes) -> Event:

@@ -172,24 +172,48 @@ def requeue(spool: Spool, what: str | Entry) -> str:
 
 
 def find_leased(spool: Spool, path: Path) -> Entry:
-    """Return the event that is leased under exactly this path. Raises LeaseLost if none is: it was taken back."""
-    path = path.absolute()
+    """Return the event that is leased under exactly this path. Raises LeaseLost, with where it is, if none is."""
+    inside = _inside_in_flight(spool, path)
+    try:
+        with os.scandir(spool.layout.folder(State.IN_FLIGHT) / (inside or "")) as beside:
+            found = next((each for each in beside if each.name == path.name and is_event(each.name)), None)
+    except OSError:  # whichever errno: nothing is leased there
+        found = None
+    entry = _entry(spool.layout, State.IN_FLIGHT, found, time.time_ns()) if inside and found else None
+    if entry is None:
+        raise LeaseLost(_why_not_leased(spool, path, "is not leased any more" if inside else "is not leased"))
+    return entry
+
+
+def _inside_in_flight(spool: Spool, path: Path) -> Path | None:
+    """Return the folder of a leased file, below the one of all; None for a path elsewhere.
+
+    A spool may be reached by a link, now or when the event was leased.
+    """
     folder = spool.layout.folder(State.IN_FLIGHT)
     try:
-        with os.scandir(path.parent) as beside:
-            found = next((each for each in beside if each.name == path.name and is_event(each.name)), None)
-    except OSError:
-        found = None
-    entry = (
-        _entry(spool.layout, State.IN_FLIGHT, found, time.time_ns())
-        if found and folder in path.parents
-        else None
-    )
+        return path.parent.resolve().relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # not below it, or a loop of links
+        return None
+
+
+#: What an event is that was named as leased and is not, by where it lies.
+_NOT_LEASED = {
+    State.QUEUE: "waits in the queue",
+    State.IN_FLIGHT: "is leased under another path",
+    State.DONE: "is finished",
+    State.POISON: "was given up",
+}
+
+
+def _why_not_leased(spool: Spool, path: Path, told: str) -> str:
+    try:
+        entry = find(spool, path.name) if is_event(path.name) else None
+    except SpoolLayout:
+        entry = None
     if entry is None:
-        raise LeaseLost(
-            f"{path} is not leased any more; it was settled, or taken back when its lease was over"
-        )
-    return entry
+        return f"{path} {told}: the spool {spool.path} has no such event; name a path that `spool dequeue` printed"
+    return f"{path} {told}: {entry.name} {_NOT_LEASED[entry.state]}"
 
 
 def release_named(

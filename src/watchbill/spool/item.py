@@ -4,6 +4,8 @@ Reading refuses what cannot be delivered: links, devices, files too large, text 
 a line. A bundle's bad lines are told apart from its good ones; a single event is good or bad as a whole.
 """
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from watchbill.spool.faults import EventRefused
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX
 from watchbill.spool.names import is_bundle, stem_of
 
-__all__ = ["BadLine", "Item", "keep_bad_line", "read_item"]
+__all__ = ["BadLine", "Item", "keep_bad_line", "read_events", "read_item"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,23 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
     return item
 
 
+def read_events(path: Path) -> list[tuple[Event, bytes]]:
+    """The events of a file that somebody else has leased, each with its line; none where it cannot be read."""
+    try:
+        data = read_regular(os.fspath(path), bytes_max=BUNDLE_BYTES_MAX, foreign=True).removesuffix(b"\n")
+    except (OSError, NotAFile):  # whichever errno: its next lease says what is wrong with it
+        return []
+    events: list[tuple[Event, bytes]] = []
+    for line in data.split(b"\n")[:BUNDLE_LINES_MAX] if is_bundle(path.name) else [data]:
+        with contextlib.suppress(EventRefused):
+            events.append((decode(line), line))
+    return events
+
+
 def keep_bad_line(item: Item, bad: BadLine, folder: Path) -> None:
     """Write a bundle's bad line, and why it is bad, under a name of its own; again writes the same. Raises OSError."""
-    name = f"{stem_of(item.name)}.l{bad.number}~{item.attempt}.jsonl"
+    # Not the bundle's try: its next one would leave the line a second time.
+    name = f"{stem_of(item.name)}.l{bad.number}~1.jsonl"
     reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
     make_folder(folder)
     write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))

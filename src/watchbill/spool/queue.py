@@ -17,25 +17,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from watchbill.files.watch import Watch
 from watchbill.spool.consumer import Consumer, Lease, rest_after
-from watchbill.spool.events import encode
+from watchbill.spool.events import encode, refuse_bundle
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
 from watchbill.spool.layout import Layout, State, storage_warnings
 from watchbill.spool.limits import (
     ATTEMPTS,
     BUNDLE_BYTES_MAX,
-    BUNDLE_LINES_MAX,
     EVENT_BYTES_MAX,
     FOREIGN_LEASE_S,
 )
 from watchbill.spool.producer import Producer, Signer
-from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, recover
+from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, Rules, recover
 from watchbill.spool.replay import replay_dead
 
 __all__ = ["Durability", "Spool"]
@@ -90,7 +90,7 @@ class Spool:
         self.durability: Durability = durability
         self.attempts = attempts
         self._event_bytes_max = event_bytes_max
-        self._foreign_lease_s = foreign_lease_s
+        self._recovery = Rules(attempts, foreign_lease_s)
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
         self._recovered_at_s: float | None = None
@@ -148,8 +148,8 @@ class Spool:
         """Store lines that `events.encode` has made. For callers that encode elsewhere."""
         if not lines:
             return []
-        if bundle and (len(lines) > BUNDLE_LINES_MAX or sum(map(len, lines)) + len(lines) > BUNDLE_BYTES_MAX):
-            raise EventRefused(f"a bundle has {BUNDLE_LINES_MAX} lines, {BUNDLE_BYTES_MAX} bytes at most")
+        if bundle:
+            refuse_bundle(lines)
         return self._producer().commit(lines, bundle=bundle)
 
     def checkpoint(self) -> None:
@@ -267,7 +267,7 @@ class Spool:
         """
         try:
             replay_dead(self.layout, wait=start)
-            result = recover(self.layout, self.attempts, self._foreign_lease_s)
+            result = recover(self.layout, self._recovery)
         except OSError as error:
             raise disk_fault(error, "recover the spool") from error
         self._recovered_at_s = time.monotonic()
@@ -276,6 +276,10 @@ class Spool:
         if consumer is not None:
             consumer.wake()
         return result
+
+    def spare(self, is_stored: Callable[[Path], bool]) -> None:
+        """Let recovery put back, and not give up, what this says is stored already. For a worker that stores events."""
+        self._recovery = replace(self._recovery, is_stored=is_stored)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something may have arrived, at most `timeout_s`. May be wrong: look for yourself."""

@@ -1,7 +1,8 @@
 """Recovery: events that crashed workers left in flight go back to the queue.
 
 Takes only what it can lock, so it never robs a worker that is alive. An event that has used up its attempts
-(it may be what kills its workers) goes to poison instead. Files that a foreign program leased without a
+(it may be what kills its workers) goes to poison instead, unless it is stored already: its worker died after that, and
+the next one only has to finish it. Files that a foreign program leased without a
 lock are taken back ten minutes after they were leased or touched, at a start as at any other time: until then
 nothing tells a living worker from a dead one.
 """
@@ -11,6 +12,7 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
 from watchbill.spool.term import holds
 
-__all__ = ["RECOVER_EVERY_S", "Recovered", "counts_tries", "recover"]
+__all__ = ["RECOVER_EVERY_S", "Recovered", "Rules", "counts_tries", "recover"]
 
 #: Pause between two looks for dead workers, dead writers, and whether the spool is still where it was, in seconds.
 RECOVER_EVERY_S = 5.0
@@ -37,7 +39,17 @@ class Recovered:
     poisoned: int = 0
 
 
-def recover(layout: Layout, attempts: int, foreign_lease_s: float = FOREIGN_LEASE_S) -> Recovered:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a spool takes back what dead workers hold."""
+
+    attempts: int
+    foreign_lease_s: float = FOREIGN_LEASE_S
+    #: Whether an event of this file is where the worker's work would have brought it.
+    is_stored: Callable[[Path], bool] = lambda _: False
+
+
+def recover(layout: Layout, rules: Rules) -> Recovered:
     """Take back what dead workers hold. Raises OSError on a disk that cannot be written."""
     result = Recovered()
     folder = layout.folder(State.IN_FLIGHT)
@@ -45,29 +57,25 @@ def recover(layout: Layout, attempts: int, foreign_lease_s: float = FOREIGN_LEAS
         if name.startswith("."):
             continue
         try:
-            _recover_entry(layout, folder / name, attempts, result, foreign_lease_s)
+            _recover_entry(layout, folder / name, rules, result)
         except PermissionError as error:
             layout.barred.note(folder / name, error)  # another user's: the rest comes back all the same
     sweep_newborns(folder)
     return result
 
 
-def _recover_entry(
-    layout: Layout, path: Path, attempts: int, result: Recovered, foreign_lease_s: float
-) -> None:
+def _recover_entry(layout: Layout, path: Path, rules: Rules, result: Recovered) -> None:
     if _is_folder(path):
-        _recover_folder(layout, path, attempts, result, foreign_lease_s)
-    elif is_event(path.name) and _foreign_is_over(path, foreign_lease_s):
-        _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
+        _recover_folder(layout, path, rules, result)
+    elif is_event(path.name) and _foreign_is_over(path, rules.foreign_lease_s):
+        _take_back(layout, path, rules, result, attempt_of(path.name) + 1)
 
 
-def _recover_folder(
-    layout: Layout, folder: Path, attempts: int, result: Recovered, foreign_lease_s: float
-) -> None:
+def _recover_folder(layout: Layout, folder: Path, rules: Rules, result: Recovered) -> None:
     if not counts_tries(folder):
         for path in _files(folder):
-            if _foreign_is_over(path, foreign_lease_s):
-                _take_back(layout, path, attempts, result, attempt_of(path.name) + 1)
+            if _foreign_is_over(path, rules.foreign_lease_s):
+                _take_back(layout, path, rules, result, attempt_of(path.name) + 1)
         return
     lock = take_dead(folder, make_lock=_is_worker(folder))
     if lock is None:
@@ -77,7 +85,7 @@ def _recover_folder(
         if files and holds(folder):
             return  # a shell's: nobody keeps it locked, its term says that it is alive
         for path in files:
-            _take_back(layout, path, attempts, result, attempt_of(path.name))
+            _take_back(layout, path, rules, result, attempt_of(path.name))
         for rest in folder.glob(".*.reason"):
             rest.unlink(missing_ok=True)
         _remove_batches(folder)
@@ -107,13 +115,15 @@ def _remove_batches(folder: Path) -> None:
                 (folder / name).rmdir()
 
 
-def _take_back(layout: Layout, path: Path, attempts: int, result: Recovered, attempt: int) -> None:
+def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, attempt: int) -> None:
     """Move one file back. `attempt` is the try that failed: a foreign lease does not show in the name."""
-    worn_out = attempt >= attempts
+    worn_out = attempt >= rules.attempts and not rules.is_stored(path)
     state = State.POISON if worn_out else State.QUEUE
     name = with_attempt(path.name, attempt)
     if worn_out:
-        text = f"retries exhausted: its worker died, or its lease ran out, in try {attempt} of {attempts}"
+        text = (
+            f"retries exhausted: its worker died, or its lease ran out, in try {attempt} of {rules.attempts}"
+        )
         reason = {"reason": text, "error": "worker died"}
         write_file(
             f"{state.value}/{name}.reason.json", reason_bytes(name, attempt, reason), dir_fd=layout.root_fd

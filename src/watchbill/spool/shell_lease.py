@@ -82,7 +82,9 @@ def done(spool: Spool, path: Path) -> str:
         fsync_folder(layout.folder(State.DONE))
         fsync_folder(entry.path.parent)
     except FileNotFoundError as error:
-        raise LeaseLost(f"{entry.path} is not leased any more") from error
+        raise LeaseLost(
+            f"{entry.path} is not leased any more: it was settled or taken back meanwhile"
+        ) from error
     except OSError as error:
         raise disk_fault(error, f"finish {entry.name}") from error
     _leave(entry)
