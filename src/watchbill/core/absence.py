@@ -4,7 +4,6 @@ A model that is absent has exactly one reason; where several apply, the most las
 the journal and alerts all report the same one. A permanent model that does not fit raises an alert (RES-02, RES-04).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,6 +11,7 @@ from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, Cause, Constraint, JournalEvent, Trouble
 from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.reasons import Reason
+from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, ResidentPlaces
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -47,7 +47,7 @@ class Absence:
     device: str | None = None
     needed: int = 0  # bytes, or places of a group or count
     room: int = 0  # how much of it is there for the model
-    what: str | None = None  # the exhausted group or count of the device; None: its memory
+    places: Places | None = None  # the exhausted places; None: memory
     cause: Cause | None = None  # why it left
     detail: str = ""  # in the words of an engine or a card
     left: Reason | str = ""  # the reason beside `cause`
@@ -64,7 +64,7 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
     kept = state.permanents(model)
     room = {r: state.ledger.capacity_of(r) - sum(k.get(r, 0) for k in kept) for r in model.needs}
     if not all(state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(model.needs)):
-        return Absence(Why.UNREADABLE, next(iter(model.needs), None))
+        return Absence(Why.UNREADABLE, model.first_device)
     if not state.can_ever_fit(model):
         return _lacking(Why.NEVER_FITS, model.needs, room)
     if (obstacle := obstacle_of(state, model, now)) is not None:
@@ -91,11 +91,17 @@ def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
     return next((obstacle for obstacle in held if obstacle is not None), None)
 
 
-def _lacking(why: Why, needs: Mapping[str, int], room: Mapping[str, int]) -> Absence:
+def _lacking(why: Why, needs: Needs, room: Needs) -> Absence:
     """The first resource that is too small for the needs."""
     resource = next((r for r, amount in needs.items() if amount > room.get(r, 0)), next(iter(needs), ""))
-    device, _, what = resource.partition("#")
-    return Absence(why, device, needs.get(resource, 0), max(0, room.get(resource, 0)), what or None)
+    needed, free = needs.get(resource, 0), max(0, room.get(resource, 0))
+    match resource:
+        case str(device):
+            return Absence(why, device, needed, free)
+        case HostPlaces():
+            return Absence(why, None, needed, free, resource)
+        case _:
+            return Absence(why, resource.device, needed, free, resource)
 
 
 def _held_up(book: DeviceBook, now: int) -> Absence | None:
@@ -115,15 +121,15 @@ def describe(absence: Absence) -> str:
     match absence.why:
         case Why.FAILED | Why.SILENT:
             return absence.detail
-        case Why.NEVER_FITS if absence.what:
-            return f"it can never be loaded on {device}: {_taken(absence.what)} by a permanent model"
+        case Why.NEVER_FITS if absence.places is not None:
+            return f"it can never be loaded on {_where(absence.places)}: {_taken(absence.places)} by a permanent model"
         case Why.NEVER_FITS:
             return (
                 f"it needs {needed} of {device}, where {room} is all there is beside permanent models; "
                 f"give it a smaller context, or {device} more capacity or a smaller reserve"
             )
-        case Why.NO_ROOM if absence.what:
-            return f"it waits for {device}: {_taken(absence.what)}"
+        case Why.NO_ROOM if absence.places is not None:
+            return f"it waits for {_where(absence.places)}: {_taken(absence.places)}"
         case Why.NO_ROOM:
             return f"it needs {needed} of {device}, where {room} is available now"
         case Why.MAINTENANCE:
@@ -144,12 +150,18 @@ def describe(absence: Absence) -> str:
             return "it has not been requested yet"
 
 
-def _taken(what: str) -> str:
-    return (
-        f"the place of its {what.replace(':', ' ')} is taken"
-        if what.startswith("group:")
-        else "max_resident is reached"
-    )
+def _where(places: Places) -> str:
+    return places.engine if isinstance(places, HostPlaces) else places.device
+
+
+def _taken(places: Places) -> str:
+    match places:
+        case GroupPlace(_, group):
+            return f"the place of its group {group} is taken"
+        case ResidentPlaces():
+            return "max_resident is reached"
+        case HostPlaces():
+            return "every place for a model is taken"
 
 
 def constraint_text(limit: Constraint) -> str:

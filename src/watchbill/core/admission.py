@@ -9,7 +9,7 @@ sibling stepped down, again and again, until the set fits beside what never leav
 for one rung of that ladder may be served by the next.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal,
 from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
 from watchbill.core.reasons import InPlaceOf
+from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
 from watchbill.core.state import State
 from watchbill.ladder import ladder
 from watchbill.units import format_bytes
@@ -365,7 +366,7 @@ class SetChoices:
         """Whether all members could be resident beside the models that never leave."""
         return self._state.ledger.fits_ever(total_needs(members), self._kept(members))
 
-    def _kept(self, members: _Members) -> list[Mapping[str, int]]:
+    def _kept(self, members: _Members) -> list[Needs]:
         """The needs of models that never leave and are not of the set: permanent models, and reserved core models."""
         return self._state.permanents(*members)
 
@@ -380,17 +381,19 @@ class SetChoices:
         """The sizes of each resource that is too small; a group is a resource of one place."""
         kept, ledger = self._kept(members), self._state.ledger
         parts: list[str] = []
-        for resource, amount in sorted(total_needs(members).items()):
+        needs = total_needs(members)
+        for resource in in_order(needs):
             staying = sum(k.get(resource, 0) for k in kept)
-            if amount + staying <= ledger.capacity_of(resource):
+            if needs[resource] + staying <= ledger.capacity_of(resource):
                 continue
-            device, _, what = resource.partition("#")
             mine = [s for s in members if s.needs.get(resource)]
-            if what.startswith("group:"):
-                parts.append(f"{' and '.join(s.name for s in mine)} exclude each other on {device}")
-            elif what:
-                parts.append(f"{device} takes {ledger.capacity_of(resource)} models at a time")
+            if isinstance(resource, GroupPlace):
+                parts.append(f"{' and '.join(s.name for s in mine)} exclude each other on {resource.device}")
+            elif isinstance(resource, Places):
+                where = resource.engine if isinstance(resource, HostPlaces) else resource.device
+                parts.append(f"{where} takes {ledger.capacity_of(resource)} models at a time")
             else:
+                device = resource
                 sizes = " + ".join(f"{s.name} {format_bytes(s.needs[device])}" for s in mine)
                 room = format_bytes(ledger.capacity_of(device))
                 less = f" less {format_bytes(staying)} of what stays" if staying else ""

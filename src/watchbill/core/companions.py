@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from watchbill.core.estimate import MedianEstimate
 from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
+from watchbill.core.resources import Resource
 
 __all__ = ["CompanionSet", "CompanionSets", "set_name", "total_needs"]
 
@@ -122,9 +123,9 @@ class CompanionSets(dict[str, CompanionSet]):
                 self[name] = companion_set
 
 
-def total_needs(models: Iterable[ModelState]) -> dict[str, int]:
+def total_needs(models: Iterable[ModelState]) -> dict[Resource, int]:
     """The sum of their needs in the ledger."""
-    total: dict[str, int] = {}
+    total: dict[Resource, int] = {}
     for model in models:
         for resource, amount in model.needs.items():
             total[resource] = total.get(resource, 0) + amount

@@ -5,15 +5,15 @@ covered greedily, with reverse deletion. Ties are decided by the shorter reload,
 state gives the same choice.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from watchbill.core.model_state import ModelState
+from watchbill.core.resources import Needs
 
 __all__ = ["Cover", "can_cover", "cover"]
 
 Cover = tuple[ModelState, ...]
 Cost = Callable[[ModelState], float]
-Needs = Mapping[str, int]
 
 #: Up to this many candidates the search is exact.
 EXACT_POOL_MAX = 12

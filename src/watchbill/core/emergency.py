@@ -19,6 +19,7 @@ from watchbill.core.messages import Alert, Cause, CutKind, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
 from watchbill.core.reasons import Exceeded, Excess, Shortfall
 from watchbill.core.residency import Move, Residency
+from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces, Resource
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -139,9 +140,9 @@ class Emergency:
                     over -= model.frees().get(name, 0)
                     self._residency.close(model, self._excess(name), now, cause=self._cause(name))
 
-    def _warn(self, model: ModelState, resource: str, over: int) -> None:
+    def _warn(self, model: ModelState, resource: Resource, over: int) -> None:
         """Raises an alert for a permanent model that must leave because of the budget (RES-02)."""
-        book = self._state.ledger.books.get(resource)
+        book = self._state.ledger.book(resource)
         if not model.spec.permanent or (book is not None and book.in_maintenance):
             return
         held = format_bytes(model.frees().get(resource, 0)) if book is not None else "1"
@@ -149,24 +150,30 @@ class Emergency:
         text = (
             f"{model.name} is permanent and leaves: {self._excess(resource)} of {budget}, and it holds {held}"
         )
-        device = resource.partition("#")[0]
+        if isinstance(resource, HostPlaces):
+            self._state.out.append(Alert("budget", text, model.name))
+            return
+        device = resource if isinstance(resource, str) else resource.device
         hint = f"give {device} more capacity or a smaller reserve, or the model a smaller context"
         self._state.out.append(Alert("budget", f"{text}; {hint}", model.name, device))
 
-    def _cause(self, resource: str) -> Cause:
-        book = self._state.ledger.books.get(resource)
+    def _cause(self, resource: Resource) -> Cause:
+        book = self._state.ledger.book(resource)
         return Cause.MAINTENANCE if book is not None and book.in_maintenance else Cause.BUDGET
 
-    def _excess(self, resource: str) -> Excess:
+    def _excess(self, resource: Resource) -> Excess:
         """Why a model must leave that fitted when it was loaded."""
-        device, _, what = resource.partition("#")
-        if what.startswith("group:"):
-            return Excess(Exceeded.GROUP, device, what.removeprefix("group:"))
-        if what:
-            return Excess(Exceeded.RESIDENTS, device)
-        if (book := self._state.ledger.books[device]).in_maintenance:
-            return Excess(Exceeded.MAINTENANCE, device, book.lent_for)
-        return Excess(Exceeded.BUDGET, device)
+        match resource:
+            case GroupPlace(device, group):
+                return Excess(Exceeded.GROUP, device, group)
+            case ResidentPlaces(device):
+                return Excess(Exceeded.RESIDENTS, device)
+            case HostPlaces(engine):
+                return Excess(Exceeded.PLACES, engine)
+            case str(device):
+                book = self._state.ledger.books[device]
+                is_lent = book.in_maintenance
+                return Excess(Exceeded.MAINTENANCE if is_lent else Exceeded.BUDGET, device, book.lent_for)
 
     def end_graces(self, now: int) -> None:
         """Cuts requests that still run on an emergency's victim when its grace is over."""

@@ -1,56 +1,31 @@
 """The ledger: the capacity of every device, and how much of it is free.
 
-A **resource** is anything limited: the bytes of a device, its optional count of resident models, and one place per
-exclusive group on a device. A model needs some of each, and may load when all of them are free. Treating a group as a
-resource of one place makes the rule of exclusivity and the rule of memory the same rule.
-
-There are two views. *Actual*: everything that occupies memory now, including a stopping model until its memory is
-back (drivers release VRAM seconds after exit, and loading into that gap is the commonest OOM). *Planned*: the state
-when every change under way has ended. Both are capped by the machine's own report: a reading can only reduce them.
-Memory that was promised to a load and is not allocated yet looks free to the machine. Memory of a leaving model is
-free only in the plan. The stricter figure counts.
+Its entries are the resources that models need (`resources`). There are two views. *Actual*: everything that occupies
+memory now, including a stopping model until its memory is back (drivers release VRAM seconds after exit, and loading
+into that gap is the commonest OOM). *Planned*: the state when every change under way has ended. Both are capped by the
+machine's own report: a reading can only reduce them. Memory that was promised to a load and is not allocated yet looks
+free to the machine. Memory of a leaving model is free only in the plan. The stricter figure counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from watchbill.catalog import Catalog, Device, Model
+from watchbill.catalog import Catalog, Device
 from watchbill.core.companions import total_needs
 from watchbill.core.messages import DeviceReading
 from watchbill.core.model_state import HOLDING, STAYING, Candidate, ModelState, Stage
+from watchbill.core.resources import HostPlaces, Needs, Places, ResidentPlaces, Resource, in_order
 
 __all__ = [
     "DeviceBook",
     "Ledger",
     "actual_room",
     "has_room",
-    "needs_of",
     "own_share",
     "planned_room",
-    "shortage",
 ]
 
 #: A reading older than this permits no load; serving goes on.
 READING_AGE_MAX_MS = 30_000
-
-
-def needs_of(
-    model: Model, sizes: Mapping[str, int], catalog: Catalog, places: Mapping[str, int]
-) -> dict[str, int]:
-    """Everything a model takes from the ledger while it is resident."""
-    needs = {device: size for device, size in sizes.items() if device in catalog.devices}
-    for device in tuple(needs):
-        if catalog.devices[device].max_resident is not None:
-            needs[f"{device}#count"] = 1
-        if model.group is not None:
-            needs[f"{device}#group:{model.group}"] = 1
-    if model.engine in places:
-        needs[_places_of(model.engine)] = 1
-    return needs
-
-
-def _places_of(engine: str) -> str:
-    """The resource for the places in an engine that holds a limited number of models."""
-    return f"engine:{engine}#count"
 
 
 class DeviceBook:
@@ -95,7 +70,7 @@ class Ledger:
 
     def __init__(self, catalog: Catalog) -> None:
         self.books: dict[str, DeviceBook] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[Resource, int] = {}
         self.places: dict[str, int] = {}  # engine -> how many of our models it holds at once, if known
         self.reserved_for: frozenset[str] = frozenset()  # core models that stay through every swap
         self.reconfigure(catalog)
@@ -113,36 +88,36 @@ class Ledger:
         kept = (device.reservation for device in catalog.devices.values())
         self.reserved_for = frozenset(reservation.model for reservation in kept if reservation)
         self._counts = {
-            f"{name}#count": device.max_resident
+            ResidentPlaces(name): device.max_resident
             for name, device in catalog.devices.items()
             if device.max_resident is not None
         }
         for engine, places in self.places.items():
-            self._counts[_places_of(engine)] = places
+            self._counts[HostPlaces(engine)] = places
 
     def set_places(self, engine: str, places: int | None) -> bool:
         """Sets how many models an engine holds at once. Returns whether that changed."""
         if self.places.get(engine) == places:
             return False
         self.places.pop(engine, None)
-        self._counts.pop(_places_of(engine), None)
+        self._counts.pop(HostPlaces(engine), None)
         if places is not None:
-            self.places[engine] = self._counts[_places_of(engine)] = places
+            self.places[engine] = self._counts[HostPlaces(engine)] = places
         return True
 
-    def books_of(self, needs: Mapping[str, int]) -> list[DeviceBook]:
+    def books_of(self, needs: Needs) -> list[DeviceBook]:
         """The devices among the resources of these needs."""
-        return [self.books[resource] for resource in needs if resource in self.books]
+        return [self.books[need] for need in needs if isinstance(need, str) and need in self.books]
 
-    def can_forecast(self, needs: Mapping[str, int]) -> bool:
+    def can_forecast(self, needs: Needs) -> bool:
         """Whether these devices are in their ordinary state; otherwise no forecast is possible."""
         return all(book.may_load and not book.in_maintenance for book in self.books_of(needs))
 
-    def is_constrained(self, needs: Mapping[str, int]) -> bool:
+    def is_constrained(self, needs: Needs) -> bool:
         """Whether one of these devices is in bad health."""
         return any(book.reading and book.reading.constrained for book in self.books_of(needs))
 
-    def in_maintenance(self, needs: Mapping[str, int]) -> bool:
+    def in_maintenance(self, needs: Needs) -> bool:
         """Whether one of these devices is lent to the operator."""
         return any(book.in_maintenance for book in self.books_of(needs))
 
@@ -151,12 +126,16 @@ class Ledger:
         seen = {name: book.reading for name, book in self.books.items()}
         return {name: (reading.capacity, reading.available) for name, reading in seen.items() if reading}
 
-    def limit(self, resource: str) -> int:
+    def book(self, resource: Resource) -> DeviceBook | None:
+        """The device whose bytes the resource is; None for places."""
+        return self.books.get(resource) if isinstance(resource, str) else None
+
+    def limit(self, resource: Resource) -> int:
         """The total amount of a resource."""
-        book = self.books.get(resource)
+        book = self.book(resource)
         return book.budget if book is not None else self._counts.get(resource, 1)
 
-    def fits_ever(self, needs: Mapping[str, int], kept: Iterable[Mapping[str, int]]) -> bool:
+    def fits_ever(self, needs: Needs, kept: Iterable[Needs]) -> bool:
         """Whether these needs fit beside the needs that never leave, judged by capacity, not by current use."""
         taken = dict(needs)
         for other in kept:
@@ -171,43 +150,35 @@ class Ledger:
         """Whether the machine or the config ever reported the capacity of a device."""
         return self.books[device].capacity > 0
 
-    def unread(self, needs: Mapping[str, int]) -> list[str]:
+    def unread(self, needs: Needs) -> list[str]:
         """The devices among these resources of which nothing was ever read."""
-        return [name for name in needs if name in self.books and not self.capacity_known(name)]
+        names = (book.device.name for book in self.books_of(needs))
+        return [name for name in names if not self.capacity_known(name)]
 
-    def capacity_of(self, resource: str) -> int:
+    def capacity_of(self, resource: Resource) -> int:
         """The amount of a resource when nothing else uses it."""
-        book = self.books.get(resource)
+        book = self.book(resource)
         return book.capacity - book.device.reserve if book is not None else self.limit(resource)
-
-
-def shortage(needs: Mapping[str, int], free: Mapping[str, int]) -> dict[str, int]:
-    """The missing amount of each resource."""
-    return {
-        resource: amount - free.get(resource, 0)
-        for resource, amount in needs.items()
-        if amount > free.get(resource, 0)
-    }
 
 
 # ------------------------------------------------------------------ what is free
 
 
-def planned_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[str, int]:
+def planned_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[Resource, int]:
     """What is free of every resource when every change under way has ended."""
     return _free(ledger, models, STAYING, promised=(Stage.LOADING, Stage.PLANNED))
 
 
-def actual_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[str, int]:
+def actual_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[Resource, int]:
     """What is free of every resource now."""
     return _free(ledger, models, HOLDING, promised=(Stage.LOADING,))
 
 
 def _free(
     ledger: Ledger, models: Sequence[ModelState], counted: frozenset[Stage], promised: tuple[Stage, ...]
-) -> dict[str, int]:
+) -> dict[Resource, int]:
     present = [s for s in models if s.stage is not Stage.ABSENT]
-    used: dict[str, int] = {}
+    used: dict[Resource, int] = {}
     for model in present:
         for resource, amount in _counted(model, counted).items():
             used[resource] = used.get(resource, 0) + amount
@@ -219,32 +190,32 @@ def _free(
     return free
 
 
-def has_room(models: Sequence[ModelState], free: Mapping[str, int]) -> bool:
+def has_room(models: Sequence[ModelState], free: Needs) -> bool:
     """Whether everything that is not in memory, and ever could be, fits into what is free."""
     away = (s for s in models if (s.stage not in STAYING or s.sleeps) and not s.hopeless)
     return all(amount <= free[resource] for resource, amount in total_needs(away).items())
 
 
-def own_share(asking: Candidate) -> dict[str, int]:
+def own_share(asking: Candidate) -> dict[Resource, int]:
     """The resources that a sleeping candidate holds already when it asks to wake; of a device only what was seen."""
-    share: dict[str, int] = {}
+    share: dict[Resource, int] = {}
     for model in asking.members:
         for resource, amount in model.asleep_needs.items() if model.sleeps else ():
-            own = amount if "#" in resource else min(amount, model.held.get(resource, 0))
+            own = amount if isinstance(resource, Places) else min(amount, model.held.get(resource, 0))
             share[resource] = share.get(resource, 0) + own
     return share
 
 
-def _counted(model: ModelState, counted: frozenset[Stage]) -> dict[str, int]:
+def _counted(model: ModelState, counted: frozenset[Stage]) -> dict[Resource, int]:
     """The resources that count for a model; for one that sleeps, or will, only what it keeps then."""
     if model.stage in counted and model.stage is not Stage.ASLEEP:
         return model.needs
     return model.asleep_needs if model.sleeps else {}
 
 
-def _resources(ledger: Ledger, models: Sequence[ModelState]) -> list[str]:
-    groups = {r for s in models for r in s.needs} - ledger.books.keys()
-    return [*ledger.books, *sorted(groups)]
+def _resources(ledger: Ledger, models: Sequence[ModelState]) -> list[Resource]:
+    places = {r for s in models for r in s.needs if isinstance(r, Places)}
+    return [*ledger.books, *in_order(places)]
 
 
 def _not_taken_yet(model: ModelState, device: str) -> int:

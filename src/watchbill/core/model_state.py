@@ -16,6 +16,7 @@ from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEs
 from watchbill.core.line import Line
 from watchbill.core.messages import Cause, CutKind, Ended, Knowledge, Mishap, Parting, Request
 from watchbill.core.reasons import Reason
+from watchbill.core.resources import Resource
 
 __all__ = [
     "AWAY",
@@ -157,7 +158,7 @@ class Candidate(ABC):
         self.line = Line()
         self.running: dict[str, Running] = {}  # empty for a set: its requests run on the first member
         self.held_turn: HeldTurn | None = None
-        self.needs: dict[str, int] = {}  # of the ledger's resources; kept by the state
+        self.needs: dict[Resource, int] = {}  # of the ledger's resources; kept by the state
         self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS)
         self.service = MeanEstimate(SERVICE_GUESS_MS)
         self.slowdown: float = SLOWDOWN_GUESS
@@ -168,6 +169,11 @@ class Candidate(ABC):
         self.failure: str | None = None  # the last reason, for people
         self.silence: str | None = None  # why its host cannot be asked; no request is sent there
         self.is_under_way = False  # of a set: planned, and not complete yet
+
+    @property
+    def first_device(self) -> str | None:
+        """The device that the journal names for it."""
+        return next((need for need in self.needs if isinstance(need, str)), None)
 
     @property
     @abstractmethod
@@ -286,7 +292,7 @@ class ModelState(Candidate):
         self.healthy: dict[str, int] = {}  # the most memory seen before a good answer
         self.held: dict[str, int] = {}  # its memory in the last reading of the machine
         self.sleeps = False  # it sleeps, is going to, or is planned to wake: its process keeps running
-        self.asleep_needs: dict[str, int] = {}  # of the ledger's resources while it sleeps
+        self.asleep_needs: dict[Resource, int] = {}  # of the ledger's resources while it sleeps
         self.asleep_size = dict(known.asleep)  # the memory it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
@@ -380,7 +386,7 @@ class ModelState(Candidate):
         known = self.asleep_size or self.spec.asleep
         return {d: min(known.get(d, size), size) for d, size in self.sizes().items()}
 
-    def frees(self) -> dict[str, int]:
+    def frees(self) -> dict[Resource, int]:
         """The resources that are free again when it leaves."""
         return self.asleep_needs if self.stage is Stage.ASLEEP else self.needs
 

@@ -26,14 +26,13 @@ quanta of others.
 """
 
 import math
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
-from watchbill.core.ledger import shortage
 from watchbill.core.messages import Request
 from watchbill.core.model_state import AGING_STEPS, AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
@@ -48,6 +47,7 @@ from watchbill.core.reasons import (
     Uncertainty,
     WaitedLongest,
 )
+from watchbill.core.resources import Needs, Resource, shortage
 from watchbill.core.state import State
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
@@ -534,13 +534,13 @@ class Rate:
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
 
 
-def _drains(state: State, now: int) -> list[tuple[KeysView[str], float]]:
+def _drains(state: State, now: int) -> list[tuple[KeysView[Resource], float]]:
     """The resources of the models that may leave, and how long each would take to leave."""
     return [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
 
 
 def _lead_ms(
-    model: Candidate, request: Request | None, drains: Iterable[tuple[KeysView[str], float]]
+    model: Candidate, request: Request | None, drains: Iterable[tuple[KeysView[Resource], float]]
 ) -> float:
     """How long before its due a turn must begin: the longest drain of a model in the way, load, and service."""
     needs, drain = model.needs.keys(), 0.0
@@ -632,7 +632,7 @@ def _is_before(turn: Turn, model: Candidate, request: Request) -> bool:
     return turn.model.turn_class() <= request.work_class
 
 
-def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Mapping[str, int]:
+def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Needs:
     """What a model lacks once the head of the turns has the memory that it was promised."""
     if head is None:
         return state.shortage_of(target)

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from enum import Enum
 
 from watchbill.catalog import WorkClass
-from watchbill.core.ledger import shortage
 from watchbill.core.messages import (
     Alert,
     Blame,
@@ -61,6 +60,7 @@ from watchbill.core.reasons import (
     Reason,
     Swapped,
 )
+from watchbill.core.resources import shortage
 from watchbill.core.state import State
 from watchbill.errors import IllegalTransition
 
@@ -302,11 +302,9 @@ class Residency:
         self._state.wakes += [s.stuck_at for s in loading]
         if len(loading) >= self._state.catalog.policy.parallel_loads:
             return False
-        books = self._state.ledger.books
         return all(
-            sum(1 for s in loading if s.needs.get(name)) < books[name].device.parallel_loads
-            for name in model.needs
-            if name in books
+            sum(1 for s in loading if s.needs.get(device.name)) < device.parallel_loads
+            for device in (book.device for book in self._state.ledger.books_of(model.needs))
         )
 
     def _put_away(self, model: ModelState, now: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.companions import CompanionSets
-from watchbill.core.ledger import Ledger, actual_room, has_room, needs_of, own_share, planned_room, shortage
+from watchbill.core.ledger import Ledger, actual_room, has_room, own_share, planned_room
 from watchbill.core.line import Patience
 from watchbill.core.messages import (
     Action,
@@ -40,6 +40,7 @@ from watchbill.core.model_state import (
     Stage,
 )
 from watchbill.core.reasons import Reason
+from watchbill.core.resources import Needs, Places, Resource, in_order, needs_of, shortage
 
 __all__ = ["WAKE_MAX_MS", "State"]
 
@@ -54,11 +55,11 @@ class _Sums:
     """What was summed up since a stage or an amount of memory last changed; None: not yet."""
 
     staged: dict[tuple[Stage, ...], tuple[ModelState, ...]] = field(default_factory=dict)
-    planned: dict[str, int] | None = None
-    actual: dict[str, int] | None = None
+    planned: dict[Resource, int] | None = None
+    actual: dict[Resource, int] | None = None
     has_room: bool | None = None
     misses_permanent: bool | None = None
-    short: dict[str, Mapping[str, int]] = field(default_factory=dict)  # model -> what its load lacks
+    short: dict[str, Needs] = field(default_factory=dict)  # model -> what its load lacks
     ever: dict[str, bool] = field(default_factory=dict)  # model -> whether it can ever fit
 
 
@@ -153,14 +154,14 @@ class State:
             found = self._sums.staged[stages] = tuple(s for s in self.managed if s.stage in stages)
         return found
 
-    def resources(self) -> list[str]:
+    def resources(self) -> list[Resource]:
         """Every resource that models take from the ledger: devices, their counts and their groups."""
-        shared = {resource for model in self.managed for resource in model.needs}
-        return [*self.ledger.books, *sorted(shared - self.ledger.books.keys())]
+        places = {need for model in self.managed for need in model.needs if isinstance(need, Places)}
+        return [*self.ledger.books, *in_order(places)]
 
-    def permanents(self, *but: ModelState) -> list[Mapping[str, int]]:
+    def permanents(self, *but: ModelState) -> list[Needs]:
         """The needs of the models that never leave, except `but`: permanent ones, and reserved core models."""
-        kept: list[Mapping[str, int]] = [
+        kept: list[Needs] = [
             s.needs for s in self.managed if s.spec.permanent and s not in but and not s.hopeless
         ]
         for name, book in self.ledger.books.items():
@@ -264,35 +265,35 @@ class State:
 
     # ------------------------------------------------------------------ free amounts
 
-    def planned_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
+    def planned_free(self, asking: Candidate | None = None) -> Needs:
         """The free amounts for a model when every change under way has ended."""
         if self._sums.planned is None:
             self._sums.planned = planned_room(self.ledger, self.managed)
         return self._less_reserved(self._sums.planned, asking)
 
-    def shortage_of(self, model: Candidate) -> Mapping[str, int]:
+    def shortage_of(self, model: Candidate) -> Needs:
         """What a model that is to be loaded lacks when every change under way has ended."""
         short = self._sums.short.get(model.name)
         if short is None:
             short = self._sums.short[model.name] = shortage(model.needs, self.planned_free(model))
         return short
 
-    def actual_free(self, asking: Candidate | None = None) -> Mapping[str, int]:
+    def actual_free(self, asking: Candidate | None = None) -> Needs:
         """The free amounts for a model now."""
         if self._sums.actual is None:
             self._sums.actual = actual_room(self.ledger, self.managed)
         return self._less_reserved(self._sums.actual, asking)
 
-    def _less_reserved(self, free: dict[str, int], asking: Candidate | None) -> Mapping[str, int]:
+    def _less_reserved(self, free: dict[Resource, int], asking: Candidate | None) -> Needs:
         if asking is not None and (share := own_share(asking)):
             free = {resource: amount + share.get(resource, 0) for resource, amount in free.items()}
         if not self.ledger.reserved_for:
             return free
         return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
 
-    def used(self, device: str, *stages: Stage) -> int:
-        """The memory of a device that the models in these stages need."""
-        return sum(s.frees().get(device, 0) for s in self.managed if s.stage in stages)
+    def used(self, resource: Resource, *stages: Stage) -> int:
+        """The amount of a resource that the models in these stages need."""
+        return sum(s.frees().get(resource, 0) for s in self.managed if s.stage in stages)
 
     def _reserved(self, device: str, asking: Candidate | None) -> int:
         """The amount that must stay free on a device for its reserved core model while that is not resident."""
@@ -414,6 +415,6 @@ class State:
         cause: Cause | None = None,
     ) -> None:
         """Adds a line for the journal."""
-        name, where = (model.name, next(iter(model.needs), None)) if model else (None, None)
+        name, where = (model.name, model.first_device) if model else (None, None)
         took_ms = None if ms is None else round(ms)
         self.out.append(Note(event, reason, name, device or where, took_ms, size, request, cause))
