@@ -9,6 +9,7 @@ from watchbill.catalog import BackgroundTask, Device, RotationRules
 from watchbill.core import messages as m
 from watchbill.core.absence import Absence, Why, absence_of, describe
 from watchbill.core.model_state import Stage
+from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import rotation_view, status_view
 from watchbill.simulate.world import World
@@ -95,8 +96,21 @@ def test_every_absent_model_has_a_reason(world_of: WorldOf, model: ModelOf, reas
 def test_reasons_are_told_in_words_for_every_kind() -> None:
     """RES-26: the words come from the type, whatever its figures are."""
     for kind in Why:
-        for what in (None, "group:heavy", "count"):
-            assert describe(Absence(kind, "gpu:0", 5, 3, what, detail="words"))
+        for places in (None, GroupPlace("gpu:0", "heavy"), ResidentPlaces("gpu:0"), HostPlaces("ollama")):
+            assert describe(Absence(kind, "gpu:0", 5, 3, places, detail="words"))
+
+
+def test_a_model_that_waits_for_a_place_in_its_host_names_the_host(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-26: the host's own bound, not the name of a device or its max_resident."""
+    world = world_of(model("A", 2), model("B", 2))
+    world.feed(m.HostSeen("scripted", places=1))
+    world.arrive("A", 60_000, lane="batch")
+    world.run(8_000)
+    world.arrive("B", 300, lane="batch")
+    world.run(8_100)
+    absence = absence_of(world.core.state, world.core.state.models["B"], int(world.now))
+    assert absence is not None and (absence.places, absence.device) == (HostPlaces("scripted"), None)
+    assert describe(absence) == "it waits for scripted: every place for a model is taken"
 
 
 def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: ModelOf) -> None:

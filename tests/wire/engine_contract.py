@@ -233,7 +233,7 @@ class EngineContract:
     async def test_a_death_while_loading_fails_the_load_at_once(self, engines: Engines, up: Any) -> None:
         """Race 7: the caller of the load hears of it, with the reason, and nobody else does."""
         engine, model = up(DIES_LOADING)
-        with pytest.raises(LoadError, match=f"{model.name} exited with status") as failure:
+        with pytest.raises(LoadError, match=r"^exited with status") as failure:
             await within(8, engine.load(model, 1))
         assert not failure.value.hopeless
         assert engines.leftovers() == []

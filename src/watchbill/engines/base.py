@@ -133,7 +133,7 @@ class Warm:
 
 
 class LoadError(ModelFailed):
-    """The engine could not be brought up."""
+    """The engine could not be brought up. The message does not name the model: the core adds its name."""
 
     def __init__(
         self,

@@ -143,7 +143,7 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         return warm
 
     async def _too_slow(self, hold: ForeignHold, what: str) -> LoadError:
-        return LoadError(f"{hold.model.name} {what}", blame=await self._host.blame_for_delay(hold))
+        return LoadError(what, blame=await self._host.blame_for_delay(hold))
 
     async def _undo(self, hold: ForeignHold) -> None:
         await self._host.undo(hold)

@@ -59,9 +59,7 @@ class Lifecycle(ABC, Generic[AnyHold]):
     async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         """Brings the model up. Raises LoadError."""
         if self._is_closed or model.name in self._holds:
-            raise LoadError(
-                f"{model.name} is {'shut down' if self._is_closed else 'already up or still stopping'}"
-            )
+            raise LoadError("is shut down" if self._is_closed else "is already up or still stopping")
         hold = self._holds[model.name] = self._new_hold(model, attempt, expected_ms)
         hold.coming_up = asyncio.create_task(self._come_up(hold), name=f"load {model.name}")
         try:
@@ -83,11 +81,11 @@ class Lifecycle(ABC, Generic[AnyHold]):
         except asyncio.CancelledError:
             await self._drop(hold)
             if hold.stop_asked and not _is_being_cancelled():
-                raise LoadError(f"{hold.model.name} was stopped while it loaded") from None
+                raise LoadError("was stopped while it loaded") from None
             raise
         if hold.stop_asked:
             await self._drop(hold)
-            raise LoadError(f"{hold.model.name} was stopped while it loaded")
+            raise LoadError("was stopped while it loaded")
         self._watch(hold)
         return warm
 

@@ -130,12 +130,12 @@ def check_source(model: Model) -> tuple[Path, int]:
     """The model's file, and the context it can have. Raises LoadError when there is none, or one that cannot be a
     model. Reads the header: call it in a thread."""
     if not model.source:
-        raise LoadError(f"{model.name} has no source; name its GGUF file", hopeless=True)
+        raise LoadError("has no source; name its GGUF file", hopeless=True)
     path = Path(model.source)
     try:
         header = read_header(path)
     except GgufError as error:
-        raise LoadError(f"{model.name}: {error}", hopeless=True) from error
+        raise LoadError(str(error), hopeless=True) from error
     return path, usable_context(model, header)
 
 

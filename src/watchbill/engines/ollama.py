@@ -91,7 +91,7 @@ class OllamaHost:
         except UpstreamFailed as failure:
             self._silence = self._no_answer(failure)
             advice = f"start it with `ollama serve`, or correct the url of the engine {self._rules.name}"
-            raise LoadError(f"{hold.model.name}: {self._silence}; {advice}", blame=Blame.HOST) from failure
+            raise LoadError(f"{self._silence}; {advice}", blame=Blame.HOST) from failure
         except OllamaSaid as said:
             raise _refusal(hold.model, said) from said
 
@@ -110,7 +110,7 @@ class OllamaHost:
         await self._warm_up(hold, endpoint, probe)
         loaded = (await self._api.loaded()).get(name)
         if loaded is None:
-            text = f"{model.name} left Ollama's memory as soon as it was there; another client needs the room"
+            text = "left Ollama's memory as soon as it was there; another client needs the room"
             raise LoadError(text, blame=Blame.HOST)
         await self._renew(hold, loaded)
         return Warm(endpoint, None, _split(loaded, model), probe, health="/api/version")
@@ -122,7 +122,7 @@ class OllamaHost:
                 await warm_up(endpoint, "/api/version", probe, hold.progress)
         except TimeoutError:
             await self._api.loaded()
-            raise LoadError(f"{hold.model.name} was loaded, but {hold.progress.text}") from None
+            raise LoadError(f"was loaded, but {hold.progress.text}") from None
         except LoadError:
             await self._api.loaded()
             raise
@@ -367,13 +367,13 @@ def _source(model: Model) -> str:
 def _refusal(model: Model, said: OllamaSaid) -> LoadError:
     source = _source(model)
     if said.status == 404:
-        text = f"{model.name}: Ollama has no model {source}; fetch it with: ollama pull {source}"
+        text = f"Ollama has no model {source}; fetch it with: ollama pull {source}"
         return LoadError(text, hopeless=True)
     if "does not support" in str(said):
         hint = "remove embedding = true" if model.embedding else "set embedding = true if it makes embeddings"
-        return LoadError(f"{model.name}: {said}; {hint}", hopeless=True)
+        return LoadError(f"{said}; {hint}", hopeless=True)
     blame = Blame.HOST if said.status == 503 else Blame.MODEL  # 503: it has too much to do
-    return LoadError(f"{model.name}: Ollama answered with status {said.status}: {said}", blame=blame)
+    return LoadError(f"Ollama answered with status {said.status}: {said}", blame=blame)
 
 
 def _split(loaded: Loaded, model: Model) -> dict[str, int]:

@@ -130,7 +130,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         """Puts a warm model to sleep. A death from now on belongs to this attempt."""
         hold, sleep = self._holds.get(model), self._recipe.sleep
         if hold is None or not hold.is_ready or sleep is None or sleep.sleep is None:
-            raise LoadError(f"{model} cannot be put to sleep")
+            raise LoadError("cannot be put to sleep")
         hold.attempt = attempt
         await tell(hold.endpoint, sleep.sleep)
         return await asyncio.to_thread(self.memory, model)
@@ -139,7 +139,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         """Wakes a model: tells it where that is possible, and asks it something in any case."""
         hold, sleep = self._holds.get(model.name), self._recipe.sleep
         if hold is None or hold.process is None or sleep is None:
-            raise LoadError(f"{model.name} is not asleep")
+            raise LoadError("is not asleep")
         hold.attempt = attempt
         limit_ms = model.load_timeout_ms or limits.LOAD_MS_MAX
         try:
@@ -173,9 +173,9 @@ class OwnedEngine(Lifecycle[ProcessHold]):
                 if warm := await self._try_port(hold):
                     return warm
         except OSError as error:  # any errno: which of them is whose fault is told here
-            raise self._cannot_start(hold.model.name, error, hold.launch) from error
+            raise self._cannot_start(error, hold.launch) from error
         attempts = limits.PORT_ATTEMPTS_MAX
-        raise LoadError(f"{hold.model.name}: another program took each of {attempts} ports")
+        raise LoadError(f"another program took each of {attempts} ports")
 
     async def _try_port(self, hold: ProcessHold) -> Warm | None:
         """One start. None when the engine ended because another program has its port."""
@@ -195,7 +195,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         try:
             return await self._recipe.launch(hold.model, hold.port, self._keeper)
         except ConfigError as error:
-            raise LoadError(f"{hold.model.name}: {error}", hopeless=True) from error
+            raise LoadError(str(error), hopeless=True) from error
 
     async def _start(self, hold: ProcessHold, launch: Launch) -> OwnedProcess:
         name = hold.model.name
@@ -206,12 +206,12 @@ class OwnedEngine(Lifecycle[ProcessHold]):
             env={**visible_cards(hold.model), **launch.env},
         )
 
-    def _cannot_start(self, name: str, error: OSError, launch: Launch | None) -> LoadError:
+    def _cannot_start(self, error: OSError, launch: Launch | None) -> LoadError:
         why = error.strerror or str(error)
         if error.errno in DISK_FAULTS:
-            return LoadError(f"{name}: {disk_failure(self._root, error)}", blame=Blame.DISK)
+            return LoadError(disk_failure(self._root, error), blame=Blame.DISK)
         what = launch.argv[0] if launch is not None else "its process"
-        return LoadError(f"{name}: cannot start {what}: {why}", hopeless=error.errno in HOPELESS_ERRNO)
+        return LoadError(f"cannot start {what}: {why}", hopeless=error.errno in HOPELESS_ERRNO)
 
     async def _warm_or_ended(self, hold: ProcessHold, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
@@ -247,12 +247,12 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         diagnosis = self._recipe.diagnose(lines)
         if (fault := fault_of(self._root)) is not None:
             why = f"{disk_failure(self._root, fault)} ({what})"
-            return LoadError(f"{hold.model.name}: {why}", blame=Blame.DISK)
+            return LoadError(why, blame=Blame.DISK)
         if diagnosis is not None and diagnosis.hopeless:
-            return LoadError(f"{hold.model.name}: {diagnosis.reason}", hopeless=True)
+            return LoadError(diagnosis.reason, hopeless=True)
         why = f": {diagnosis.reason}" if diagnosis else ""
         tail = "".join(f"\n  {line}" for line in lines)
-        return LoadError(f"{hold.model.name} {what}{why}{tail}", hopeless=hopeless)
+        return LoadError(f"{what}{why}{tail}", hopeless=hopeless)
 
     # ------------------------------------------------------------------ down
 

@@ -44,11 +44,11 @@ class SharedEngine:
             outgoing = Outgoing(warm.endpoint, "GET", _LIST)
             reply = await upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
         except UpstreamFailed as failure:
-            raise LoadError(f"{model.name}: nobody answers at {self._url}: {failure}") from failure
+            raise LoadError(f"nobody answers at {self._url}: {failure}") from failure
         finally:
             await upstream.close()
         if reply.status >= 500:
-            raise LoadError(f"{model.name}: {self._url} answered with status {reply.status}")
+            raise LoadError(f"{self._url} answered with status {reply.status}")
         return warm
 
     async def stop(self, model: str, *, hard: bool = False) -> None:

@@ -73,7 +73,7 @@ class SystemdHost:
         answer = await self._ask("start", hold, "the scheduler wants it in memory")
         if not answer.ok:
             tried = "was refused by the reactor" if answer.refused else f"is {answer.state or 'not up'}"
-            raise LoadError(f"{model.name}: {unit} {tried}: {answer.text}", hopeless=answer.refused)
+            raise LoadError(f"{unit} {tried}: {answer.text}", hopeless=answer.refused)
         hold.progress.text = f"{unit} was {answer.state}"
         probe = model.probe or "http"
         await warm_up(endpoint, model.health, probe, hold.progress)
@@ -122,7 +122,7 @@ class SystemdHost:
                 left = Model(unit, "", unit=unit)
                 answer = await self._post("stop", left, "a daemon that is gone had started it")
                 if answer is None:
-                    raise LoadError(self._no_reactor(left), blame=Blame.HOST)
+                    raise LoadError(f"{unit}: {self._no_reactor(left)}", blame=Blame.HOST)
                 if not answer.ok and not answer.refused:
                     raise LoadError(f"{unit} does not stop: {answer.text or answer.state}", blame=Blame.HOST)
                 _LOG.info("%s of a killed daemon was stopped", unit)
@@ -147,7 +147,9 @@ class SystemdHost:
         if answer is not None:
             return answer
         text = self._no_reactor(hold.model)
-        raise LoadError(text, blame=Blame.HOST) if verb == "start" else EngineFailed(text)
+        if verb == "start":
+            raise LoadError(text, blame=Blame.HOST)
+        raise EngineFailed(f"{hold.model.name}: {text}")
 
     async def _post(self, verb: Verb, model: Model, reason: str) -> Answer | None:
         intent = self._mailbox.post(verb, model, reason)
@@ -159,7 +161,7 @@ class SystemdHost:
     def _no_reactor(self, model: Model) -> str:
         told = f"watchbill reactor --root {self._mailbox.root} --allow {unit_of(model)}"
         bound = format_millis(limits.REACTOR_ANSWER_MS)
-        return f"{model.name}: no reactor answered within {bound}; run on the host: {told}"
+        return f"no reactor answered within {bound}; run on the host: {told}"
 
     async def _answer(self, intent: Intent) -> Answer | None:
         """The answer; None when no reactor takes the intent, or the reactor that took it does not answer."""

@@ -137,7 +137,7 @@ class Engines:
                 warm = await coming
         except LoadError as error:
             await self._failed(action, LoadFailed(
-                action.model, action.attempt, _reason(action.model, error), error.hopeless, error.blame, error.remains
+                action.model, action.attempt, str(error), error.hopeless, error.blame, error.remains
             ))  # fmt: skip
         except ConfigError as error:
             await self._failed(action, LoadFailed(action.model, action.attempt, str(error), hopeless=True))
@@ -209,7 +209,7 @@ class Engines:
         try:
             await (ask_again(warm) if can_be_asked(warm) else is_there(warm))
         except LoadError as error:
-            self._feed(Checked(action.model, action.attempt, _reason(action.model, error)))
+            self._feed(Checked(action.model, action.attempt, str(error)))
             return
         if can_be_asked(warm):
             self._feed(Checked(action.model, action.attempt))
@@ -231,7 +231,7 @@ class Engines:
                 raise LoadError(f"the engine of {action.model} cannot sleep")
             memory = await engine.sleep(action.model, action.attempt)
         except Exception as error:  # noqa: BLE001  any error: the memory was promised to another model
-            reason = _reason(action.model, error)
+            reason = str(error)
             is_bug = not isinstance(error, LoadError)
             _LOG.warning(
                 "%s is stopped, because it does not sleep: %s", action.model, reason, exc_info=is_bug
@@ -375,9 +375,3 @@ def _routes(catalog: Catalog, engines: Mapping[str, Engine]) -> dict[str, Warm]:
 def _blame(error: Exception) -> Blame:
     """Which part is at fault when an engine's driver failed."""
     return Blame.DISK if isinstance(error, OSError) and error.errno in DISK_FAULTS else Blame.MODEL
-
-
-def _reason(model: str, error: Exception) -> str:
-    """The error without the model's name at its beginning: the core adds the name."""
-    text = str(error)
-    return text.removeprefix(model).lstrip(": ") if text.startswith((f"{model}: ", f"{model} ")) else text
