@@ -13,7 +13,6 @@ starts and ends are only tallied, and sorted into counters and histograms at a s
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import cast
@@ -60,8 +59,6 @@ LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
 FORECAST_S = (-120, -60, -30, -10, -5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 60, 120)
 SERVICE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-#: This many starts, or ends, are kept before they are sorted in.
-TALLY_MAX = 2048
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -75,6 +72,8 @@ class Metrics:
         late_answers: Callable[[], int] = int,
         alerts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        #: Called before a page is made: has what was not counted yet counted.
+        self.gather: Callable[[], None] | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_StatusCollector(status))
         self._registry.register(_LateCollector(late_answers))
@@ -102,43 +101,34 @@ class Metrics:
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
-        #: Lane, wait and error of the forecast; lane, outcome, model, service time and time to the first token.
-        #: Sorted in many at a time.
-        self._starts: list[tuple[str, int, int]] = []
-        self._ends: list[tuple[str, str, str, int | None, int | None]] = []
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
-    def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
-        """Counts a request that started after `waited_ms`, `error_ms` after its forecast; negative: before it."""
-        self._starts.append((lane, waited_ms, error_ms))
-        if len(self._starts) >= TALLY_MAX:
-            self._sort_in()
+    def started(self, lane: str, waited_ms: int, error_ms: int, *, times: int = 1) -> None:
+        """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it."""
+        self._wait.observe(waited_ms / 1000, lane, times=times)
+        self._forecast.observe(error_ms / 1000, lane, times=times)
 
     def ended(
-        self, lane: str, outcome: str, model: str = "", ms: int | None = None, first_ms: int | None = None
+        self,
+        lane: str,
+        outcome: str,
+        model: str = "",
+        ms: int | None = None,
+        first_ms: int | None = None,
+        *,
+        times: int = 1,
     ) -> None:
-        """Counts a request that ended: `ok`, `cancelled`, or one of the error codes; `ms` after its start if answered.
+        """Counts requests that ended: `ok`, `cancelled`, or one of the error codes; `ms` after their start if answered.
 
-        Its first token came `first_ms` after its arrival, if one came.
+        Their first token came `first_ms` after their arrival, if one came.
         """
-        self._ends.append((lane, outcome, model, ms, first_ms))
-        if len(self._ends) >= TALLY_MAX:
-            self._sort_in()
-
-    def _sort_in(self) -> None:
-        for (lane, waited_ms, error_ms), times in Counter(self._starts).items():
-            self._wait.observe(waited_ms / 1000, lane, times=times)
-            self._forecast.observe(error_ms / 1000, lane, times=times)
-        for (lane, outcome, model, ms, first_ms), times in Counter(self._ends).items():
-            self._requests.add(times, lane, outcome)
-            if first_ms is not None:
-                self._first.observe(first_ms / 1000, model, times=times)
-            if ms is not None:
-                self._service.observe(ms / 1000, model, times=times)
-                self._serving_s.add(times * ms / 1000)
-                self._serving_ms += times * ms
-        self._starts.clear()
-        self._ends.clear()
+        self._requests.add(times, lane, outcome)
+        if first_ms is not None:
+            self._first.observe(first_ms / 1000, model, times=times)
+        if ms is not None:
+            self._service.observe(ms / 1000, model, times=times)
+            self._serving_s.add(times * ms / 1000)
+            self._serving_ms += times * ms
 
     def observe_load(self, model: str, ms: float, *, cached: bool, ok: bool = True) -> None:
         """Counts a load that ended after `ms`."""
@@ -162,13 +152,13 @@ class Metrics:
 
     def thrash_ratio(self) -> float:
         """The share of the busy time that went into loading instead of answering."""
-        self._sort_in()
         busy = self._loading_ms + self._serving_ms
         return self._loading_ms / busy if busy else 0.0
 
     def render(self) -> bytes:
         """The page, in the text format of CONTENT_TYPE."""
-        self._sort_in()
+        if self.gather is not None:
+            self.gather()
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> "_Histogram":

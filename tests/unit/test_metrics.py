@@ -1,9 +1,15 @@
 """Metrics: what a scrape shows is what the driver says at that moment."""
 
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from watchbill.catalog import Catalog
 from watchbill.core.messages import Cause
-from watchbill.metrics import STATES, TALLY_MAX, Metrics
+from watchbill.metrics import STATES, Metrics
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.ticket import TALLY_MAX, Tally
+from watchbill.sizes import Sizes
 
 STATUS: dict[str, object] = {
     "devices": {
@@ -92,12 +98,13 @@ def test_what_happened_is_counted() -> None:
     assert found["watchbill_thrash_ratio",] == 0.5
 
 
-def test_a_tally_that_is_full_loses_nothing() -> None:
+def test_a_tally_that_is_full_loses_nothing(tmp_path: Path) -> None:
     metrics = Metrics(dict)
+    tally = Tally(metrics, LearnedSizes(Catalog({}, {}, {}), Sizes(tmp_path)))
     for ms in range(2 * TALLY_MAX + 1):
-        metrics.started("chat", ms, 0)
-        metrics.ended("chat", "ok", "a", ms)
-        metrics.ended("chat", "ok", "a", 7)
+        tally.started("chat", ms, 0)
+        tally.ended("chat", "ok", "a", ms)
+        tally.ended("chat", "ok", "a", 7)
     found = samples(metrics)
     assert found["watchbill_wait_seconds_count", "chat"] == 2 * TALLY_MAX + 1
     assert found["watchbill_wait_seconds_bucket", "chat", "0.01"] == 11

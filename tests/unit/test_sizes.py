@@ -10,7 +10,9 @@ import pytest
 
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.limits import SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
-from watchbill.runtime.knowledge import ANSWERS_TOGETHER, LearnedSizes
+from watchbill.metrics import Metrics
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.ticket import TALLY_MAX, Tally
 from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
 
 FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
@@ -166,16 +168,19 @@ async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: 
         {"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"a": Model("a", "own")}
     )
     learned = LearnedSizes(catalog, sizes_in(tmp_path))
-    learned.served("not in the config", 5)
-    for ms in range(ANSWERS_TOGETHER + 3):
-        learned.served("a", ms)
+    tally = Tally(Metrics(dict), learned)
+    tally.ended("chat", "ok", "not in the config", 5)
+    for ms in range(TALLY_MAX + 3):
+        tally.ended("chat", "ok", "a", ms)
+    tally.hand_on()
     await learned.save()
     [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
-    assert entry["requests"] == ANSWERS_TOGETHER + 3
-    assert entry["service"] == [*range(ANSWERS_TOGETHER + 3)][-SIZES_SAMPLES_MAX:]
-    learned.served("a", 1_000)
+    assert entry["requests"] == TALLY_MAX + 3
+    assert entry["service"] == [*range(TALLY_MAX + 3)][-SIZES_SAMPLES_MAX:]
+    tally.ended("chat", "ok", "a", 1_000)
+    tally.hand_on()
     learned.reconfigure(catalog)
     await learned.save()
     [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
-    assert entry["requests"] == ANSWERS_TOGETHER + 4
+    assert entry["requests"] == TALLY_MAX + 4
     assert entry["service"][-1] == 1_000

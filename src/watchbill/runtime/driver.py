@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, Lane, Model
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import Stage
@@ -37,7 +37,7 @@ from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
-from watchbill.runtime.ticket import Outcome, Start, Submission, Ticket
+from watchbill.runtime.ticket import Outcome, Start, Submission, Tally, Ticket
 from watchbill.runtime.views import (
     epochs_view,
     policy_view,
@@ -86,9 +86,12 @@ class Driver:
         self.metrics = Metrics(
             self.status, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
         )
+        self._tally = Tally(self.metrics, parts.learned)
         self._lag = Lag(self.metrics.observe_lag)
         self._core = Machine(catalog, parts.learned.recall())
         self._tickets: dict[str, Ticket] = {}
+        #: What the catalog says to the names of a model and a lane, for names that were asked for.
+        self._named: dict[tuple[str, str | None], tuple[Model, Lane]] = {}
         self._events: deque[m.Event] = deque()
         self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -167,7 +170,7 @@ class Driver:
             self._timer.cancel()
         self._parts.recorder.close()
         await self._parts.alerts.close()
-        await self._parts.learned.save()
+        await self._save_learned()
 
     def stop_admitting(self) -> None:
         """Begins the shutdown: waiting requests are refused, running ones may finish."""
@@ -188,7 +191,11 @@ class Driver:
     async def _save_often(self) -> None:
         while True:
             await asyncio.sleep(LEARNED_SAVE_MS / 1000)
-            await self._parts.learned.save()
+            await self._save_learned()
+
+    async def _save_learned(self) -> None:
+        self._tally.hand_on()
+        await self._parts.learned.save()
 
     # ------------------------------------------------------------------ for the gateway
 
@@ -204,7 +211,8 @@ class Driver:
         return ticket
 
     def _request(self, submission: Submission, now: int) -> m.Request:
-        model, lane = self.catalog.model_called(submission.model), self.catalog.lane_for(submission.lane)
+        names = (submission.model, submission.lane)
+        model, lane = self._named.get(names) or self._find(*names)
         patience, asked, best = lane.max_wait_ms, submission.deadline_ms, submission.best_priority
         # Other policies serve in order of arrival, so priority does not count there.
         priority = (lane.policy == "priority" and submission.priority) or lane.priority or model.priority
@@ -224,6 +232,13 @@ class Driver:
             submission.companions,
         )
 
+    def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:
+        """The model and the lane that a caller names. Raises ModelNotFound."""
+        model, lane = self.catalog.model_called(model_name), self.catalog.lane_for(lane_name)
+        if lane_name is None or lane_name == lane.name:  # any other name of a lane means the first one
+            self._named[model_name, lane_name] = model, lane
+        return model, lane
+
     def ended(self, ticket: Ticket, event: m.Event, outcome: Outcome, /, *, served: bool) -> None:
         """Counts a ticket that has ended, and tells the core. `served`: the core learns from its service time."""
         now = _monotonic_ms()
@@ -231,11 +246,9 @@ class Driver:
             parts, started = self._parts, ticket.started_at
             taken = now - started if served and started is not None else None
             first = None if ticket.first_at is None else ticket.first_at - ticket.request.arrived_at
-            self.metrics.ended(ticket.request.lane, outcome, ticket.model, taken, first)
+            self._tally.ended(ticket.request.lane, outcome, ticket.model, taken, first)
             if parts.recorder.is_on:
                 parts.recorder.ended(ticket, outcome, now)
-            if taken is not None:
-                parts.learned.served(ticket.model, taken)
         self._feed(event, now)
 
     def status(self) -> dict[str, object]:
@@ -316,11 +329,12 @@ class Driver:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
         told = changes(self.catalog, catalog)
         self._engines.reconfigure(catalog)
+        self._tally.hand_on()  # under the names of the models that answered
         self._parts.learned.reconfigure(catalog)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._probe_loop.reconfigure(catalog)
         self._protected.reconfigure(catalog)
-        self.catalog = catalog
+        self.catalog, self._named = catalog, {}
         self.feed(m.Reconfigured(catalog, self._parts.learned.recall()))
         self._parts.journal.write(m.Note(m.JournalEvent.RELOAD, "; ".join(told) or "nothing changed"))
         await self._look()
@@ -338,7 +352,7 @@ class Driver:
         if ticket is None:
             return
         kind = _ERRORS.get(action.code, TheirsError)
-        self.metrics.ended(ticket.request.lane, action.code)
+        self._tally.ended(ticket.request.lane, action.code)
         if self._parts.recorder.is_on:
             self._parts.recorder.ended(ticket, action.code, self.now())
         self._parts.journal.write(
@@ -356,7 +370,7 @@ class Driver:
         request, now = ticket.request, self._turned_at
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
-        self.metrics.started(request.lane, waited, waited - ticket.forecast_ms)
+        self._tally.started(request.lane, waited, waited - ticket.forecast_ms)
         ticket.start(
             Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now
         )

@@ -8,7 +8,7 @@ touches its compute buffers: until it was seen larger, they are added to a measu
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from watchbill.catalog import Catalog, Model
@@ -16,15 +16,12 @@ from watchbill.core.messages import Footprint, Knowledge
 from watchbill.errors import WatchbillError
 from watchbill.footprint import Prediction, predict_model
 from watchbill.gguf import read_header
-from watchbill.limits import SIZES_SAMPLES_MAX
 from watchbill.probes.pagecache import is_cached
 from watchbill.sizes import Facts, Learned, Sizes, facts_of
 
 __all__ = ["LearnedSizes"]
 
 _LOG = logging.getLogger("watchbill.knowledge")
-#: This many answers of one model are recorded at once; no more than its file keeps.
-ANSWERS_TOGETHER = SIZES_SAMPLES_MAX
 
 
 class LearnedSizes:
@@ -32,15 +29,12 @@ class LearnedSizes:
 
     def __init__(self, catalog: Catalog, sizes: Sizes) -> None:
         self._sizes = sizes
-        self._answers: dict[str, list[int]] = {}  # model -> service times that are not recorded yet
         self.reconfigure(catalog)
 
     def reconfigure(self, catalog: Catalog) -> None:
         """Reads every model's file again."""
-        self._gather()
         self._catalog = catalog
         self._facts = {name: self._facts_of(model) for name, model in catalog.models.items()}
-        self._answers = {name: list[int]() for name in self._facts}
         self._was_cached: dict[str, bool] = {}
 
     def _facts_of(self, model: Model) -> Facts:
@@ -56,7 +50,6 @@ class LearnedSizes:
 
     def recall(self) -> dict[str, Knowledge]:
         """All knowledge, for the core."""
-        self._gather()
         return {name: self._know(model) for name, model in self._catalog.models.items()}
 
     def _know(self, model: Model) -> Knowledge:
@@ -110,23 +103,13 @@ class LearnedSizes:
         if name in self._facts and memory:
             self._sizes.record_asleep(self._facts[name], memory)
 
-    def served(self, name: str, ms: int) -> None:
-        """Records a complete answer. There are many, so they are recorded several at a time."""
-        answers = self._answers.get(name)
-        if answers is not None:
-            answers.append(ms)
-            if len(answers) >= ANSWERS_TOGETHER:
-                self._gather()
-
-    def _gather(self) -> None:
-        for name, answers in self._answers.items():
-            if answers:
-                self._sizes.record_services(self._facts[name], answers)
-                answers.clear()
+    def served(self, name: str, taken_ms: Sequence[int]) -> None:
+        """Records the service times of complete answers, in this order."""
+        if name in self._facts:
+            self._sizes.record_services(self._facts[name], taken_ms)
 
     async def save(self) -> None:
         """Saves everything, in a thread: a disk may be slow."""
-        self._gather()
         await asyncio.to_thread(self._sizes.save)
 
 

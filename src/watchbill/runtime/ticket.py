@@ -1,4 +1,4 @@
-"""A ticket: one caller's request, from arrival to end.
+"""A ticket: one caller's request, from arrival to end; and the tally of those that started and ended.
 
 The gateway (or any other source of work) holds it; the driver moves it. Every way out ends in `close`, which is
 synchronous on purpose: a handler that is being cancelled cannot be cancelled again inside it, so a grant to a
@@ -15,6 +15,7 @@ caller that left can never leave an in-flight count behind.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,8 +28,13 @@ from watchbill.core.messages import CutKind, Ended, Event, FirstByte, Left, LetG
 if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
     from watchbill.errors import TheirsError
+    from watchbill.metrics import Metrics
+    from watchbill.runtime.knowledge import LearnedSizes
 
-__all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Ticket"]
+__all__ = ["TALLY_MAX", "Asked", "Driver", "Outcome", "Start", "Submission", "Tally", "Ticket"]
+
+#: This many starts, or ends, are kept before they are handed on.
+TALLY_MAX = 2048
 
 
 class Outcome(StrEnum):
@@ -235,3 +241,46 @@ class Ticket:
             self.cut = how
             if self.on_cut is not None:
                 self.on_cut()
+
+
+class Tally:
+    """Starts and ends of tickets, as their driver counts them.
+
+    They are handed on many at a time, or when somebody looks: every request leaves some, and most of them are equal.
+    """
+
+    def __init__(self, metrics: "Metrics", learned: "LearnedSizes") -> None:
+        self._metrics = metrics
+        metrics.gather = self.hand_on
+        self._learned = learned
+        self._starts: list[tuple[str, int, int]] = []  # lane, wait, and the error of the forecast
+        #: Lane, outcome, model, service time and time to the first token.
+        self._ends: list[tuple[str, str, str, int | None, int | None]] = []
+
+    def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
+        """A request started after `waited_ms`, `error_ms` after its forecast; negative: before it."""
+        self._starts.append((lane, waited_ms, error_ms))
+        if len(self._starts) >= TALLY_MAX:
+            self.hand_on()
+
+    def ended(
+        self, lane: str, outcome: str, model: str = "", ms: int | None = None, first_ms: int | None = None
+    ) -> None:
+        """A request ended, `ms` after its start if answered; its first token came `first_ms` after its arrival."""
+        self._ends.append((lane, outcome, model, ms, first_ms))
+        if len(self._ends) >= TALLY_MAX:
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """Has everything counted, and the service times remembered in their order."""
+        starts, ends, self._starts, self._ends = self._starts, self._ends, [], []
+        for start, times in Counter(starts).items():
+            self._metrics.started(*start, times=times)
+        for end, times in Counter(ends).items():
+            self._metrics.ended(*end, times=times)
+        answers: dict[str, list[int]] = {}
+        for _, _, model, ms, _ in ends:
+            if ms is not None:
+                answers.setdefault(model, []).append(ms)
+        for model, taken_ms in answers.items():
+            self._learned.served(model, taken_ms)
