@@ -17,11 +17,10 @@ from support.peer import chat_events, sse, stream_of
 from watchbill.catalog import Server
 from watchbill.gateway.access import Access
 from watchbill.gateway.answers import as_response
-from watchbill.gateway.http import request as request_module
+from watchbill.gateway.http import messages as request_module
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.listener import Listener
-from watchbill.gateway.http.request import Inbox, Line, Request
-from watchbill.gateway.http.response import Answer, Response, Stream
+from watchbill.gateway.http.messages import Answer, Inbox, Line, Request, Response, Stream
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import (
     PIPELINED_MAX,

@@ -15,7 +15,8 @@ from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TheirsError, TooLarge
 from watchbill.gateway import lifting
-from watchbill.gateway.lifting import Lifted, lift
+from watchbill.gateway.body import parse_large
+from watchbill.gateway.lifting import Lifted
 from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_DIGITS_MAX, JSON_WINDOW_BYTES
 
 
@@ -47,7 +48,7 @@ def test_what_an_engine_gets_is_what_the_client_sent(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lifting, "JSON_WINDOW_BYTES", window)
         found, lifted = asyncio.run(
-            lift(json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass"))
+            parse_large(json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass"))
         )
     assert json.loads(passed_on(lifted, found)) == value
     once = passed_on(lifted, {"arguments": msgspec.json.encode(found).decode()})
@@ -85,7 +86,7 @@ LONG = JSON_WINDOW_BYTES
 def test_a_long_text_is_checked_as_a_short_one_is(text: bytes) -> None:
     """R42: what the decoder would refuse is refused here, too."""
     with pytest.raises(RequestError, match="not JSON"):
-        asyncio.run(lift(b'{"a": "' + text + b'"}'))
+        asyncio.run(parse_large(b'{"a": "' + text + b'"}'))
 
 
 HOSTILE = {
@@ -112,7 +113,7 @@ async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
 
     async def read() -> TheirsError | None:
         try:
-            await lift(body)
+            await parse_large(body)
         except TheirsError as error:
             return error
         return None
@@ -130,7 +131,7 @@ async def test_a_hostile_body_is_refused_and_holds_up_nobody(name: str) -> None:
 async def test_a_body_of_one_huge_text_holds_up_nobody(text: bytes) -> None:
     """R42: neither is decoded nor encoded anew."""
     body = b'{"a": "' + text * (24_000_000 // len(text)) + b'"}'
-    reading = asyncio.ensure_future(lift(body))
+    reading = asyncio.ensure_future(parse_large(body))
     assert await longest_pause(reading) < LAG_S_MAX
     found, lifted = await reading
     assert passed_on(lifted, found) == b'{"a":' + body[6:]

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from watchbill.catalog import ApiKey, Server
 from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
-from watchbill.gateway.http.request import Request
-from watchbill.gateway.http.response import Response
+from watchbill.gateway.http.messages import Request, Response
 from watchbill.limits import HOSTS_REMEMBERED_MAX
 
 __all__ = ["Access", "Guard", "Pass"]

@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError
-from watchbill.gateway.http.response import Response
+from watchbill.gateway.http.messages import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
 
 __all__ = [

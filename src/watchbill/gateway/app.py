@@ -23,8 +23,7 @@ from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.http.connection import Handle
-from watchbill.gateway.http.request import Request
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Request, Response
 from watchbill.gateway.native import MaintenanceApi, NativeApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi

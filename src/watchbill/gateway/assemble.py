@@ -25,6 +25,8 @@ Fields = dict[str, object]
 
 
 _CHAT = "chat.completion"
+#: How engines write nearly every stream: events of one line each, and the one that ends it.
+_FIRST, _BETWEEN, _LAST = b"data: ", b"\n\ndata: ", b"\n\ndata: [DONE]\n\n"
 #: Texts that say what something is, and are repeated rather than continued.
 _LABELS = frozenset({"role", "id", "type", "name", "index", "object"})
 
@@ -93,6 +95,8 @@ class Assembly:
 
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        if self._reader is None and (last := self._read_whole()) is not None:
+            return self._said(last)
         reader = self._read_held()
         if not self._is_done and (last := reader.end()):
             self._read(last)
@@ -103,6 +107,23 @@ class Assembly:
         if not is_finished and not self._is_done:
             raise EngineFailed("the engine's stream ended before its answer did")
         return answer
+
+    def _read_whole(self) -> _Plain | None:
+        """Reads a whole stream of plain events at once; its last event. None: it is not of that shape."""
+        text = b"".join(self._held)
+        count = text.count(_BETWEEN)
+        if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or b"\r" in text:
+            return None
+        if text.count(b"\n") != 2 * (count + 1) or len(text) > JSON_AT_ONCE_BYTES_MAX:
+            return None
+        try:
+            events = _decode_plain(b"[%b]" % text[len(_FIRST) : -len(_LAST)].replace(_BETWEEN, b","))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if len(events) != count:
+            return None  # two in one
+        self._take_plain(events)
+        return self._last
 
     def _read_held(self) -> EventReader:
         text, self._held, self._held_bytes = b"".join(self._held), [], 0

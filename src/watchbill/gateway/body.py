@@ -11,8 +11,9 @@ TheirsError with status 4xx. Never decompresses: a small compressed body may be 
 """
 
 import asyncio
+import contextlib
 import json
-import re
+from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
 import msgspec
@@ -26,7 +27,10 @@ from watchbill.errors import (
     TooLarge,
     UnsupportedMedia,
 )
-from watchbill.gateway.http.request import Request
+from watchbill.gateway.form import Form, parse_form
+from watchbill.gateway.http.messages import Request
+from watchbill.gateway.lifting import ESCAPED_NAME, Lifted, lift
+from watchbill.gateway.meters import Meters, Stay
 from watchbill.limits import (
     BODIES_RETRY_MS,
     BODY_RECEIPT_MS,
@@ -34,27 +38,25 @@ from watchbill.limits import (
     BODY_SILENCE_MS,
     HEAP_RETURN_BYTES,
     HEAP_RETURN_MS,
+    JSON_AT_ONCE_BYTES_MAX,
     JSON_DEPTH_MAX,
     JSON_DIGITS_BYTES_MIN,
     JSON_DIGITS_MAX,
+    JSON_TURN_MS,
+    JSON_WINDOW_BYTES,
     PLAIN_BODY_BYTES_MAX,
     SMALL_BODY_BYTES_MAX,
 )
 from watchbill.runtime.heap import return_freed
 from watchbill.units import format_bytes
 
-__all__ = ["Bodies", "check_plain", "encode", "has_disguised_name", "may_have_long_number", "parse_object"]
+__all__ = ["Bodies", "encode", "parse_large", "parse_object"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
 _INTERPRETED = {
     name: f'"{name}"'.encode()
     for name in ("model", "stream", "stream_options", "priority", "ttl", "keep_alive", "n", "max_tokens")
 }
-#: The end of a field's name that has an escaped letter in it: it may be one of those in disguise. Nobody has to escape
-#: a letter, so hardly any body is looked at twice; no name that we act on is longer.
-_ESCAPED_NAME = re.compile(
-    rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}+"\s*+:'
-)
 #: All digits are zeros after it: finding a run of them takes a twentieth of the time that a pattern does.
 _ZEROS = bytes(ord("0") if chr(code) in "0123456789" else code for code in range(256))
 _LONG_RUN = b"0" * (JSON_DIGITS_MAX + 1)
@@ -68,13 +70,18 @@ class Holder(Protocol):
 
     request: Request
     key: ApiKey | None
+    stay: Stay | None
     held: int  # bytes of the body that count as held
+    lifted: Lifted | None
 
 
 class Bodies:
-    """The bodies of all requests: receives each, and counts what is held, in all and per key."""
+    """The bodies of all requests: receives and parses each, and counts what is held, in all and per key."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, meters: Meters) -> None:
+        self._meters = meters
+        # One large body is parsed at a time, so that other requests wait for one window and not for one of each.
+        self._lifting = asyncio.Lock()
         self.held = 0
         self._of_key: dict[str, int] = {}
         self._released = 0  # since memory was last returned
@@ -88,9 +95,55 @@ class Bodies:
         self._reserve = server.bodies_max // BODY_RESERVES
         self._key_max = {key.name: key.bodies_max or server.key_bodies_max for key in server.keys}
 
+    # ------------------------------------------------------------------ parsed
+
+    async def read_object(self, context: Holder) -> dict[str, object]:
+        """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
+        body = await self.read(context)
+        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not _may_have_long_number(body):
+            return parse_object(body)
+        async with self._turn_to_read():
+            found, context.lifted = await parse_large(body)
+        return found
+
+    async def read_plain(self, context: Holder) -> dict[str, object]:
+        """The JSON object in a body that is never large. Raises TooLarge for one that is."""
+        return await self.parse_plain(await self.read(context))
+
+    async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
+        """As `read_plain`, of a body that was read."""
+        _check_plain(body)
+        if _may_have_long_number(body):
+            async with self._turn_to_read():
+                await parse_large(body)  # refuses a number of so many digits; in a text they are welcome
+        return parse_object(body)
+
+    async def read_form(self, context: Holder) -> Form:
+        """The form in a request's body. Raises UnsupportedMedia for another kind of body."""
+        body, content_type = await self.read(context), context.request.headers.get("content-type", "")
+        if len(body) <= JSON_WINDOW_BYTES:
+            return await parse_form(body, content_type)
+        async with self._turn_to_read():
+            return await parse_form(body, content_type)
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_read(self) -> AsyncGenerator[None]:
+        """Raises Overloaded when it does not come, or the body is not read, in time."""
+        try:
+            async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
+                yield
+        except TimeoutError:
+            raise Overloaded("too many large bodies came at once; try again later") from None
+
+    # ------------------------------------------------------------------ received and counted
+
     async def read(self, context: Holder) -> bytes | bytearray:
-        """The whole body. Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
-        request = context.request
+        """The whole body. The bounds of its key, and of all bodies, are checked before it is received.
+
+        Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
+        request, key = context.request, context.key
+        if key is not None and key.is_bounded and context.stay is None:
+            context.stay = self._meters.enter(key)
         headers = request.headers
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
@@ -172,19 +225,20 @@ class Bodies:
         asyncio.get_running_loop().run_in_executor(None, return_freed)
 
 
-def has_disguised_name(body: bytes | bytearray) -> bool:
-    """Whether the name of a field may be one that we act on, written in another way."""
-    return _ESCAPED_NAME.search(body) is not None
-
-
-def may_have_long_number(body: bytes | bytearray) -> bool:
+def _may_have_long_number(body: bytes | bytearray) -> bool:
     """Whether a body has so many digits in a row that decoding them may take long; they may also be in a text."""
     return len(body) >= JSON_DIGITS_BYTES_MIN and _LONG_RUN in body.translate(_ZEROS)
 
 
+async def parse_large(body: bytes | bytearray) -> tuple[dict[str, object], Lifted]:
+    """The JSON object in a large body, with marks for its long texts. Raises RequestError, TooLarge."""
+    frame, lifted = await lift(body)
+    return parse_object(frame, is_disguised=False), lifted
+
+
 def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -> dict[str, object]:
-    """The JSON object in a body. Raises RequestError for everything else. `is_disguised`: as `has_disguised_name` says,
-    where that was asked."""
+    """The JSON object in a body. Raises RequestError for everything else. `is_disguised`: whether a field's name has an
+    escaped letter, where that was looked at."""
     try:
         value = _decode(body)
     except RecursionError:
@@ -197,13 +251,13 @@ def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
         _check_depth(found)
     if is_disguised is None:
-        is_disguised = _ESCAPED_NAME.search(body) is not None
+        is_disguised = ESCAPED_NAME.search(body) is not None
     if is_disguised or _may_have_twins(body, found):
         _check_duplicates(body)
     return found
 
 
-def check_plain(body: bytes | bytearray) -> None:
+def _check_plain(body: bytes | bytearray) -> None:
     """Raises TooLarge for a body at an address that never needs a large one."""
     if len(body) > PLAIN_BODY_BYTES_MAX:
         raise TooLarge(f"a body for this address has at most {PLAIN_BODY_BYTES_MAX} bytes")

@@ -22,7 +22,7 @@ from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, Their
 from watchbill.gateway.answers import engine_error, let_go, verdict
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
-from watchbill.gateway.http.response import Answer
+from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
@@ -208,7 +208,7 @@ class ModelCalls:
             asked = driver.catalog.find_model(submission.model)
             context.model = asked.name if asked else ""  # the answer says what this model is doing
             raise
-        context.took(ticket)
+        context.ticket, context.lane, context.model = ticket, ticket.request.lane, ticket.model
         if context.key is not None:
             gateway.unloading.note_use(ticket.model, context.key)
         relay = Relay(gateway.upstream, ticket, context, send, gateway.relays.discard, streamed, unknown)

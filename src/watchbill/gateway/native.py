@@ -12,7 +12,7 @@ import msgspec
 
 from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -175,12 +175,12 @@ class NativeApi:
 
 async def read_object(context: RequestContext, gateway: "Services") -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
-    body = await gateway.read(context)
+    body = await gateway.bodies.read(context)
     if not body and "content-type" not in context.request.headers:
         return {}
     if context.request.content_type != _JSON:
         raise UnsupportedMedia
-    return await gateway.parse_plain(body) if body else {}
+    return await gateway.bodies.parse_plain(body) if body else {}
 
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
+from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
 from watchbill.runtime.ticket import Submission
 from watchbill.units import parse_millis
@@ -94,6 +95,11 @@ class CallerOptions:
 
     def __init__(self) -> None:
         self.degraded = 0
+
+    def submission(self, context: RequestContext, body: dict[str, object], catalog: Catalog) -> Submission:
+        """What a request asks of the scheduler; takes our own fields out of its body."""
+        request, context.asked = context.request, body
+        return self.read(request.headers, body, catalog, context.key, request.match.get("lane"))
 
     def read(
         self,

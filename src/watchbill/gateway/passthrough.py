@@ -11,7 +11,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form
-from watchbill.gateway.http.response import Answer, Stream
+from watchbill.gateway.http.messages import Answer, Stream
 from watchbill.gateway.model_calls import ModelCalls, Sender, sender
 from watchbill.gateway.options import RANGES, check_ranges
 from watchbill.gateway.request_context import RequestContext
@@ -37,12 +37,12 @@ class PassthroughApi:
         """The handler of one address whose body is JSON."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            body = await self._gateway.read_object(context)
+            body = await self._gateway.bodies.read_object(context)
             check_ranges(body)
             stream = body.get("stream", False)
             if not isinstance(stream, bool) and stream is not None:
                 raise RequestError("stream must be true or false")
-            submission = self._gateway.submission(context, body)
+            submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
             if path == "/v1/responses":
                 submission = await self._gateway.abilities.check(submission, "completion", body.get("input"))
             # An answer of 404 to a later turn may well mean the earlier one, not the address.
@@ -55,12 +55,14 @@ class PassthroughApi:
         """The handler of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            form = await self._gateway.read_form(context)
+            form = await self._gateway.bodies.read_form(context)
             fields = form.texts()
             named = frozenset(fields)
             check_ranges({name: _number(text) for name, text in fields.items() if name in RANGES})
             events = fields.get("stream") == "true"
-            submission = self._gateway.submission(context, fields)
+            submission = self._gateway.caller_options.submission(
+                context, fields, self._gateway.driver.catalog
+            )
             send = _form_sender(form, path, without=named.difference(fields))
             return await self._pass(context, submission, send, _lacks(context, path), events=events)
 

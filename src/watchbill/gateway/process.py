@@ -16,7 +16,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects.ollama.response import now_text
 from watchbill.gateway.fallback import Fallback, error_name, summarize
-from watchbill.gateway.http.response import Response
+from watchbill.gateway.http.messages import Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, sender
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import read_chunk
@@ -53,7 +53,10 @@ class ProcessApi:
         body: Fields = {"model": kind.model}
         context.capture = kind.capture
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
-        submission = msgspec.structs.replace(self._gateway.submission(context, body), lane=kind.lane)
+        submission = msgspec.structs.replace(
+            self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog),
+            lane=kind.lane,
+        )
         submission = await self._gateway.abilities.check(submission, "completion")
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
@@ -71,7 +74,7 @@ class ProcessApi:
     async def _read(self, context: RequestContext) -> "_Work":
         if context.request.content_type != _JSON:
             raise UnsupportedMedia
-        body = await self._gateway.read_plain(context)
+        body = await self._gateway.bodies.read_plain(context)
         types = self._gateway.driver.catalog.process
         kind = types.get(str(body.get("type")))
         if kind is None:

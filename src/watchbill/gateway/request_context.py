@@ -8,8 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from watchbill.catalog import ApiKey
-from watchbill.gateway.http.request import Request
-from watchbill.gateway.http.response import header
+from watchbill.gateway.http.messages import Request, header
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.meters import Stay
 from watchbill.runtime.ticket import Start, Ticket
@@ -26,7 +25,7 @@ class RequestContext:
 
     __slots__ = (
         "_id", "asked", "began", "capture", "cors", "fallback", "given", "held", "key", "lane", "lifted", "model",
-        "request", "start", "stay",
+        "request", "start", "stay", "ticket",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -36,6 +35,7 @@ class RequestContext:
         self.given = ""  # the id that its caller gave it
         self.key: ApiKey | None = None
         self.cors: Mapping[str, str] = _NOTHING  # headers that a web page needs
+        self.ticket: Ticket | None = None  # once the scheduler accepted it
         self.lane = ""
         self.model = ""
         self.start: Start | None = None  # its turn, once it has come; `model` is then the one that serves
@@ -49,6 +49,8 @@ class RequestContext:
     @property
     def id(self) -> str:
         """Its name in logs and headers: the scheduler's, once that has accepted it."""
+        if self.ticket is not None:
+            return self.ticket.id
         if not self._id:
             self._id = f"{_PREFIX}{next(_numbers)}"
         return self._id
@@ -58,25 +60,19 @@ class RequestContext:
         """Whose it is: a key's name, nothing where there are no keys."""
         return "" if self.key is None else self.key.name
 
-    def took(self, ticket: Ticket) -> None:
-        """The scheduler accepted the request."""
-        self._id = ticket.id
-        self.lane = ticket.request.lane
-        self.model = ticket.model
-
     def age_s(self) -> float:
         """How long ago the request arrived."""
         return asyncio.get_running_loop().time() - self.began
 
     def lines(self) -> str:
         """The headers that every answer carries. Model, wait and load are left out while they are not known."""
-        start = self.start
+        start, id = self.start, self.id
         if start is None:
             place = header("X-Watchbill-Lane", self.lane) if self.lane else ""
-            lines = f"X-Watchbill-Request-Id: {self.id}\r\nX-Request-Id: {self.given or self.id}\r\n{place}"
+            lines = f"X-Watchbill-Request-Id: {id}\r\nX-Request-Id: {self.given or id}\r\n{place}"
         else:
             lines = (
-                f"X-Watchbill-Request-Id: {self._id}\r\nX-Request-Id: {self.given or self._id}\r\n"
+                f"X-Watchbill-Request-Id: {id}\r\nX-Request-Id: {self.given or id}\r\n"
                 f"{_place(self.lane, start.model, start.companions)}"
                 f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )

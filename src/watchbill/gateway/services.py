@@ -8,34 +8,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from watchbill import names
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
-from watchbill.errors import NameRefused, Overloaded, TheirsError
+from watchbill.errors import NameRefused, TheirsError
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.access import Guard
 from watchbill.gateway.access_log import AccessLog
-from watchbill.gateway.body import Bodies, check_plain, may_have_long_number, parse_object
+from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
-from watchbill.gateway.form import Form, parse_form
-from watchbill.gateway.http.response import Answer
-from watchbill.gateway.lifting import lift
+from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.options import CallerOptions
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unloading import Unloading
-from watchbill.limits import (
-    JSON_AT_ONCE_BYTES_MAX,
-    JSON_TURN_MS,
-    JSON_WINDOW_BYTES,
-)
 from watchbill.runtime.driver import Driver
-from watchbill.runtime.ticket import Submission
 
 __all__ = ["Handler", "Services"]
 
@@ -70,9 +62,7 @@ class Services:
         self.capturing = Capturing()
         self.unloading = Unloading(driver, time.monotonic)
         self._named: dict[tuple[str, str], RequestContext] = {}  # by key and the id that the caller gave
-        self.bodies = Bodies(server)
-        # One large body is parsed at a time, so that other requests wait for one window and not for one of each.
-        self._lifting = asyncio.Lock()
+        self.bodies = Bodies(server, self.meters)
         self.closing = asyncio.Event()
         self.relays: set[Relay] = set()  # of the requests that were submitted and are not over
         self.not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
@@ -85,60 +75,6 @@ class Services:
         self.server = server
         self.guard = Guard(server)
         self.bodies.reconfigure(server)
-
-    # ------------------------------------------------------------------ reading a request
-
-    def read(self, context: RequestContext) -> Awaitable[bytes | bytearray]:
-        """The request's body. The bounds of its key, and of all bodies, are checked before it is received."""
-        key = context.key
-        if key is not None and key.is_bounded and context.stay is None:
-            context.stay = self.meters.enter(key)
-        return self.bodies.read(context)
-
-    async def read_object(self, context: RequestContext) -> dict[str, object]:
-        """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
-        body = await self.read(context)
-        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not may_have_long_number(body):
-            return parse_object(body)
-        async with self._turn_to_read():
-            found, context.lifted = await lift(body)
-        return found
-
-    async def read_plain(self, context: RequestContext) -> dict[str, object]:
-        """The JSON object in a body that is never large. Raises TooLarge for one that is."""
-        return await self.parse_plain(await self.read(context))
-
-    async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
-        """As `read_plain`, of a body that was read."""
-        check_plain(body)
-        if may_have_long_number(body):
-            async with self._turn_to_read():
-                await lift(body)  # refuses a number of so many digits; in a text they are welcome
-        return parse_object(body)
-
-    async def read_form(self, context: RequestContext) -> Form:
-        """The form in a request's body. Raises UnsupportedMedia for another kind of body."""
-        body, content_type = await self.read(context), context.request.headers.get("content-type", "")
-        if len(body) <= JSON_WINDOW_BYTES:
-            return await parse_form(body, content_type)
-        async with self._turn_to_read():
-            return await parse_form(body, content_type)
-
-    @contextlib.asynccontextmanager
-    async def _turn_to_read(self) -> AsyncGenerator[None]:
-        """Raises Overloaded when it does not come, or the body is not read, in time."""
-        try:
-            async with asyncio.timeout(JSON_TURN_MS / 1000), self._lifting:
-                yield
-        except TimeoutError:
-            raise Overloaded("too many large bodies came at once; try again later") from None
-
-    def submission(self, context: RequestContext, body: dict[str, object]) -> Submission:
-        """What the caller asks of the scheduler; takes our own fields out of the body."""
-        request, context.asked = context.request, body
-        return self.caller_options.read(
-            request.headers, body, self.driver.catalog, context.key, request.match.get("lane")
-        )
 
     # ------------------------------------------------------------------ names of requests
 

@@ -10,7 +10,7 @@ from watchbill.engines.sse import DONE, whole_events
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import error_body
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.http.response import Stream
+from watchbill.gateway.http.messages import Stream
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import HALF_EVENT_BYTES_MAX
 

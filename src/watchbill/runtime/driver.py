@@ -240,16 +240,18 @@ class Driver:
         return model, lane
 
     def ended(self, ticket: Ticket, event: m.Event, outcome: Outcome, /, *, served: bool) -> None:
-        """Counts a ticket that has ended, and tells the core. `served`: the core learns from its service time."""
+        """Tells the core that a ticket has ended, and counts it. `served`: its service time is learned from."""
         now = _monotonic_ms()
-        if self._tickets.pop(ticket.id, None) is not None:
-            parts, started = self._parts, ticket.started_at
-            taken = now - started if served and started is not None else None
-            first = None if ticket.first_at is None else ticket.first_at - ticket.request.arrived_at
-            self._tally.ended(ticket.request.lane, outcome, ticket.model, taken, first)
-            if parts.recorder.is_on:
-                parts.recorder.ended(ticket, outcome, now)
+        is_known = self._tickets.pop(ticket.id, None) is not None
         self._feed(event, now)
+        if not is_known:
+            return
+        started, first_at = ticket.started_at, ticket.first_at
+        taken_ms = now - started if served and started is not None else None
+        first_ms = None if first_at is None else first_at - ticket.request.arrived_at
+        self._tally.ended(ticket.request.lane, outcome, ticket.model, taken_ms, first_ms)
+        if self._parts.recorder.is_on:
+            self._parts.recorder.ended(ticket, outcome, now)
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""

@@ -109,7 +109,7 @@ class Driver(Protocol):
         ...
 
     def ended(self, ticket: "Ticket", event: Event, outcome: Outcome, /, *, served: bool) -> None:
-        """Counts a ticket that has ended, and tells the core. `served`: the core learns from its service time."""
+        """Tells the core that a ticket has ended, and counts it. `served`: its service time is learned from."""
         ...
 
 

@@ -14,7 +14,7 @@ from watchbill.errors import TheirsError
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.dialects.anthropic.response import error_response as anthropic_error
 from watchbill.gateway.dialects.ollama.response import error_response as ollama_error
-from watchbill.gateway.http.response import Response
+from watchbill.gateway.http.messages import Response
 
 __all__ = ["refusal"]
 

@@ -18,7 +18,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole, sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
@@ -68,23 +68,23 @@ class OpenAiApi:
     async def embeddings(self, context: RequestContext) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
         gateway = self._gateway
-        body = await gateway.read_object(context)
+        body = await gateway.bodies.read_object(context)
         check_ranges(body)
         if not isinstance(body.get("stream"), bool | None):
             raise RequestError("stream must be true or false")
-        submission = gateway.submission(context, body)
+        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
         submission = await gateway.abilities.check(submission, "embedding")
         whole = await self._calls.fetch(context, submission, sender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
         gateway = self._gateway
-        body = await gateway.read_object(context)
+        body = await gateway.bodies.read_object(context)
         check_ranges(body)
         stream = body.get("stream")
         if not isinstance(stream, bool | None):
             raise RequestError("stream must be true or false")
-        submission = gateway.submission(context, body)
+        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
         submission = await gateway.abilities.check(submission, "completion", body.get("messages"))
         if stream:
             out = CompletionOut(context, chat=chat)

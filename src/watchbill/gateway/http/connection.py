@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from watchbill.errors import ReceiptTimeout, ShuttingDown, TheirsError
-from watchbill.gateway.http.request import Inbox, Request
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Inbox, Request, Response
 from watchbill.limits import LINGER_MS, REQUEST_BUFFER_BYTES_MAX
 
 __all__ = ["ClientConnection", "Handle", "Patience", "Refuse"]

@@ -15,7 +15,7 @@ from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects.anthropic import request, response
 from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, error_fields
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.relay import Collector
@@ -80,9 +80,9 @@ class AnthropicApi:
         return json_response(told, context.lines())
 
     async def _read(self, context: RequestContext) -> tuple[Fields, Submission]:
-        body = await self._gateway.read_object(context)
+        body = await self._gateway.bodies.read_object(context)
         check_ranges(body)
-        return body, self._gateway.submission(context, body)
+        return body, self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
 
 
 class _Asking:

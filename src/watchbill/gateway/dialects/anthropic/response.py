@@ -16,7 +16,7 @@ from watchbill.errors import EngineFailed, TheirsError
 from watchbill.gateway.answers import engine_error, refuse, status_of
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.http.response import Response
+from watchbill.gateway.http.messages import Response
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, decode_fields, event, read_chunk
 from watchbill.limits import HALF_EVENT_BYTES_MAX

@@ -11,7 +11,7 @@ from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.upstream import Call, Outgoing, UpstreamFailed
 from watchbill.errors import NotOffered
 from watchbill.gateway.body import encode
-from watchbill.gateway.http.response import Answer, Stream
+from watchbill.gateway.http.messages import Answer, Stream
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import line
 
@@ -37,7 +37,7 @@ class OllamaAdmin:
 
     async def _forward(self, context: RequestContext, path: str) -> Answer:
         endpoint = self._endpoint(path)
-        body = encode(await self._gateway.read_plain(context))
+        body = encode(await self._gateway.bodies.read_plain(context))
         call = self._gateway.upstream.call(
             Outgoing(endpoint, context.request.method, path, body), streamed=True
         )

@@ -18,7 +18,7 @@ from watchbill.gateway.dialects.ollama import request, response
 from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown, status_of
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
 from watchbill.gateway.fallback import Fallback
-from watchbill.gateway.http.response import Answer, Response
+from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, sender
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
@@ -105,7 +105,7 @@ class OllamaApi:
         model = self._find(body)
         request.check(body)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
-        submission = self._gateway.submission(context, body)
+        submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
         leaves = submission.keep_alive_ms == 0
         if request.is_load_only(body, chat=chat):
             return await self._load_only(context, submission, telling, model, leaves=leaves)
@@ -176,7 +176,7 @@ class OllamaApi:
     ) -> tuple[list[object], Fields]:
         model = self._find(body)
         request.check(body)
-        submission = self._gateway.submission(context, body)
+        submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
         vectors: list[object] = []
         usage: Fields = {}
         submission = await self._gateway.abilities.check(submission, "embedding")
@@ -198,7 +198,7 @@ class OllamaApi:
     # ------------------------------------------------------------------ reading
 
     async def _body(self, context: RequestContext) -> Fields:
-        return await self._gateway.read_object(context)
+        return await self._gateway.bodies.read_object(context)
 
     def _find(self, body: Fields) -> Model:
         name = body.get("model")
