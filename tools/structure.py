@@ -26,7 +26,8 @@ class Layer(NamedTuple):
 
 LAYERS = (
     Layer(
-        "L0 foundation", ("__init__", "errors", "units", "names", "packages", "limits", "suggest", "files")
+        "L0 foundation",
+        ("__init__", "errors", "interrupts", "units", "names", "packages", "limits", "suggest", "files"),
     ),
     Layer("L1 declarations", ("templates", "ladder", "plans", "config", "catalog", "root")),
     Layer("L2 core: pure decisions", ("core",)),

@@ -6,6 +6,7 @@ operating system, becomes one line on standard error and an exit code that scrip
     0 done   1 failed   2 wrong use or config   3 no daemon   130 stopped with Ctrl-C
 """
 
+import codecs
 import io
 import os
 import sys
@@ -14,21 +15,29 @@ from typing import TextIO
 
 from watchbill.cli.quick import lead_with_command, run_quickly, understand
 from watchbill.errors import IllegalTransition, NotReachable, OursError, WatchbillError
+from watchbill.interrupts import STOPPED, leave_at_once
 
 __all__ = ["DONE", "FAILED", "NO_DAEMON", "STOPPED", "WRONG_USE", "main", "run"]
 
-DONE, FAILED, WRONG_USE, NO_DAEMON, STOPPED = 0, 1, 2, 3, 130
+DONE, FAILED, WRONG_USE, NO_DAEMON = 0, 1, 2, 3
+
+#: The name of the error handler of the standard streams.
+_SPELLING = "watchbill"
 
 
 def main() -> None:
     """Runs the `watchbill` command and leaves with its exit code."""
     _stand_in_for_closed_streams()
+    codecs.register_error(_SPELLING, _spell)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # an answer in Greek must not end in an error on an ASCII terminal
-    sys.exit(run(sys.argv[1:]))
+            stream.reconfigure(errors=_SPELLING)
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # a second one, while the first was dealt with
+        code = STOPPED
+    leave_at_once()  # what Python does at its end is nothing that Ctrl-C should show
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -58,6 +67,16 @@ def run(arguments: Sequence[str]) -> int:
         what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
         return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What a stream's encoding cannot say. An answer in Greek must not end in an error on an ASCII terminal, and a path
+    must come out byte for byte, whatever the locale takes its letters for: a script works with it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    is_byte = "\udc80" <= letter <= "\udcff"  # of a name that Python could not decode
+    return bytes([ord(letter) - 0xDC00]) if is_byte else "?", error.start + 1
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group
 
 from watchbill import __version__
 from watchbill.errors import OursError
+from watchbill.interrupts import raise_again
 
 __all__ = ["COMMANDS", "WrongUse", "build_app", "run_app"]
 
@@ -107,9 +108,11 @@ def run_app(arguments: Sequence[str]) -> int:
     _refuse_empty(arguments)
     app = build_app(arguments[0] if arguments else "")
     try:
-        outcome = cast("object", app(list(arguments), exit_on_error=False, print_error=False))
+        command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise WrongUse(_one_line(error)) from error
+    raise_again()  # until here there was nothing to clean up
+    outcome = cast("object", command(*bound.args, **bound.kwargs))
     return outcome if isinstance(outcome, int) else 0
 
 

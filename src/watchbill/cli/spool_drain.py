@@ -19,6 +19,7 @@ from watchbill.cli.progress import count_bar
 from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_views import complain, told_of_barred
 from watchbill.cli.terminal import Terminal, plain
+from watchbill.interrupts import STOPPED
 from watchbill.limits import CLI_DRAIN_LOOK_S, DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
 from watchbill.spool import Drain, DrainReport, State, stats
@@ -168,9 +169,6 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
 
 def _schema(text: str) -> str:
     return text if text in ("builtin", "any") else str(Path(text).expanduser().absolute())
-
-
-STOPPED = 130
 
 
 class Foreground:

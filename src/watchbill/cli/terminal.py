@@ -171,7 +171,7 @@ class Terminal:
     def _spelled(self, text: str) -> str:
         if not self._ascii:
             return text
-        return "".join(_ASCII_FOR.get(letter, letter) for letter in text).encode("ascii", "replace").decode()
+        return "".join(_ASCII_FOR.get(letter, letter) for letter in text)
 
 
 def _width(out: TextIO, environment: Mapping[str, str]) -> int | None:

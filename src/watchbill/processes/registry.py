@@ -85,7 +85,8 @@ def root_id(root: Path) -> str:
     """The mark of this root. It includes device and inode: containers use equal paths for different roots."""
     real = root.resolve()
     where = real.stat()
-    return hashlib.sha256(f"{real}\0{where.st_dev}\0{where.st_ino}".encode()).hexdigest()[:32]
+    told = os.fsencode(real) + f"\0{where.st_dev}\0{where.st_ino}".encode()
+    return hashlib.sha256(told).hexdigest()[:32]
 
 
 def marked_pids(name: str, value: str) -> list[int]:
