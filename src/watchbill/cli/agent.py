@@ -87,7 +87,7 @@ def signal(
     root: _Fleet = None,
     quiet: _Quiet = False,
 ) -> int:
-    """Tell an agent of a fleet to stop, to pause, or to end a task.
+    """Tell an agent to stop, to pause, or to end a task.
 
     Leaves a small file in the shared folder, which the agent removes once it has obeyed.
 
