@@ -217,25 +217,6 @@ def test_the_file_mechanisms_need_only_the_standard_library() -> None:
     assert not strangers, "\n".join(strangers)
 
 
-#: The parts of `fleet` that start processes or ask a daemon: they run on the machines with the cards.
-ON_THE_RIG = {"agent", "agent_process", "work", "desk", "memory", "host", "answers"}
-
-
-def test_plans_and_the_files_of_the_fleet_need_only_the_standard_library() -> None:
-    """FLEET-13: the manager is a small machine on which nothing can be compiled."""
-    modules = [
-        module
-        for module in trees()
-        if unit_of(module) == "plans"
-        or (unit_of(module) == "fleet" and module.rpartition(".")[2] not in ON_THE_RIG)
-    ]
-    program = "\n".join(f"import {module}" for module in modules)
-    after = modules_after(program) - modules_after("")
-    assert not roots(after) - set(sys.stdlib_module_names) - {"watchbill"}
-    own = {unit_of(module) for module in after if module.startswith("watchbill.")}
-    assert own <= {"plans", "fleet", *LAYERS[0].units}
-
-
 HEAVY = {
     "cyclopts",
     "httptools",
