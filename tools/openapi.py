@@ -61,7 +61,8 @@ SHAPES: dict[str, Shape] = {
     "Alive": record(status=TEXT),
     "Device": record(
         capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, planned=WHOLE, loading=WHOLE,
-        stopping=WHOLE, asleep=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT), constraint=maybe(
+        stopping=WHOLE, asleep=WHOLE, lent=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
+        constraint=maybe(
             record(
                 trouble={"enum": ["heat", "memory", "power", "throttled"]},
                 figure=NUMBER, limit=NUMBER, throttled=listed(TEXT),
@@ -90,6 +91,12 @@ SHAPES: dict[str, Shape] = {
     ),
     "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
     "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
+    "Loan": record(
+        device=TEXT, memory=WHOLE, used=WHOLE, why=TEXT, pid=maybe(WHOLE), granted=FLAG, renewed_ms=WHOLE,
+        ends_ms=maybe(WHOLE),
+    ),
+    "Loans": record(loans=table(ref("Loan"))),
+    "LoanDone": record(message=TEXT, id=TEXT, device=TEXT, memory=WHOLE),
     "Spool": record(
         waiting=WHOLE, leased=WHOLE, poison=WHOLE, appended=WHOLE, duplicates=WHOLE, poisoned=WHOLE, released=WHOLE,
         complaint=TEXT, capture_stored=WHOLE, capture_waiting=WHOLE, capture_dropped=WHOLE,
@@ -98,7 +105,7 @@ SHAPES: dict[str, Shape] = {
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
         policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
         spools=table(ref("Spool")), policy_failures=WHOLE, policy_failure=maybe(TEXT), rotation=ref("Rotation"),
-        epochs=table(ref("Epoch")), alerts=listed(ref("Alert")),
+        epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -134,6 +141,11 @@ CLAIM = asked(
     ("device",), device=TEXT, for_={"type": "string", "maxLength": 200}, pid={"type": "integer", "minimum": 1},
     hours={"type": "number", "exclusiveMinimum": 0, "maximum": 168},
 )  # fmt: skip
+LOAN = asked(
+    ("memory",), memory={"type": ["string", "integer"]}, device=TEXT, for_={"type": "string", "maxLength": 200},
+    pid={"type": "integer", "minimum": 1}, hours={"type": "number", "exclusiveMinimum": 0, "maximum": 168},
+    evict_idle=FLAG,
+)  # fmt: skip
 RENEW = asked(("device",), device=TEXT)
 WORK = asked(("type",), type=TEXT, id={"type": "string", "maxLength": 64}, payload={"type": "object"})
 
@@ -161,6 +173,10 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/wb/v1/maintenance", "Empties a device and keeps it.", CLAIM, "DeviceDone", ()),
     ("post", "/wb/v1/maintenance/renew", "The holder still lives.", RENEW, "DeviceDone", ()),
     ("delete", "/wb/v1/maintenance", "Gives a device back.", None, "DeviceDone", ("?device",)),
+    ("get", "/wb/v1/loans", "Memory that is lent.", None, "Loans", ()),
+    ("post", "/wb/v1/loans", "Borrows an amount of memory.", LOAN, "LoanDone", ()),
+    ("post", "/wb/v1/loans/{id}/renew", "The holder still lives.", NOTHING, "LoanDone", ("id",)),
+    ("delete", "/wb/v1/loans/{id}", "Gives a loan back.", None, "LoanDone", ("id",)),
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )
 _JSON = "application/json"

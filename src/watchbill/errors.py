@@ -18,6 +18,7 @@
         ├── UnsupportedMedia         415  invalid_request
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
+        ├── NoMemory                 503  no_memory
         ├── WaitExceeded             503  wait_exceeded
         ├── RunTimeout               503  run_timeout
         ├── EngineFailed             502  engine_failed
@@ -45,7 +46,8 @@ from typing import ClassVar, NamedTuple
 __all__ = [
     "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed", "Forbidden",
     "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted", "Problem",
+    "NeverFits", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted",
+    "Problem",
     "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
     "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
@@ -184,6 +186,13 @@ class NeverFits(TheirsError):
     """The model can never fit into the memory that this machine's configuration leaves for it."""
 
     code = "never_fits"
+    status = 503
+
+
+class NoMemory(TheirsError):
+    """The memory is in use, so nothing can be lent now; ask again later."""
+
+    code = "no_memory"
     status = 503
 
 

@@ -22,6 +22,7 @@ EXAMPLES: list[Reason] = [
     reasons.HostUnloads("ollama"),
     reasons.Idle(300_000, as_asked=True),
     reasons.InPlaceOf("large"),
+    reasons.Lent("ram", 2_000_000, "whisper"),
     reasons.Outweighs(0.001, 0.0002),
     reasons.PermanentMissing(),
     reasons.PlanDropped("B"),

@@ -35,7 +35,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "pull": ("watchbill.cli.pull:pull", "Fetch a model file into ROOT/models."),
         "maintenance": (
             "watchbill.cli.maintenance:app",
-            "Lend all memory of a device to a person or a command.",
+            "Lend memory of a device, all or some, to a person or a command.",
         ),
     },
     "Requests": {
@@ -45,8 +45,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Planning": {
         "plan": ("watchbill.cli.plan:app", "Check plans and draw them."),
-        "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
-        "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),
         "simulate": (
             "watchbill.cli.simulate:simulate",
             "Play traffic against the scheduler in virtual time, and judge every step.",

@@ -1,4 +1,8 @@
-"""`maintenance`: all memory of a device is lent to the operator, and comes back afterwards."""
+"""`maintenance`: all memory of a device, or an amount of it, is lent to a person or a command and comes back.
+
+The whole device is a claim by its name; an amount (`--memory`) is a loan with an id. Both are held by our process while
+a command runs, or renewed where the daemon is on another machine.
+"""
 
 import os
 import shutil
@@ -17,13 +21,15 @@ from watchbill.cli.terminal import plain
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
 from watchbill.processes.attached import run_attached
+from watchbill.units import parse_bytes
 
 __all__ = ["app"]
 
-app = App(name="maintenance", help="Lend all memory of a device to a person or a command.")
+app = App(name="maintenance", help="Lend memory of a device, all or some, to a person or a command.")
 
 _DEFAULTS = Common()
 _PATH = "/wb/v1/maintenance"
+_LOANS = "/wb/v1/loans"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _Device = Annotated[str, Parameter(help="The device: ram, gpu:0 and so on.")]
 
@@ -35,6 +41,13 @@ def start(
         Parameter(name="COMMAND", help="Run with the memory; put -- before it."),
     ],
     device: _Device = "ram",
+    memory: Annotated[
+        str | None,
+        Parameter(help="Lend only this much, for example 2GiB; the models stay and go on serving."),
+    ] = None,
+    evict_idle: Annotated[
+        bool, Parameter(help="With --memory: models that have been idle for long may leave for it.")
+    ] = True,
     why: Annotated[
         str, Parameter(name="--for", help="What it is for, as status and journal tell it.")
     ] = "maintenance",
@@ -50,10 +63,11 @@ def start(
     json: Json = False,
     common: Common = _DEFAULTS,
 ) -> int:
-    """Empty a device and keep it.
+    """Empty a device and keep it, or lend an amount of its memory.
 
     Everything on it drains and leaves, permanent models too; requests for them wait. Returns when the device is empty.
-    With COMMAND the command is run then, and the device is given back when it ends, or when it is killed; the exit
+    With --memory no model in use leaves: the amount is lent when that much is free, or refused.
+    With COMMAND the command is run then, and the memory is given back when it ends, or when it is killed; the exit
     code is the command's.
     """
     if (bool(command), pid is not None, hours is not None).count(True) > 1:
@@ -62,24 +76,34 @@ def start(
         raise ConfigError(f"--hours must be more than 0 and at most {CLAIM_HOURS_MAX}")
     session = common.session()
     asked: dict[str, object] = {"device": device, "for": why}
+    if memory is not None:
+        asked |= {"memory": parse_bytes(memory), "evict_idle": evict_idle}
     if command:
         return _with_command(session, asked, command)
     content = _claim(session, asked | ({"hours": hours or CLAIM_HOURS} if pid is None else {"pid": pid}))
     if json:
         session.terminal.show_json(content)
     else:
-        session.terminal.show(_said(content))
+        session.terminal.show(_said(content) + _how_to_end(content))
     return 0
 
 
 @app.command
-def end(*, device: _Device = "ram", json: Json = False, common: Common = _DEFAULTS) -> None:
-    """Give a device back.
+def end(
+    *,
+    device: _Device = "ram",
+    loan: Annotated[
+        str | None, Parameter(help="Give back this loan instead; status lists them by their ids.")
+    ] = None,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Give a device back, or a loan.
 
     Permanent models return, and who waits is served.
     """
     session = common.session()
-    content = session.client.delete(f"{_PATH}?device={quoted(device)}")
+    content = session.client.delete(_address(device, loan))
     if json:
         session.terminal.show_json(content)
     else:
@@ -92,33 +116,39 @@ def _with_command(session: Session, asked: dict[str, object], command: tuple[str
     device, ended = str(asked["device"]), threading.Event()
     is_here = (urlsplit(session.client.url).hostname or "") in _LOOPBACK
     content = _claim(session, asked | ({"pid": os.getpid()} if is_here else {}))
+    loan = _loan(content)
     session.terminal.note(_said(content))
     try:
         if is_here:
             return run_attached(command)
         # Another machine cannot see our process: it hears from us instead, and believes us dead when it does not.
-        return _renewing(session, device, command, ended)
+        return _renewing(session, device, loan, command, ended)
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
     finally:
         ended.set()
-        _give_back(session, device)
+        _give_back(session, device, loan)
 
 
-def _give_back(session: Session, device: str) -> None:
+def _give_back(session: Session, device: str, loan: str | None) -> None:
     """After the command, whose exit code counts: a claim that is already over is only mentioned."""
     try:
-        said = _said(session.client.delete(f"{_PATH}?device={quoted(device)}"))
+        said = _said(session.client.delete(_address(device, loan)))
     except WatchbillError as error:
-        said = f"{device} was not given back: {plain(error)}"
+        said = f"{loan or device} was not given back: {plain(error)}"
     session.terminal.note(said)
 
 
-def _renewing(session: Session, device: str, command: tuple[str, ...], ended: threading.Event) -> int:
+def _renewing(
+    session: Session, device: str, loan: str | None, command: tuple[str, ...], ended: threading.Event
+) -> int:
     def renew() -> None:
         while not ended.wait(CLAIM_RENEW_EVERY_S):
             try:
-                session.client.post(f"{_PATH}/renew", {"device": device})
+                if loan is None:
+                    session.client.post(f"{_PATH}/renew", {"device": device})
+                else:
+                    session.client.post(f"{_LOANS}/{quoted(loan)}/renew")
             except WatchbillError as error:
                 session.terminal.note(f"the claim was not renewed: {plain(error)}")
 
@@ -126,10 +156,27 @@ def _renewing(session: Session, device: str, command: tuple[str, ...], ended: th
 
 
 def _claim(session: Session, asked: dict[str, object]) -> bytes:
-    text = f"emptying {asked['device']}"
+    is_loan = "memory" in asked
+    text = f"waiting for memory of {asked['device']}" if is_loan else f"emptying {asked['device']}"
+    path = _LOANS if is_loan else _PATH
     return while_watching(
-        session, "", text, lambda: session.client.post(_PATH, asked, timeout_s=CLI_LOAD_TIMEOUT_S)
+        session, "", text, lambda: session.client.post(path, asked, timeout_s=CLI_LOAD_TIMEOUT_S)
     )
+
+
+def _address(device: str, loan: str | None) -> str:
+    return f"{_PATH}?device={quoted(device)}" if loan is None else f"{_LOANS}/{quoted(loan)}"
+
+
+def _loan(content: bytes) -> str | None:
+    """The id of what was lent; None where that is a whole device."""
+    id = fields(parse(content)).get("id")
+    return id if isinstance(id, str) else None
+
+
+def _how_to_end(content: bytes) -> str:
+    loan = _loan(content)
+    return "" if loan is None else f"; give it back with: watchbill maintenance end --loan {loan}"
 
 
 def _said(content: bytes) -> str:

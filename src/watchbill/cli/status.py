@@ -105,10 +105,12 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
     if doubt := status.get("policy_doubt"):
         policy = f"policy: {plain(status.get('policy'))}, for now turns because {plain(doubt)}"
         lines.append(terminal.mark(policy, "yellow"))
-    lent = fields(status.get("maintenance"))
+    claimed = fields(status.get("maintenance"))
+    loans = {id: fields(loan) for id, loan in fields(status.get("loans")).items()}
     for name, device in devices.items():
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]
-        lines += _draw_troubles(fields(device), fields(lent.get(name)), terminal)
+        lines += _draw_troubles(fields(device), fields(claimed.get(name)), terminal)
+        lines += [_draw_loan(id, loan, terminal) for id, loan in loans.items() if loan.get("device") == name]
     lines += ["", *draw_models(models, root, terminal), "", *_draw_lanes(lanes, terminal)]
     if spools := fields(status.get("spools")):
         lines += ["", *_draw_spools(spools, terminal)]
@@ -217,11 +219,12 @@ def _headline(status: Fields, models: Fields, lanes: Fields, address: str, termi
 def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
     capacity, reserve = figure(device.get("capacity")), figure(device.get("reserve"))
     loading, stopping = figure(device.get("loading")), figure(device.get("stopping"))
-    used = figure(device.get("used")) + figure(device.get("asleep"))
-    budget = figure(device.get("budget")) or capacity - reserve
+    used, lent = figure(device.get("used")) + figure(device.get("asleep")), figure(device.get("lent"))
+    budget = figure(device.get("budget")) or capacity - reserve - lent
     parts = [
         Part(used, "█", "green"), Part(loading, "▓", "yellow"), Part(stopping, "▒", "magenta"),
-        Part(max(budget - used - loading - stopping, 0), "·", "dim"), Part(max(capacity - budget, 0), "░", "blue"),
+        Part(lent, "▚", "cyan"), Part(max(budget - used - loading - stopping, 0), "·", "dim"),
+        Part(max(capacity - budget - lent, 0), "░", "blue"),
     ]  # fmt: skip
     told = f"{format_bytes(used + loading + stopping)} of {format_bytes(budget)}"
     planned = figure(device.get("planned"))
@@ -231,6 +234,16 @@ def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
         *_legend(parts, figure(device.get("available")), terminal),
         *promised,
     ]
+
+
+def _draw_loan(id: str, loan: Fields, terminal: Terminal) -> str:
+    """One loan: how much of it is used, what it is for, and who holds it."""
+    used, memory = format_bytes(figure(loan.get("used"))), format_bytes(figure(loan.get("memory")))
+    pid = loan.get("pid")
+    holder = f", process {figure(pid)}" if pid is not None else ""
+    told = f"{memory} lent, {used} of it used" if loan.get("granted") else f"{memory} promised"
+    told += f": {plain(loan.get('why') or '')}{holder} ({plain(id)})"
+    return f"        {terminal.mark(told, 'yellow')}"
 
 
 def _draw_troubles(device: Fields, claim: Fields, terminal: Terminal) -> list[str]:
@@ -244,7 +257,7 @@ def _draw_troubles(device: Fields, claim: Fields, terminal: Terminal) -> list[st
 
 
 def _legend(parts: list[Part], available: int, terminal: Terminal) -> list[str]:
-    names = ("used", "loading", "stopping", "free", "reserve")
+    names = ("used", "loading", "stopping", "lent", "free", "reserve")
     told = [
         f"{terminal.mark(part.cell, part.style)} {name} {format_bytes(part.amount)}"
         for name, part in zip(names, parts, strict=True)

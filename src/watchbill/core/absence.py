@@ -24,6 +24,7 @@ class Why(StrEnum):
     FAILED = "failed"  # its last load or its engine failed
     NEVER_FITS = "never_fits"  # larger than what its device has for it beside permanent models
     MAINTENANCE = "maintenance"  # its device is lent
+    LENT = "lent"  # so much of its device is lent that it does not fit beside that
     UNWELL = "unwell"  # its device is too hot, too full, or draws too much
     UNREADABLE = "unreadable"  # there is no recent reading of its device
     SILENT = "silent"  # the program that hosts it does not answer
@@ -88,7 +89,17 @@ def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
     if model.silence is not None:
         return Absence(Why.SILENT, detail=model.silence)
     held = (_held_up(book, now) for book in state.ledger.books_of(model.needs))
-    return next((obstacle for obstacle in held if obstacle is not None), None)
+    obstacle = next((obstacle for obstacle in held if obstacle is not None), None)
+    if obstacle is None and (book := state.lent_out(model)) is not None:
+        return _lent(book, model)
+    return obstacle
+
+
+def _lent(book: DeviceBook, model: ModelState) -> Absence:
+    name, granted = book.device.name, [loan for loan in book.loans.values() if loan.is_granted]
+    purposes = ", ".join(dict.fromkeys(loan.why for loan in granted))
+    detail = f"{format_bytes(book.lent)} for {purposes}"
+    return Absence(Why.LENT, name, model.needs.get(name, 0), book.budget, detail=detail)
 
 
 def _lacking(why: Why, needs: Needs, room: Needs) -> Absence:
@@ -134,6 +145,10 @@ def describe(absence: Absence) -> str:
             return f"it needs {needed} of {device}, where {room} is available now"
         case Why.MAINTENANCE:
             return f"{device} is lent for maintenance: {absence.detail}"
+        case Why.LENT:
+            return (
+                f"it needs {needed} of {device}, where so much is lent that {room} is left: {absence.detail}"
+            )
         case Why.UNWELL:
             return f"{device} takes no new model: {absence.detail}"
         case Why.UNREADABLE:

@@ -43,7 +43,7 @@ class _Hindrance(Enum):
     """Why a model cannot serve its waiting requests now."""
 
     GONE = "gone"  # quarantined, too large, or no longer in the config
-    LENT = "lent"  # its device is in maintenance, and comes back
+    LENT = "lent"  # its device is in maintenance, or too much of it is lent, and that comes back
 
 
 class Admission:
@@ -107,7 +107,9 @@ class Admission:
         ledger, needs = self._state.ledger, model.needs
         if ledger.in_maintenance(needs):
             return model.stage is not Stage.READY  # a model that is still in memory is leaving
-        return model.stage in AWAY and ledger.is_constrained(needs)
+        return model.stage in AWAY and (
+            ledger.is_constrained(needs) or self._state.lent_out(model) is not None
+        )
 
     def _refuse_unservable(self, request: Request, model: ModelState, now: int) -> None:
         refuse = self._state.refuse
@@ -239,6 +241,7 @@ class Admission:
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not declared is known after the first load
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
+        is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)
         return _Hindrance.LENT if is_lent else None
 
     def _move(self, model: Candidate, request_id: str, now: int, *, must: bool) -> None:
@@ -292,8 +295,13 @@ class Admission:
         if request.ends_at:  # whichever bound came first: without the engine's death it would not wait
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
+        why += self._lent_text(model) if code == Refusal.WAIT_EXCEEDED else ""
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
         self._state.note(JournalEvent.EXPIRE, self._bound(request), model, request=request.id, ms=waited)
+
+    def _lent_text(self, model: Candidate) -> str:
+        book = self._state.lent_out(model) if model.stage in AWAY else None
+        return "" if book is None else f": {format_bytes(book.lent)} of {book.device.name} is lent"
 
     def _bound(self, request: Request) -> str:
         """The bound that the request waited up to, in words."""
@@ -375,7 +383,9 @@ class SetChoices:
         ledger = self._state.ledger
         if any(ledger.in_maintenance(s.needs) for s in companion_set.members):
             return companion_set.stage is not Stage.READY
-        return companion_set.stage is Stage.ABSENT and ledger.is_constrained(companion_set.needs)
+        return companion_set.stage is Stage.ABSENT and (
+            ledger.is_constrained(companion_set.needs) or self._state.lent_out(companion_set) is not None
+        )
 
     def _shortage_text(self, members: _Members) -> str:
         """The sizes of each resource that is too small; a group is a resource of one place."""

@@ -5,9 +5,14 @@ memory now, including a stopping model until its memory is back (drivers release
 into that gap is the commonest OOM). *Planned*: the state when every change under way has ended. Both are capped by the
 machine's own report: a reading can only reduce them. Memory that was promised to a load and is not allocated yet looks
 free to the machine. Memory of a leaving model is free only in the plan. The stricter figure counts.
+
+Memory that is lent to a person or a task (a **loan**) belongs to no model: a granted loan reduces the budget, one that
+still waits for its memory counts in the plan. The part of a loan that its holder has not taken yet looks free to the
+machine and is not.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from watchbill.catalog import Catalog, Device
 from watchbill.core.companions import total_needs
@@ -18,6 +23,7 @@ from watchbill.core.resources import HostPlaces, Needs, Places, ResidentPlaces, 
 __all__ = [
     "DeviceBook",
     "Ledger",
+    "Loan",
     "actual_room",
     "has_room",
     "own_share",
@@ -28,16 +34,36 @@ __all__ = [
 READING_AGE_MAX_MS = 30_000
 
 
+@dataclass(slots=True)
+class Loan:
+    """Memory of one device that is lent, or promised, to a person or a task."""
+
+    id: str
+    device: str
+    size: int
+    why: str
+    command: int  # gets the reply when it is granted
+    asked_at: int
+    is_granted: bool = False
+    used: int = 0  # bytes that its holder was seen to use
+
+    @property
+    def unseen(self) -> int:
+        """The part that its holder has not taken yet: the machine shows it as free."""
+        return max(0, self.size - self.used)
+
+
 class DeviceBook:
     """The figures of one device."""
 
-    __slots__ = ("device", "emergency_since", "in_maintenance", "lent_for", "reading", "settled_at")
+    __slots__ = ("device", "emergency_since", "in_maintenance", "lent_for", "loans", "reading", "settled_at")
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.reading: DeviceReading | None = None
         self.in_maintenance = False
         self.lent_for = ""  # the operator's reason for the maintenance
+        self.loans: dict[str, Loan] = {}  # granted, or waiting for their memory
         self.emergency_since: int | None = None
         self.settled_at = 0  # after an emergency nothing is loaded before this
 
@@ -50,7 +76,17 @@ class DeviceBook:
     @property
     def budget(self) -> int:
         """The bytes that models may occupy in all."""
-        return 0 if self.in_maintenance else max(0, self.capacity - self.device.reserve)
+        return 0 if self.in_maintenance else max(0, self.capacity - self.device.reserve - self.lent)
+
+    @property
+    def lent(self) -> int:
+        """The bytes of all granted loans."""
+        return sum(loan.size for loan in self.loans.values() if loan.is_granted)
+
+    @property
+    def promised(self) -> int:
+        """The bytes of the loans that wait for their memory."""
+        return sum(loan.size for loan in self.loans.values() if not loan.is_granted)
 
     @property
     def may_load(self) -> bool:
@@ -58,11 +94,17 @@ class DeviceBook:
         reading = self.reading
         return reading is not None and reading.age_ms <= READING_AGE_MAX_MS and reading.constrained is None
 
+    @property
+    def has_fresh_reading(self) -> bool:
+        """Whether the last reading of the device says how much is free now."""
+        return self.reading is not None and self.reading.age_ms <= READING_AGE_MAX_MS
+
     def headroom(self, promised: int) -> int:
-        """The machine's free bytes above the reserve, less what was promised and is not allocated yet."""
+        """The machine's free bytes above the reserve, less what was promised or lent and is not allocated yet."""
         if self.reading is None:
             return 0
-        return self.reading.available - self.device.reserve - promised
+        unseen = sum(loan.unseen for loan in self.loans.values() if loan.is_granted)
+        return self.reading.available - self.device.reserve - promised - unseen
 
 
 class Ledger:
@@ -84,6 +126,7 @@ class Ledger:
                 books[name].reading = self.books[name].reading
                 books[name].in_maintenance = self.books[name].in_maintenance
                 books[name].lent_for = self.books[name].lent_for
+                books[name].loans = self.books[name].loans
         self.books = books
         kept = (device.reservation for device in catalog.devices.values())
         self.reserved_for = frozenset(reservation.model for reservation in kept if reservation)
@@ -166,7 +209,11 @@ class Ledger:
 
 def planned_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[Resource, int]:
     """What is free of every resource when every change under way has ended."""
-    return _free(ledger, models, STAYING, promised=(Stage.LOADING, Stage.PLANNED))
+    free = _free(ledger, models, STAYING, promised=(Stage.LOADING, Stage.PLANNED))
+    for name, book in ledger.books.items():
+        if book.loans:
+            free[name] -= book.promised
+    return free
 
 
 def actual_room(ledger: Ledger, models: Sequence[ModelState]) -> dict[Resource, int]:

@@ -5,7 +5,7 @@
     3. grants: requests that can start do so, before anything is planned
     4. forced changes: shrunken budgets, emergencies, idle time
     5. plans, one at a time, until the policy wants no more; grants between them
-    6. models that have drained are stopped, models that have their memory are loaded
+    6. models that have drained are stopped, models that have their memory are loaded, loans likewise granted
     7. the timer is armed for everything that waits
 
 An event about one request usually changes nothing but its own line. Then the step ends after the grants, and while
@@ -25,6 +25,7 @@ from watchbill.core.background import Epochs, Rotation
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
+from watchbill.core.loans import Loans
 from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
 from watchbill.core.policy import Policy
@@ -52,6 +53,7 @@ class Machine:
         self._residency = Residency(self.state)
         self._emergency = Emergency(self.state, self._residency)
         self._operator = Operator(self.state, self._residency)
+        self._loans = Loans(self.state, self._residency)
         self._reconfigure = Reconfigure(self.state)
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
@@ -75,6 +77,8 @@ class Machine:
             m.EvictAsked: self._operator.evict_asked,
             m.RetryAsked: self._operator.retry_asked,
             m.MaintenanceAsked: self._operator.maintenance_asked,
+            m.LoanAsked: self._loans.asked,
+            m.LoanEnded: self._loans.ended,
             m.TaskEnded: self.rotation.task_ended,
             m.Reconfigured: self._reconfigured,
             m.Closing: self._closing,
@@ -147,6 +151,7 @@ class Machine:
             self._admission.rehome(now)  # a forced change may have closed a model that can never come back
         self._plan(now)
         self._residency.advance(now)
+        self._loans.turn(now)
         self._reconfigure.settle()
         self.rotation.turn(now)
         self._missing.turn(now)
@@ -164,6 +169,7 @@ class Machine:
         self._dispatch.left(event, now)
 
     def _observed(self, event: m.Observed, now: int) -> None:
+        self._loans.observed(event)
         self._residency.observed(event, now)
         self._emergency.observed(event, now)
 

@@ -263,6 +263,8 @@ class Observed(Event, frozen=True):
     models: Mapping[str, ModelReading]
     pressure: bool = False  # the kernel stalls for memory (PSI above its bound)
     disk_fault: str | None = None  # in words for people; None: the disk of the root takes what a load writes
+    # Loan -> the bytes that its holder was seen to use; missing where that is unknown.
+    loans: Mapping[str, int] = {}
 
 
 class EvictAsked(Event, frozen=True):
@@ -288,6 +290,24 @@ class MaintenanceAsked(Event, frozen=True):
     device: str
     claimed: bool
     why: str
+
+
+class LoanAsked(Event, frozen=True):
+    """A person or a task asks for an amount of a device's memory; the reply comes when it is there (RES-14)."""
+
+    command: int
+    id: str
+    device: str
+    bytes: int
+    evict_idle: bool  # models that have been idle for long may leave for it
+    why: str
+
+
+class LoanEnded(Event, frozen=True):
+    """A loan is given back, or its holder is gone; also before it was granted."""
+
+    id: str
+    why: str = "given back"
 
 
 class TaskEnded(Event, frozen=True):
@@ -332,7 +352,7 @@ class Admit(Action, frozen=True):
 
 
 class Refusal(StrEnum):
-    """Why a request is not served: one of the closed list of codes in `errors`."""
+    """Why a request is not served, or memory not lent: one of the closed list of codes in `errors`."""
 
     SHUTTING_DOWN = "shutting_down"
     MODEL_NOT_FOUND = "model_not_found"  # it is no longer in the config
@@ -346,6 +366,7 @@ class Refusal(StrEnum):
     ENGINE_FAILED = "engine_failed"  # its engine died, and its next try could not begin in time
     PREEMPTED = "preempted"  # the operator evicted the model
     STALE = "stale"  # a newer request of its lane replaced it
+    NO_MEMORY = "no_memory"  # of a loan: too much is in use now
 
 
 class Refuse(Action, frozen=True):
@@ -449,6 +470,8 @@ class JournalEvent(StrEnum):
     STRANDED = "stranded"  # a cut request was never reported as ended
     MAINTENANCE = "maintenance"
     MAINTENANCE_END = "maintenance_end"
+    LOAN = "loan"  # memory was lent
+    LOAN_END = "loan_end"
     HOST_SILENT = "host_silent"
     HOST_BACK = "host_back"
     PLACES = "places"  # how many models a host holds at once
@@ -495,6 +518,15 @@ class Reply(Action, frozen=True):
     command: int
     ok: bool
     text: str
+
+
+class Decline(Action, frozen=True):
+    """The answer to a loan that is not granted."""
+
+    command: int
+    code: Refusal
+    message: str
+    retry_after_ms: int | None = None  # when it may be worth asking again; None where that is unknown
 
 
 class Wake(Action, frozen=True):

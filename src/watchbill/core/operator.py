@@ -123,6 +123,9 @@ class Operator:
                     text = self._said(model, "was unloaded") if ok else f"{name}: {model.failure}"
                 self._state.out += [Reply(command, ok, text) for command in self._commands.pop(name)]
         for device in list(self._claims):
+            book = self._state.ledger.books.get(device)
+            if book is not None and book.loans:
+                continue  # it is empty when they are given back
             if not self._state.used(device, *HOLDING, Stage.PLANNED):
                 for command in self._claims.pop(device):
                     self._state.out.append(Reply(command, True, f"{device} is empty and lent to you"))

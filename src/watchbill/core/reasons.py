@@ -24,6 +24,7 @@ __all__ = [
     "HostUnloads",
     "Idle",
     "InPlaceOf",
+    "Lent",
     "Outweighs",
     "PermanentMissing",
     "PlanDropped",
@@ -64,6 +65,7 @@ class Cause(StrEnum):
     PRESSURE = "pressure"  # the machine runs out of memory
     BUDGET = "budget"  # its device holds more than it may
     MAINTENANCE = "maintenance"  # its device is lent to the operator
+    LOAN = "loan"  # it was idle, and its memory is lent
     HOST = "host"  # the program that hosts it unloads it
     OPERATOR = "operator"  # by hand
     CALLER = "caller"  # a caller's keep_alive of 0
@@ -212,6 +214,17 @@ class Idle(Reason, frozen=True):
 
     def __str__(self) -> str:
         return f"idle for {self.ms // 1000} s" + (", as its last caller asked" if self.as_asked else "")
+
+
+class Lent(Reason, frozen=True):
+    """It was idle, and its memory is lent."""
+
+    device: str
+    bytes: int
+    why: str  # the borrower's words
+
+    def __str__(self) -> str:
+        return f"idle; {format_bytes(self.bytes)} of {self.device} is lent for {self.why}"
 
 
 class Shortfall(Reason, frozen=True):

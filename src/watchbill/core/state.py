@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core.companions import CompanionSets
-from watchbill.core.ledger import Ledger, actual_room, has_room, own_share, planned_room
+from watchbill.core.ledger import DeviceBook, Ledger, actual_room, has_room, own_share, planned_room
 from watchbill.core.line import Patience
 from watchbill.core.messages import (
     Action,
@@ -179,6 +179,18 @@ class State:
 
     def _fits_ever(self, model: ModelState) -> bool:
         return model.spec.shared or self.ledger.fits_ever(model.needs, self.permanents(model))
+
+    def lent_out(self, model: Candidate) -> DeviceBook | None:
+        """The device on which a model fits only once some of its loans are given back."""
+        for book in self.ledger.books_of(model.needs):
+            if not book.loans:
+                continue
+            name = book.device.name
+            needed = sum(member.needs.get(name, 0) for member in model.members)
+            kept = sum(needs.get(name, 0) for needs in self.permanents(*model.members))
+            if needed + kept > self.ledger.capacity_of(name) - book.lent:
+                return book
+        return None
 
     def may_load(self, model: Candidate, now: int) -> bool:
         """Whether every device it needs has a fresh reading and has settled after an emergency."""

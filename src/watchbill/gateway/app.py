@@ -24,7 +24,8 @@ from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.messages import Answer, Request, Response
-from watchbill.gateway.native import MaintenanceApi, NativeApi
+from watchbill.gateway.lending import LoansApi, MaintenanceApi
+from watchbill.gateway.native import NativeApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
@@ -63,7 +64,7 @@ class Gateway(Services):
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
-        self._maintenance = MaintenanceApi(self)
+        self._maintenance, self._loans = MaintenanceApi(self), LoansApi(self)
         self._openai = OpenAiApi(self, created_s=int(time.time()))
         self._process = ProcessApi(self)
         self._anthropic = AnthropicApi(self)
@@ -102,7 +103,8 @@ class Gateway(Services):
         return asked + heads
 
     def _addresses(self) -> list[Route]:
-        own, v1, api, lending = self._native, self._openai, self._ollama, self._maintenance
+        own, v1, api = self._native, self._openai, self._ollama
+        lending, loans = self._maintenance, self._loans
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -119,6 +121,10 @@ class Gateway(Services):
             ("POST", "/wb/v1/maintenance", Access.ADMIN, lending.start),
             ("POST", "/wb/v1/maintenance/renew", Access.ADMIN, lending.renew),
             ("DELETE", "/wb/v1/maintenance", Access.ADMIN, lending.end),
+            ("GET", "/wb/v1/loans", Access.KEY, loans.listed),
+            ("POST", "/wb/v1/loans", Access.ADMIN, loans.ask),
+            ("POST", "/wb/v1/loans/{id}/renew", Access.ADMIN, loans.renew),
+            ("DELETE", "/wb/v1/loans/{id}", Access.ADMIN, loans.end),
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),

@@ -20,6 +20,7 @@ __all__ = [
     "major_faults_of_tree",
     "pids_of_tree",
     "pids_of_unit",
+    "pss_of_pids",
     "pss_of_tree",
 ]
 
@@ -49,6 +50,12 @@ def pss_of_tree(pid: int, root: Path = MACHINE) -> TreeMemory:
     alive = [(member, row) for member, row in rows if row is not None]
     totals = [Bytes(sum(row[column] for _, row in alive)) for column in range(6)]
     return TreeMemory(*totals, pids=tuple(member for member, _ in alive))
+
+
+def pss_of_pids(pids: Iterable[int], root: Path = MACHINE) -> int:
+    """The PSS of these processes together; those that are gone have none."""
+    rows = (_memory_of(pid, root) for pid in pids)
+    return sum(row[0] for row in rows if row is not None)
 
 
 def major_faults_of_tree(pid: int, root: Path = MACHINE) -> int:

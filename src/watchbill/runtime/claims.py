@@ -1,35 +1,45 @@
-"""Claims: which operator has a device for maintenance, and until when (RES-14).
+"""Claims: which operator or task has a device, or an amount of its memory, and until when (RES-14).
 
-A claim is held by a process on this machine (pid and start time), or by a holder that renews it in time, or it has no
-holder and lasts a number of hours. It ends when it is given back, when its process is gone, when it was not renewed
-in time, or when its time is over: no claim lasts without limit. Claims live as long as the daemon does.
+A claim without a size is **maintenance**: all memory of a device. One with a size is a **loan**. Either is held by a
+process on this machine (pid and start time), or by a holder that renews it in time, or it has no holder and lasts a
+number of hours. It ends when it is given back, when its process is gone, when it was not renewed in time, or when its
+time is over: no claim lasts without limit. Claims live as long as the daemon does, and an id of an earlier daemon is
+unknown to the next one.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from watchbill.errors import RequestError, TheirsError
+from watchbill.catalog import RAM
+from watchbill.errors import LaneFull, NotFound, RequestError, TheirsError
 from watchbill.files.host import start_time
-from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS
+from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS, LOANS_MAX
+from watchbill.probes import Reading
+from watchbill.probes.trees import pids_of_tree, pss_of_pids
 
-__all__ = ["Claim", "Claims"]
-
-Ask = Callable[[str, bool, str], Awaitable[str]]  # device, claimed, why -> the core's reply
+__all__ = ["Claim", "Claims", "Core"]
 
 
 @dataclass(slots=True)
 class Claim:
-    """One device that is lent to an operator."""
+    """A device, or an amount of its memory, that is lent."""
 
+    id: str
     device: str
     why: str
     pid: int | None
     started: int | None  # start time of the process; a pid alone proves nothing
     renewed_at: int
     ends_at: int | None  # for a claim that is not renewed
-    is_empty: bool = False  # every model has left the device
+    size: int | None = None  # of a loan, in bytes; None: the whole device
+    evict_idle: bool = True  # of a loan: models that have been idle for long may leave for it
+    is_granted: bool = False  # the device is empty, or the memory is there
+    used: int = 0  # of a loan: the bytes that its holder was seen to use
 
     def expiry(self, now: int) -> str | None:
         """Why it is over; None while it is valid."""
@@ -42,14 +52,29 @@ class Claim:
         return f"it was not renewed for {CLAIM_RENEW_MS // 1000} s" if late else None
 
 
-class Claims:
-    """All claims."""
+class Core(Protocol):
+    """What claims ask of the scheduler. Both return the core's words, or raise what it refused with."""
 
-    def __init__(self, ask: Ask, now: Callable[[], int]) -> None:
-        self._ask, self._now = ask, now
+    def claim(self, claim: Claim, /) -> Awaitable[str]:
+        """Takes the memory; returns when it is there."""
+        ...
+
+    def release(self, claim: Claim, why: str, /) -> Awaitable[str]:
+        """Gives it back."""
+        ...
+
+
+class Claims:
+    """All claims, by their id."""
+
+    def __init__(self, core: Core, now: Callable[[], int]) -> None:
+        self._core, self._now = core, now
         self._claims: dict[str, Claim] = {}
+        self._numbers, self._prefix = itertools.count(1), os.urandom(3).hex()
         self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ maintenance: whole devices
 
     async def take(
         self, device: str, why: str, *, pid: int | None = None, lasts_ms: int | None = None
@@ -58,64 +83,107 @@ class Claims:
 
         A caller that leaves before that, or whose wait fails, has claimed nothing.
         """
-        held = self._claims.get(device)
+        held = self._of_device(device)
         if held is not None and held.expiry(self._now()) is None:
             raise RequestError(f"{device} is already in maintenance for {held.why!r}; end that first")
+        if held is not None:
+            del self._claims[held.id]
+        return await self._hold(self._make("maintenance", device, why, pid, lasts_ms))
+
+    def renew_device(self, device: str) -> None:
+        """Extends the claim of a device: its holder still lives."""
+        self._in_maintenance(device).renewed_at = self._now()
+
+    async def give_back_device(self, device: str, why: str = "given back") -> str:
+        """Ends the claim of a device."""
+        return await self._end(self._in_maintenance(device), why)
+
+    def _in_maintenance(self, device: str) -> Claim:
+        claim = self._of_device(device)
+        if claim is None:
+            raise RequestError(f"{device} is not in maintenance")
+        return claim
+
+    def _of_device(self, device: str) -> Claim | None:
+        whole = (claim for claim in self._claims.values() if claim.size is None)
+        return next((claim for claim in whole if claim.device == device), None)
+
+    # ------------------------------------------------------------------ loans: amounts of memory
+
+    async def borrow(
+        self,
+        device: str,
+        size: int,
+        why: str,
+        *,
+        pid: int | None = None,
+        lasts_ms: int | None = None,
+        evict_idle: bool = True,
+    ) -> tuple[Claim, str]:
+        """Borrows memory; returns when it is there. Raises the core's refusal. A caller that leaves has nothing."""
+        if sum(claim.size is not None for claim in self._claims.values()) >= LOANS_MAX:
+            raise LaneFull(f"there are already {LOANS_MAX} loans; give some back first")
+        loan = self._make("loan", device, why, pid, lasts_ms)
+        loan.size, loan.evict_idle = size, evict_idle
+        return loan, await self._hold(loan)
+
+    def renew(self, id: str) -> Claim:
+        """Extends a loan: its holder still lives."""
+        loan = self._loan(id)
+        loan.renewed_at = self._now()
+        return loan
+
+    async def give_back(self, id: str, why: str = "given back") -> str:
+        """Ends a loan."""
+        return await self._end(self._loan(id), why)
+
+    def _loan(self, id: str) -> Claim:
+        loan = self._claims.get(id)
+        if loan is None or loan.size is None:
+            raise NotFound("there is no such loan: it was given back, or its holder was gone")
+        return loan
+
+    # ------------------------------------------------------------------ the life of either
+
+    def _make(self, kind: str, device: str, why: str, pid: int | None, lasts_ms: int | None) -> Claim:
         started = start_time(pid) if pid is not None else None
         if pid is not None and started is None:
             raise RequestError(f"there is no process {pid} that could hold {device}")
         now = self._now()
         ends_at = None if lasts_ms is None else now + lasts_ms
-        claim = self._claims[device] = Claim(device, why, pid, started, now, ends_at)
+        id = f"{kind}-{self._prefix}-{next(self._numbers)}"
+        return Claim(id, device, why, pid, started, now, ends_at)
+
+    async def _hold(self, claim: Claim) -> str:
+        self._claims[claim.id] = claim
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._sweep(), name="claims")
         try:
-            said = await self._ask(device, True, why)
+            said = await self._core.claim(claim)
         except BaseException:
-            if self._claims.get(device) is claim:
-                self._leaving.add(task := asyncio.create_task(self._drop(device)))
+            if self._claims.get(claim.id) is claim:
+                self._leaving.add(task := asyncio.create_task(self._drop(claim)))
                 task.add_done_callback(self._leaving.discard)
             raise
-        claim.is_empty, claim.renewed_at = True, self._now()
+        claim.is_granted, claim.renewed_at = True, self._now()
         return said
 
-    async def _drop(self, device: str) -> None:
+    async def _drop(self, claim: Claim) -> None:
         """Ends a claim whose caller left, or was told that it failed."""
         with contextlib.suppress(TheirsError):  # there may be no such device
-            await self.give_back(device, "its caller did not wait")
+            await self._end(claim, "its caller did not wait")
 
-    def renew(self, device: str) -> None:
-        """Extends a claim: its holder still lives."""
-        if device not in self._claims:
-            raise RequestError(f"{device} is not in maintenance")
-        self._claims[device].renewed_at = self._now()
-
-    async def give_back(self, device: str, why: str = "given back") -> str:
-        """Ends a claim."""
-        if self._claims.pop(device, None) is None:
-            raise RequestError(f"{device} is not in maintenance")
-        return await self._ask(device, False, why)
-
-    def view(self) -> dict[str, dict[str, object]]:
-        """The claims, for `status`."""
-        now = self._now()
-        return {
-            c.device: {
-                "why": c.why,
-                "pid": c.pid,
-                "empty": c.is_empty,
-                "renewed_ms": now - c.renewed_at,
-                "ends_ms": None if c.ends_at is None else max(0, c.ends_at - now),
-            }
-            for c in self._claims.values()
-        }
+    async def _end(self, claim: Claim, why: str) -> str:
+        self._claims.pop(claim.id, None)
+        return await self._core.release(claim, why)
 
     async def _sweep(self) -> None:
         while self._claims:
             await asyncio.sleep(CLAIM_LOOK_MS / 1000)
             expired = [(c, why) for c in self._claims.values() if (why := c.expiry(self._now()))]
             for claim, why in expired:
-                await self.give_back(claim.device, f"{why} ({claim.why})")
+                if claim.id in self._claims:
+                    await self._end(claim, f"{why} ({claim.why})")
 
     async def close(self) -> None:
         """Forgets every claim."""
@@ -124,3 +192,54 @@ class Claims:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
+
+    # ------------------------------------------------------------------ views
+
+    def view(self) -> dict[str, dict[str, object]]:
+        """The devices in maintenance, for `status`."""
+        whole = [claim for claim in self._claims.values() if claim.size is None]
+        return {
+            c.device: {"why": c.why, "pid": c.pid, "empty": c.is_granted, **self._times(c)} for c in whole
+        }
+
+    def loans_view(self) -> dict[str, dict[str, object]]:
+        """The loans, for `status`."""
+        return {loan.id: self.loan_view(loan) for loan in self._claims.values() if loan.size is not None}
+
+    def loan_view(self, loan: Claim) -> dict[str, object]:
+        """One loan."""
+        about = {"device": loan.device, "memory": loan.size, "used": loan.used, "why": loan.why}
+        return {**about, "pid": loan.pid, "granted": loan.is_granted, **self._times(loan)}
+
+    def _times(self, claim: Claim) -> dict[str, object]:
+        now = self._now()
+        ends_ms = None if claim.ends_at is None else max(0, claim.ends_at - now)
+        return {"renewed_ms": now - claim.renewed_at, "ends_ms": ends_ms}
+
+    # ------------------------------------------------------------------ what the holders use
+
+    def measure(self, cards: Mapping[str, Reading]) -> dict[str, dict[str, int]]:
+        """Device -> loan -> the bytes that its holder uses. Blocks on /proc: call it in a thread.
+
+        A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
+        holder may have several loans of a device: they are filled in the order in which they were asked for.
+        """
+        loans = [c for c in list(self._claims.values()) if c.size is not None and c.pid is not None]
+        ours = set(pids_of_tree(os.getpid())) if loans else set[int]()
+        left: dict[tuple[int, str], int] = {}
+        found: dict[str, dict[str, int]] = {}
+        for loan in loans:
+            holder = (loan.pid or 0, loan.device)
+            if holder not in left:
+                left[holder] = _used(holder[0], loan.device, cards, ours)
+            loan.used = found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, left[holder])
+            left[holder] -= loan.used
+        return found
+
+
+def _used(pid: int, device: str, cards: Mapping[str, Reading], but: set[int]) -> int:
+    pids = [member for member in pids_of_tree(pid) if member not in but]
+    if device == RAM:
+        return pss_of_pids(pids)
+    card = cards.get(device)
+    return 0 if card is None else sum(card.processes.get(member, 0) for member in pids)

@@ -38,6 +38,12 @@ class Commands:
             raise RequestError(reply.text)
         return reply.text
 
+    def fail(self, command: int, error: TheirsError) -> None:
+        """Ends a command with an error that says more than a reply."""
+        answer = self._waiting.get(command)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
     def reply(self, reply: Reply) -> None:
         """Delivers the core's answer."""
         answer = self._waiting.get(reply.command)

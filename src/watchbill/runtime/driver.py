@@ -27,7 +27,7 @@ from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.metrics import Metrics
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
-from watchbill.runtime.claims import Claims
+from watchbill.runtime.claims import Claim, Claims
 from watchbill.runtime.commands import Commands
 from watchbill.runtime.engines import Engines, MakeEngine
 from watchbill.runtime.explain import explain
@@ -46,6 +46,7 @@ from watchbill.runtime.views import (
     rotation_view,
     status_view,
 )
+from watchbill.units import format_bytes
 
 __all__ = ["Driver", "Parts"]
 
@@ -100,19 +101,23 @@ class Driver:
         self._loads_by_hand: dict[str, str] = {}  # request -> model, for requests that only load
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
         self._engines = Engines(catalog, parts.make_engine, self.feed, self._look)
-        looks = {"memory": self._engines.memory, "asleep": self._engines.asleep}
+        self.claims = Claims(self, self.now)
+        looks = {
+            "memory": self._engines.memory,
+            "asleep": self._engines.asleep,
+            "borrowed": self.claims.measure,
+        }
         self._probe_loop = parts.make_probe_loop(
             catalog=catalog, **looks, feed=self._observed, alert=self._alert
         )
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
-        self.claims = Claims(self._ask_maintenance, self.now)
         self._saver: asyncio.Task[None] | None = None
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._engines.stop, m.Note: self._note, m.Alert: self._alert,
-            m.Reply: self._commands.reply, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Reply: self._commands.reply, m.Decline: self._decline, m.Wake: self._wake, m.RunTask: self._run_task,
             m.Sleep: self._engines.sleep, m.WakeModel: self._engines.wake, m.Check: self._engines.check,
         }  # fmt: skip
 
@@ -255,7 +260,8 @@ class Driver:
 
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
-        beside = {"maintenance": self.claims.view(), "spools": self._parts.spools()}
+        lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
+        beside = {**lent, "spools": self._parts.spools()}
         core, now = self._core, self.now()
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
@@ -324,8 +330,26 @@ class Driver:
         loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
         return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads, cause))
 
-    async def _ask_maintenance(self, device: str, claimed: bool, why: str) -> str:
-        return await self._commands.ask(lambda command: m.MaintenanceAsked(command, device, claimed, why))
+    async def claim(self, claim: Claim, /) -> str:
+        """Empties a device for a claim, or has a loan granted."""
+        if (size := claim.size) is None:
+            return await self._ask_maintenance(claim, True, claim.why)
+        why, idle = claim.why, claim.evict_idle
+        return await self._commands.ask(
+            lambda command: m.LoanAsked(command, claim.id, claim.device, size, idle, why)
+        )
+
+    async def release(self, claim: Claim, why: str, /) -> str:
+        """Ends a claim."""
+        if claim.size is None:
+            return await self._ask_maintenance(claim, False, why)
+        self.feed(m.LoanEnded(claim.id, why))
+        return f"{format_bytes(claim.size)} of {claim.device} is back"
+
+    async def _ask_maintenance(self, claim: Claim, claimed: bool, why: str) -> str:
+        return await self._commands.ask(
+            lambda command: m.MaintenanceAsked(command, claim.device, claimed, why)
+        )
 
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
@@ -361,6 +385,10 @@ class Driver:
             m.Note(m.JournalEvent.REFUSE, action.message, ticket.request.model, request=action.id)
         )
         ticket.refuse(kind(action.message, retry_after_ms=action.retry_after_ms))
+
+    def _decline(self, action: m.Decline) -> None:
+        kind = _ERRORS.get(action.code, TheirsError)
+        self._commands.fail(action.command, kind(action.message, retry_after_ms=action.retry_after_ms))
 
     def _grant(self, action: m.Grant) -> None:
         ticket, warm = self._tickets.get(action.id), self._engines.warm.get(action.model)

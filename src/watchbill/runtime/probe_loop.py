@@ -33,6 +33,7 @@ __all__ = ["ProbeLoop"]
 HASTE_FACTOR = 4
 Memory = Mapping[str, tuple[int, Mapping[str, int]]]
 Cards = Mapping[str, Reading]
+Borrowed = dict[str, Mapping[str, int]]  # device -> loan -> the bytes that its holder uses
 
 
 class ProbeLoop:
@@ -46,6 +47,7 @@ class ProbeLoop:
         feed: Callable[[Observed], None],
         *,
         asleep: Callable[[], Awaitable[Mapping[str, bool]]] | None = None,
+        borrowed: Callable[[Cards], Mapping[str, Mapping[str, int]]] | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         disk: DiskProbe | None = None,
@@ -54,6 +56,7 @@ class ProbeLoop:
         self._catalog, self._probes, self._memory, self._feed = catalog, probes, memory, feed
         self._ram, self._disk, self._clock, self._alert = ram, disk, clock, alert
         self._see_sleep, self._asleep = asleep, dict[str, bool]()
+        self._see_loans, self._loans = borrowed, Borrowed()
         self._constraints: dict[str, Constraint] = {}  # the devices that took no loads at the last reading
         self._failed = [0] * len(probes)  # failed readings in a row
         self._blind = 0  # failed readings of the processes in a row
@@ -106,7 +109,8 @@ class ProbeLoop:
             name: ModelReading(attempt, True, memory, self._asleep.get(name) if saw else None)
             for name, (attempt, memory) in self._models.items()
         }
-        self._feed(Observed(now, devices, models, self._stalls(), self._disk_fault()))
+        loans = {id: used for of_device in self._loans.values() for id, used in of_device.items()}
+        self._feed(Observed(now, devices, models, self._stalls(), self._disk_fault(), loans))
         self._next_ms = self._pace(devices)
 
     async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
@@ -114,6 +118,8 @@ class ProbeLoop:
         cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
         try:
             self._models = await asyncio.to_thread(self._memory, cards)
+            if self._see_loans is not None:
+                self._loans = dict(await asyncio.to_thread(self._see_loans, cards))
             if self._see_sleep is not None:
                 self._asleep = dict(await self._see_sleep())
         except OSError as error:  # any errno: /proc cannot be read now, and readings of free memory go on
@@ -140,7 +146,9 @@ class ProbeLoop:
         return found
 
     def _held_on(self, device: str) -> int:
-        return sum(memory.get(device, 0) for _, memory in self._models.values())
+        """The bytes of a device that our models and the holders of loans use: they make no card unwell."""
+        loans = sum(self._loans.get(device, {}).values())
+        return loans + sum(memory.get(device, 0) for _, memory in self._models.values())
 
     def _stalls(self) -> bool:
         try:

@@ -88,6 +88,7 @@ def _device(state: State, name: str) -> dict[str, object]:
         "loading": state.used(name, Stage.LOADING),
         "stopping": state.used(name, Stage.STOPPING),
         "asleep": state.used(name, Stage.ASLEEP),
+        "lent": book.lent,
         "emergency": book.emergency_since is not None,
         "maintenance": book.in_maintenance,
         "constrained": constraint_text(limit) if (limit := _constraint(book)) else None,
@@ -370,6 +371,8 @@ def hindrance(state: State, model: ModelState, now: int) -> str | None:
             return f"until {model.spec.engine} answers again: {detail}"
         case Why.MAINTENANCE:
             return f"until {device} is back from maintenance ({detail})"
+        case Why.LENT:
+            return f"until memory of {device} that is lent is given back ({detail})"
         case Why.UNWELL:
             return f"until {device} is well again: {detail}"
         case Why.UNREADABLE:

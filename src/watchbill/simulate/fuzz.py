@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import EvictAsked, Footprint, Knowledge
+from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.reloads import schedule_reloads
 from watchbill.simulate.world import Faults, World
@@ -35,9 +36,14 @@ FAULTS = Faults(
 
 
 def random_world(
-    seed: int, *, faults: bool = True, policy: str = "rate", strategy: type[object] | None = None
+    seed: int,
+    *,
+    faults: bool = True,
+    policy: str = "rate",
+    strategy: type[object] | None = None,
+    loans: bool = True,
 ) -> World:
-    """A random world. A policy from outside is named by its class."""
+    """A random world. A policy from outside is named by its class. Memory is lent only where faults happen, too."""
     draw = random.Random(seed)
     devices = _devices(draw)
     time_limits = random.Random(f"time limits {seed}")
@@ -71,6 +77,8 @@ def random_world(
         _operator(draw, world, models)
         schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
         _fill_disk(random.Random(f"disk {seed}"), world)
+        if loans:
+            schedule_loans(random.Random(f"loans {seed}"), world, world.borrowers, TROUBLE_MS)
     return world
 
 

@@ -15,8 +15,9 @@ from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
-from watchbill.core.reasons import Planned, Swapped
+from watchbill.core.reasons import Cause, Planned, Swapped
 from watchbill.core.watchdog import CHECK_MS
+from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.places import Places
@@ -45,6 +46,7 @@ class Judged(Protocol):
     truth: dict[str, TrueModel]
     callers: dict[str, Caller]
     open: dict[str, Caller]
+    borrowers: Borrowers
     told_load_ms: dict[str, float]
     timer: float | None
     faults: Faults
@@ -124,6 +126,8 @@ class Judge:
         match note.event:
             case m.JournalEvent.EVICT:
                 self._judge_closing(name, note.reason if isinstance(note.reason, Swapped) else None)
+                if note.cause is Cause.LOAN:
+                    self._judge_loan_victim(name)
                 self.closed.add(name)
             case m.JournalEvent.REOPEN:
                 if self._world.engines[name].power not in (Power.WARM, Power.ASLEEP):
@@ -167,11 +171,30 @@ class Judge:
         if loading > world.catalog.policy.parallel_loads:
             self.say("more loads at once than allowed", name)
         for device, size in engine.held.items():
-            rules = world.catalog.devices[device]
-            held = sum(e.held.get(device, 0) for e in world.engines.values())
-            capacity = min(world.capacity[device], rules.capacity or world.capacity[device]) * rules.share
-            if held > capacity - rules.reserve and size:
-                self.say("memory over the budget when a load was emitted", f"{name} {device} {held:,}")
+            if (over := self._over(device)) and size:
+                self.say("memory over the budget when a load was emitted", f"{name} {device} {over}")
+
+    def _over(self, device: str) -> str | None:
+        """What a device holds beyond its budget: the memory of engines in any state, and what is lent."""
+        world, rules = self._world, self._world.catalog.devices[device]
+        held = sum(e.held.get(device, 0) for e in world.engines.values())
+        lent = world.borrowers.lent(device)
+        capacity = min(world.capacity[device], rules.capacity or world.capacity[device]) * rules.share
+        return f"{held:,} and {lent:,} lent" if held + lent > capacity - rules.reserve else None
+
+    def lent(self, borrower: Borrower) -> None:
+        """Judges a loan at the moment of its grant: the memory must be there, whatever its holder does."""
+        if over := self._over(borrower.device):
+            self.say("memory was lent that was not there", f"{borrower.id} {borrower.device} {over}")
+
+    def _judge_loan_victim(self, name: str) -> None:
+        """A loan takes the memory of idle models only: requests stay ahead of it."""
+        world = self._world
+        if world.declared[name].permanent:
+            self.say("a permanent model was closed for a loan", name)
+        for caller in world.open.values():
+            if name in (caller.served_by, *caller.beside) and caller.state in ("waiting", "running"):
+                self.say("a model in use was closed for a loan", f"{name} of {caller.request.id}")
 
     def _judge_closing(self, name: str, swapped: Swapped | None) -> None:
         world, model = self._world, self._world.declared[name]
@@ -287,7 +310,7 @@ class Judge:
         """Judges a waking that the core did not know about: the memory must still be the engine's own."""
         world = self._world
         for device in world.engines[model].held:
-            held = sum(e.held.get(device, 0) for e in world.engines.values())
+            held = sum(e.held.get(device, 0) for e in world.engines.values()) + world.borrowers.lent(device)
             if held > world.capacity[device] - world.catalog.devices[device].reserve:
                 self.say("an engine woke without its memory", f"{model} {device} {held:,}")
 
@@ -344,6 +367,7 @@ class Judge:
                 else world.truth[s.name].memory.get(device, 0)
                 for s in state.in_stage(*STAYING)
             )
+            held += world.borrowers.lent(device)
             if held > min(world.capacity[device], rules.capacity or world.capacity[device]) - rules.reserve:
                 self.say("more is planned than fits", f"{device} {held:,}")
 

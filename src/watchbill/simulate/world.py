@@ -13,6 +13,7 @@ from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
+from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
@@ -80,13 +81,14 @@ class World:
         self.journal: list[tuple[float, m.Note]] = []
         self.alerts: list[m.Alert] = []
         self.judge = Judge(self)
+        self.borrowers = Borrowers(self, self.judge.lent)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._counted = 0
         self._timer_no = 0
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
-            m.Reply: self.replies.append, m.Wake: self._wake, m.RunTask: self._run_task,
+            m.Reply: self._reply, m.Decline: self.borrowers.declined, m.Wake: self._wake, m.RunTask: self._run_task,
             m.Sleep: self._sleep, m.WakeModel: self._wake_up, m.Check: self._check,
         }  # fmt: skip
         self.at(0.0, self._look_again)
@@ -418,7 +420,7 @@ class World:
     def available(self, device: str) -> int:
         """The free memory that the machine would report now."""
         held = sum(engine.held.get(device, 0) for engine in self.engines.values())
-        return self.capacity[device] - self.foreign[device] - held
+        return self.capacity[device] - self.foreign[device] - held - self.borrowers.held(device)
 
     def look(self) -> None:
         """Reads the machine, as the driver does."""
@@ -434,7 +436,8 @@ class World:
             for name, engine in self.engines.items()
             if engine.power is not Power.OFF and not self.declared[name].shared
         }
-        self.feed(m.Observed(int(self.now), devices, models, disk_fault=self.disk_fault))
+        loans = self.borrowers.seen()
+        self.feed(m.Observed(int(self.now), devices, models, disk_fault=self.disk_fault, loans=loans))
 
     def _look_again(self) -> None:
         if self.happens(self.faults.foreign_use):
@@ -458,6 +461,10 @@ class World:
             self.tally.peak[device] = max(self.tally.peak.get(device, 0), held)
 
     # ------------------------------------------------------------------ the rest
+
+    def _reply(self, action: m.Reply) -> None:
+        self.replies.append(action)
+        self.borrowers.replied(action)
 
     def _note(self, action: m.Note) -> None:
         self.journal.append((self.now, action))
