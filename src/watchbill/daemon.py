@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from watchbill import config
 from watchbill.catalog import Catalog, Server, SpoolRules
@@ -283,9 +283,7 @@ def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
 
 def _failures(driver: Driver) -> dict[str, str]:
     """Model -> the sentence with the reason why it cannot be loaded."""
-    models = cast("dict[str, dict[str, object]]", driver.status()["models"])
-    failed = {name: model["reason"] for name, model in models.items() if model["state"] == "failed"}
-    return {name: f"model {name} cannot be loaded: {reason}" for name, reason in failed.items()}
+    return {name: f"model {name} cannot be loaded: {why}" for name, why in driver.failures().items()}
 
 
 def _relieve_collector() -> None:

@@ -7,7 +7,7 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import PolicyRules, WorkClass
 from watchbill.core.estimate import MeanEstimate, MedianEstimate
-from watchbill.runtime.views import policy_doubt
+from watchbill.runtime.views import policy_uncertainty
 from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
 from watchbill.simulate.world import World
 
@@ -58,13 +58,13 @@ def test_a_load_that_was_far_off_switches_and_a_good_one_switches_back(
     assert slow.load.is_off
     world.arrive("a", 500, lane="chat")
     world.run(10_000)
-    assert policy_doubt(world.core.state) is None  # nobody wants it
+    assert policy_uncertainty(world.core.state) is None  # nobody wants it
     assert (
-        str(policy_doubt(world.core.state, slow))
+        str(policy_uncertainty(world.core.state, slow))
         == "the last load of b was more than 3 times off the learned time"
     )
     slow.load.learn(12_000)
-    assert policy_doubt(world.core.state, slow) is None
+    assert policy_uncertainty(world.core.state, slow) is None
 
 
 def test_answers_that_are_far_off_switch_and_good_ones_switch_back() -> None:

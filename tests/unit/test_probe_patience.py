@@ -23,7 +23,7 @@ class HeldProbe:
 
 
 async def test_a_cancelled_look_ends_even_when_its_answer_comes_at_the_same_time() -> None:
-    """P7: a daemon that ends while it looks does not wait for its lookout for ever."""
+    """P7: a daemon that ends while it looks does not wait for its probe without a limit."""
     probe = HeldProbe()
     looking = asyncio.create_task(PatientProbe(probe, deadline_ms=10_000).look())
     await asyncio.to_thread(probe.asked.wait, 10)

@@ -215,9 +215,9 @@ class Dispatch:
         It is only a hint: it prevents no swap and no eviction in an emergency, and a closed model stays closed.
         """
         model.last_used = now
-        wished = request.keep_alive_ms
-        if wished != model.keep_alive_ms:
-            model.keep_alive(None if wished is None else max(0, min(wished, KEEP_ALIVE_MAX_MS)))
+        asked_ms = request.keep_alive_ms
+        if asked_ms != model.keep_alive_ms:
+            model.keep_alive(None if asked_ms is None else max(0, min(asked_ms, KEEP_ALIVE_MAX_MS)))
         if model.idle_ms < WAKE_MAX_MS:
             self._state.rest(model)
 
@@ -240,7 +240,7 @@ class Dispatch:
     def _leave_unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
         """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""
         counts = parting is not None and model.unanswered(parting, now)
-        self._state.is_in_doubt = self._state.is_in_doubt or counts
+        self._state.must_look_at_engines = self._state.must_look_at_engines or counts
         self._linger(model, parting, now, silent=counts)
 
     def _linger(self, model: ModelState, parting: Parting | None, now: int, *, silent: bool) -> None:

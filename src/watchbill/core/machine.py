@@ -88,9 +88,11 @@ class Machine:
     def step(self, event: m.Event, now: int) -> list[m.Action]:
         """Takes one event and returns the actions that follow from it."""
         state, kind = self.state, type(event)
-        state.out, state.wakes, state.is_in_doubt = [], [], False
+        state.out, state.wakes, state.must_look_at_engines = [], [], False
         self.routes[kind](event, now)  # pyright: ignore[reportArgumentType]  the table pairs them
-        is_alone = state.is_still and state.armed and kind in REQUEST_EVENTS and not state.is_in_doubt
+        is_alone = (
+            state.is_still and state.armed and kind in REQUEST_EVENTS and not state.must_look_at_engines
+        )
         if not is_alone or state.wakes:
             self._follow(event, now)
         return state.out
@@ -101,7 +103,7 @@ class Machine:
         if kind is m.FirstByte:
             return  # only a flag was set
         is_failure = isinstance(event, m.Ended) and event.ok is False
-        if not armed or is_failure or state.is_in_doubt or kind not in REQUEST_EVENTS:
+        if not armed or is_failure or state.must_look_at_engines or kind not in REQUEST_EVENTS:
             self._turn(now, overdue=True)
             return
         if state.waiting or state.companion_sets:

@@ -7,7 +7,7 @@ change them.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from msgspec import Struct
 
@@ -84,6 +84,20 @@ class Stage(Enum):
     DRAINING = "draining"  # no new work; leaves when its running requests have ended
     STOPPING = "stopping"  # the engine was told to stop, or to sleep; memory held until it is back
     ASLEEP = "asleep"  # its process runs without its weights; it wakes faster than it loads
+
+
+class ModelStatus(StrEnum):
+    """A model's stage, and whether it failed: one word for people and scripts."""
+
+    ABSENT = "absent"
+    PLANNED = "planned"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    ASLEEP = "asleep"
+    FAILED = "failed"  # absent, and a load would fail again
+    QUARANTINED = "quarantined"  # absent, and not tried for a while
 
 
 #: Read at every start; looking a member up in its enum takes ten times longer.
@@ -395,6 +409,15 @@ class ModelState(Candidate):
     def is_quarantined(self, now: int) -> bool:
         """Whether it failed so often, or so surely, that no request should wait for it now."""
         return now < self.retry_at and (self.hopeless or self.failures >= LOAD_ATTEMPTS)
+
+    def status(self, now: int) -> ModelStatus:
+        """Its stage, or its failure where that keeps it out of memory."""
+        if self.stage is Stage.ABSENT and self.failure is not None:
+            if self.hopeless:
+                return ModelStatus.FAILED
+            if self.is_quarantined(now):
+                return ModelStatus.QUARANTINED
+        return ModelStatus(self.stage.value)
 
     def put_off(self, reason: str, now: int) -> None:
         """Records a failure that is not its own: it is retried soon, and never quarantined for it."""

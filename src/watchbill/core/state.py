@@ -90,7 +90,9 @@ class State:
         self.plans_made = self.late_answers = 0
         self.is_closing = False
         self.disk_fault: str | None = None  # what the disk of the root said when it was last tried
-        self.is_in_doubt = False  # this step counted something against an engine: the watchdog must look
+        self.must_look_at_engines = (
+            False  # this step counted something against an engine: the watchdog must look
+        )
         self.out: list[Action] = []
         self.wakes: list[float] = []  # times at which something of this step must be checked again
         self.armed = 0  # when the timer comes; 0: not armed

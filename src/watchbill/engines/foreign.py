@@ -199,10 +199,10 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         for name, why in gone.items():
             hold = self._holds.get(name)
             if hold is not None and hold in seen and not hold.stop_asked:
-                self._bury(hold, why)
+                self._report_gone(hold, why)
         self._tell()
 
-    def _bury(self, hold: ForeignHold, gone: Gone) -> None:
+    def _report_gone(self, hold: ForeignHold, gone: Gone) -> None:
         hold.is_dead = True
         if not self._host.leaves_remains:
             self._forget(hold)

@@ -9,7 +9,6 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
 from urllib.parse import unquote
 
 from watchbill.catalog import Server
@@ -194,8 +193,8 @@ class Gateway(Services):
         """The request is over: nothing more is counted for it."""
         if context.held:
             self.bodies.release(context)
-        if context.stay is not None:
-            context.stay.leave()
+        if context.metered is not None:
+            context.metered.leave()
         if context.given:
             self.forget_name(context)
         self.open_requests -= 1
@@ -209,8 +208,7 @@ class Gateway(Services):
         return refusal(context.request.path, error, context.lines(), beside)
 
     def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
-        models = cast("dict[str, dict[str, object]]", self.driver.status().get("models", {}))
-        state = models.get(context.model, {}).get("state")
+        state = self.driver.model_status(context.model) if context.model else None
         eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
         return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
 

@@ -30,7 +30,7 @@ from watchbill.errors import (
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.messages import Request
 from watchbill.gateway.lifting import ESCAPED_NAME, Lifted, lift
-from watchbill.gateway.meters import Meters, Stay
+from watchbill.gateway.meters import MeteredRequest, Meters
 from watchbill.limits import (
     BODIES_RETRY_MS,
     BODY_RECEIPT_MS,
@@ -70,7 +70,7 @@ class Holder(Protocol):
 
     request: Request
     key: ApiKey | None
-    stay: Stay | None
+    metered: MeteredRequest | None
     held: int  # bytes of the body that count as held
     lifted: Lifted | None
 
@@ -142,8 +142,8 @@ class Bodies:
 
         Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
         request, key = context.request, context.key
-        if key is not None and key.is_bounded and context.stay is None:
-            context.stay = self._meters.enter(key)
+        if key is not None and key.is_bounded and context.metered is None:
+            context.metered = self._meters.enter(key)
         headers = request.headers
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")

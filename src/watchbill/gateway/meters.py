@@ -20,7 +20,7 @@ from watchbill.catalog import ApiKey
 from watchbill.errors import LaneFull
 from watchbill.runtime.ticket import Ticket
 
-__all__ = ["BYTES_PER_TOKEN", "Meters", "Stay", "TokenCount"]
+__all__ = ["BYTES_PER_TOKEN", "MeteredRequest", "Meters", "TokenCount"]
 
 MINUTE_S = 60.0
 RETRY_MS = 1_000
@@ -32,7 +32,7 @@ class _Meter:
     __slots__ = ("open", "spent", "total")
 
     def __init__(self) -> None:
-        self.open: set[Stay] = set()
+        self.open: set[MeteredRequest] = set()
         self.spent: deque[tuple[float, int]] = deque()  # when, how many tokens; within the last minute
         self.total = 0
 
@@ -44,10 +44,10 @@ class _Meter:
 
     def waiting(self) -> int:
         """Requests that wait for their turn."""
-        return sum(stay.is_waiting for stay in self.open)
+        return sum(metered.is_waiting for metered in self.open)
 
 
-class Stay:
+class MeteredRequest:
     """One request of a key that has bounds, from before its body to its end."""
 
     __slots__ = ("_clock", "_key", "_meter", "_ticket", "is_counted")
@@ -97,7 +97,7 @@ class Meters:
         """What a key has used within the last minute."""
         return self._meters.setdefault(key.name, _Meter()).tokens(self._clock())
 
-    def enter(self, key: ApiKey) -> Stay:
+    def enter(self, key: ApiKey) -> MeteredRequest:
         """Counts a request as open. Raises LaneFull when the key is over one of its bounds."""
         meter, now = self._meters.setdefault(key.name, _Meter()), self._clock()
         if key.requests_max is not None and len(meter.open) >= key.requests_max:
@@ -105,16 +105,16 @@ class Meters:
                 f"key {key.name} already has {len(meter.open)} open requests, its requests_max",
                 retry_after_ms=RETRY_MS,
             )
-        stay = Stay(key, meter, self._clock)
-        stay.check_waiting()
+        metered = MeteredRequest(key, meter, self._clock)
+        metered.check_waiting()
         if key.tokens_per_minute is not None and meter.tokens(now) >= key.tokens_per_minute:
             pause = round((meter.spent[0][0] + MINUTE_S - now) * 1000)
             raise LaneFull(
                 f"key {key.name} has used its {key.tokens_per_minute} tokens_per_minute",
                 retry_after_ms=max(pause, RETRY_MS),
             )
-        meter.open.add(stay)
-        return stay
+        meter.open.add(metered)
+        return metered
 
 
 BYTES_PER_TOKEN = 4

@@ -194,12 +194,12 @@ class ModelCalls:
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
         """Submits a request to the scheduler. Raises what it refuses at once."""
-        gateway, stay = self._gateway, context.stay
+        gateway, metered = self._gateway, context.metered
         driver = gateway.driver
         if gateway.closing.is_set():
             raise ShuttingDown
-        if stay is not None:
-            stay.check_waiting()
+        if metered is not None:
+            metered.check_waiting()
         if submission.keep_alive_ms is not None:
             submission = self._without_harm(context, submission)
         try:
@@ -213,10 +213,10 @@ class ModelCalls:
             gateway.unloading.note_use(ticket.model, context.key)
         relay = Relay(gateway.upstream, ticket, context, send, gateway.relays.discard, streamed, unknown)
         gateway.relays.add(relay)
-        if stay is not None:
-            stay.waits_for(ticket)
-            if stay.is_counted:
-                relay.tokens = TokenCount(stay.spend, self._foretold_tokens(context, ticket.model))
+        if metered is not None:
+            metered.waits_for(ticket)
+            if metered.is_counted:
+                relay.tokens = TokenCount(metered.spend, self._foretold_tokens(context, ticket.model))
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, gateway.not_continued)
         if driver.catalog.spools:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from watchbill.catalog import ApiKey
 from watchbill.gateway.http.messages import Request, header
 from watchbill.gateway.lifting import Lifted
-from watchbill.gateway.meters import Stay
+from watchbill.gateway.meters import MeteredRequest
 from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["RequestContext"]
@@ -24,8 +24,8 @@ class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "given", "held", "key", "lane", "lifted", "model",
-        "request", "start", "stay", "ticket",
+        "_id", "asked", "began", "capture", "cors", "fallback", "given", "held", "key", "lane", "lifted", "metered",
+        "model", "request", "start", "ticket",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -44,7 +44,7 @@ class RequestContext:
         self.capture: str | None = None  # the spool that its type of work names
         self.lifted: Lifted | None = None  # the long texts of a large body
         self.held = 0  # bytes of its body that count as held
-        self.stay: Stay | None = None  # in the books of a key that has bounds
+        self.metered: MeteredRequest | None = None  # of a key that has bounds
 
     @property
     def id(self) -> str:

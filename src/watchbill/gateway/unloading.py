@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import cast
 
 from watchbill.catalog import ApiKey, Model
 from watchbill.core.messages import Cause
@@ -19,13 +18,13 @@ from watchbill.errors import TheirsError
 from watchbill.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
 from watchbill.runtime.driver import Driver
 
-__all__ = ["Stay", "Unloading"]
+__all__ = ["Kept", "Unloading"]
 
 _log = logging.getLogger("watchbill.gateway")
 MINUTE_S = 60.0
 
 
-class Stay(StrEnum):
+class Kept(StrEnum):
     """Why a model stays although a client asked for its unload."""
 
     PERMANENT = "permanent"
@@ -62,23 +61,23 @@ class Unloading:
         granted.append(now)
         return True
 
-    def begin(self, model: Model, key: ApiKey | None) -> Stay | None:
+    def begin(self, model: Model, key: ApiKey | None) -> Kept | None:
         """Starts to unload a model. Says why, where it stays."""
-        if (stay := self._why_it_stays(model)) is not None or model.name in self._tasks:
-            return stay
+        if (kept := self._why_it_stays(model)) is not None or model.name in self._tasks:
+            return kept
         if not self.grants(model, key):
-            return Stay.USED
+            return Kept.USED
         task = asyncio.create_task(self._unload(model.name), name=f"unload {model.name}")
         self._tasks[model.name] = task
         task.add_done_callback(lambda _: self._tasks.pop(model.name, None))
         return None
 
-    def _why_it_stays(self, model: Model) -> Stay | None:
+    def _why_it_stays(self, model: Model) -> Kept | None:
         if model.permanent or model.shared:
-            return Stay.PERMANENT if model.permanent else Stay.SHARED
-        if self._is_used(model.name):
-            return Stay.USED
-        return Stay.BUSY if len(self._tasks) >= UNLOADS_MAX and model.name not in self._tasks else None
+            return Kept.PERMANENT if model.permanent else Kept.SHARED
+        if self._driver.is_in_use(model.name):
+            return Kept.USED
+        return Kept.BUSY if len(self._tasks) >= UNLOADS_MAX and model.name not in self._tasks else None
 
     async def close(self) -> None:
         """Waits for nothing more."""
@@ -87,11 +86,6 @@ class Unloading:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _is_used(self, name: str) -> bool:
-        models = cast("dict[str, dict[str, int]]", self._driver.status().get("models", {}))
-        told = models.get(name, {})
-        return bool(told.get("in_flight") or told.get("queued"))
 
     async def _unload(self, name: str) -> None:
         try:

@@ -76,7 +76,7 @@ class OwnedProcess:
         self._stuck: str = ""
         self._control = self._status = self._pidfd = -1
         self._guard: subprocess.Popen[bytes] | None = None
-        self._burial: asyncio.Task[None] | None = None
+        self._cleanup: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -139,7 +139,7 @@ class OwnedProcess:
             return
         if self._stuck:
             raise EngineFailed(f"{self.record.label}: processes {self._stuck} survived SIGKILL")
-        await self._bury_without_guard()  # the guard is stopped or stuck
+        await self._end_without_guard()  # the guard is stopped or stuck
 
     def abandon(self) -> None:
         """Lets go of the tree, and its guard kills it. For the last moment, when nothing can be awaited."""
@@ -173,7 +173,7 @@ class OwnedProcess:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, line.encode() + b"\n")
 
-    async def _bury_without_guard(self) -> None:
+    async def _end_without_guard(self) -> None:
         left = await asyncio.to_thread(extinguish, lambda: survivors_of(self.record), 0, limits.STOP_KILL_MS)
         if left:
             raise EngineFailed(f"{self.record.label}: processes {left} survived SIGKILL")
@@ -260,9 +260,9 @@ class OwnedProcess:
         if self._is_gone:
             self._finish(Ending(self._code, self._was_asked))
         else:
-            self._burial = self._loop.create_task(self._bury_the_rest())
+            self._cleanup = self._loop.create_task(self._end_the_rest())
 
-    async def _bury_the_rest(self) -> None:
+    async def _end_the_rest(self) -> None:
         left = await asyncio.to_thread(extinguish, lambda: survivors_of(self.record), 0, limits.STOP_KILL_MS)
         self._stuck = " ".join(map(str, left))
         self._finish(Ending(self._code, self._was_asked, guard_lost=True))

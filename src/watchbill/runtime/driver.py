@@ -19,7 +19,7 @@ from watchbill import errors
 from watchbill.catalog import Catalog, Lane, Model
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import Stage
+from watchbill.core.model_state import ModelStatus, Stage
 from watchbill.core.reasons import BecameWarm
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
@@ -39,10 +39,13 @@ from watchbill.runtime.recorder import Recorder
 from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Outcome, Start, Submission, Tally, Ticket
 from watchbill.runtime.views import (
+    Resident,
     epochs_view,
+    failure_of,
     policy_view,
     request_view,
     requests_view,
+    resident_of,
     rotation_view,
     status_view,
 )
@@ -267,6 +270,27 @@ class Driver:
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
         return status_view(core.state, self._engines.warm, now) | policy_view(core) | turns | told | beside
+
+    def model_status(self, name: str, /) -> ModelStatus:
+        """The status of a model of the config."""
+        model = self._core.state.models.get(name)
+        return ModelStatus.ABSENT if model is None else model.status(self.now())
+
+    def is_in_use(self, name: str, /) -> bool:
+        """Whether requests run on a model, or wait for it."""
+        model = self._core.state.models.get(name)
+        return model is not None and bool(model.running or model.line)
+
+    def resident(self, name: str, /) -> Resident | None:
+        """A model that is in memory; None for one that is not."""
+        model = self._core.state.models.get(name)
+        return None if model is None else resident_of(self._core.state, model, self.now())
+
+    def failures(self) -> dict[str, str]:
+        """The models that can never be loaded -> why."""
+        state, now = self._core.state, self.now()
+        told = {name: failure_of(state, model, now) for name, model in state.models.items()}
+        return {name: why for name, why in told.items() if why is not None}
 
     def requests(self) -> list[dict[str, object]]:
         """Every open request."""

@@ -15,7 +15,7 @@ from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse,
 from watchbill.core.model_state import Candidate, ModelState, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
-from watchbill.runtime.views import hindrance, policy_doubt, state_of, suspicion, wakes_text
+from watchbill.runtime.views import hindrance, policy_uncertainty, suspicion, wakes_text
 
 __all__ = ["duplicate", "explain"]
 
@@ -27,8 +27,8 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     machine = duplicate(core)
     model = machine.state.models[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
-    stage, price, policy = state_of(model, now), model.price(now), core.state.catalog.policy.name
-    if why := policy_doubt(machine.state, model):
+    stage, price, policy = model.status(now), model.price(now), core.state.catalog.policy.name
+    if why := policy_uncertainty(machine.state, model):
         policy += f", for now turns because {why}"
     absence = absence_of(core.state, core.state.models[request.model], now)
     asleep = f"{wakes_text(model)}; " if stage == "asleep" else ""
@@ -58,7 +58,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         "verdict": _verdict(granted, refused, plan, leaving),
         "reason": asleep
         + _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now)),
-        "companions": {name: state_of(core.state.models[name], now) for name in beside},
+        "companions": {name: core.state.models[name].status(now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
         "expected_ms": _expected_ms(admitted),
@@ -103,7 +103,7 @@ def _expected_ms(admitted: Admit | Grant | None) -> int | None:
 
 def _together(core: Machine, names: tuple[str, ...], now: int) -> str:
     """The state of a model, or of a set: that of the member that is ready last."""
-    states = {state_of(core.state.models[name], now) for name in names}
+    states = {core.state.models[name].status(now) for name in names}
     order = ("draining", "stopping", "absent", "failed", "quarantined", "asleep", "planned", "loading")
     return next((state for state in order if state in states), "ready")
 

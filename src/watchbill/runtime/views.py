@@ -4,6 +4,7 @@ The keys are part of the interface: `status --json` prints them unchanged.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from watchbill import __version__
 from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
@@ -12,36 +13,28 @@ from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
-from watchbill.core.model_state import Candidate, ModelState, Stage
+from watchbill.core.model_state import Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 
 __all__ = [
+    "Resident",
     "constraint_view",
     "epochs_view",
+    "failure_of",
     "hindrance",
-    "policy_doubt",
+    "policy_uncertainty",
     "policy_view",
     "request_view",
     "requests_view",
+    "resident_of",
     "rotation_view",
-    "state_of",
     "status_view",
     "suspicion",
     "wakes_text",
 ]
-
-_STATES = {
-    Stage.ABSENT: "absent",
-    Stage.PLANNED: "planned",
-    Stage.LOADING: "loading",
-    Stage.READY: "ready",
-    Stage.DRAINING: "draining",
-    Stage.STOPPING: "stopping",
-    Stage.ASLEEP: "asleep",
-}
 
 #: This many requests of a list get a current forecast: one takes a fraction of a millisecond, and lines may be long.
 FORECASTS_MAX = 100
@@ -63,12 +56,12 @@ def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, o
         "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
         "lanes": _lanes(state, now),
         "policy": state.catalog.policy.name,
-        "policy_doubt": None if (doubt := policy_doubt(state)) is None else str(doubt),
+        "policy_doubt": None if (unsure := policy_uncertainty(state)) is None else str(unsure),
         "late_answers": state.late_answers,
     }
 
 
-def policy_doubt(state: State, asking: ModelState | None = None) -> Uncertainty | None:
+def policy_uncertainty(state: State, asking: ModelState | None = None) -> Uncertainty | None:
     """Why `rate` decides like `turns` for now, or would if a model were requested."""
     if state.catalog.policy.name != Rate.name:
         return None
@@ -110,12 +103,9 @@ def constraint_view(book: DeviceBook) -> dict[str, object] | None:
 
 
 def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict[str, object]:
-    due = model.idle_ms - (now - model.last_used)
-    idle = model.stage is Stage.READY and model.is_idle and not model.spec.shared
-    leaves = idle and state.is_leaving_when_idle(model)
     absence = absence_of(state, model, now)
     return {
-        "state": state_of(model, now),
+        "state": model.status(now),
         "engine": model.spec.engine,
         "memory": sum(model.sizes().values()),
         "measured": sum(model.measured.values()) or None,
@@ -136,19 +126,39 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
         "wake_ms": None if model.wake.is_guess else round(model.wake.ms),
         "service_ms": round(model.service.ms),
         "service_is_guess": model.service.is_guess,
-        "idle_left_ms": max(0, due) if leaves else None,
+        "idle_left_ms": _idle_left_ms(state, model, now),
         "retry_ms": max(0, model.retry_at - now) if model.failure else None,
     }
 
 
-def state_of(model: ModelState, now: int) -> str:
-    """The state of a model: one word of the closed list for scripts."""
-    if model.stage is Stage.ABSENT and model.failure is not None:
-        if model.hopeless:
-            return "failed"
-        if model.is_quarantined(now):
-            return "quarantined"
-    return _STATES[model.stage]
+def _idle_left_ms(state: State, model: ModelState, now: int) -> int | None:
+    """How long an idle model stays if nobody asks for it; None for one that does not leave for that."""
+    idle = model.stage is Stage.READY and model.is_idle and not model.spec.shared
+    if not (idle and state.is_leaving_when_idle(model)):
+        return None
+    return max(0, model.idle_ms - (now - model.last_used))
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model in memory, for lists of them."""
+
+    memory: Mapping[str, int]  # device -> bytes
+    idle_left_ms: int | None  # None: it does not leave for being idle
+
+
+def resident_of(state: State, model: ModelState, now: int) -> Resident | None:
+    """What is listed about a model in memory; None for one that is not."""
+    if model.stage not in (Stage.READY, Stage.DRAINING):
+        return None
+    return Resident(model.sizes(), _idle_left_ms(state, model, now))
+
+
+def failure_of(state: State, model: ModelState, now: int) -> str | None:
+    """Why a model can never be loaded; None where it can."""
+    if model.status(now) is not ModelStatus.FAILED:
+        return None
+    return _reason(model, absence_of(state, model, now))
 
 
 def _reason(model: ModelState, absence: Absence | None) -> str | None:

@@ -23,10 +23,19 @@ from typing import NamedTuple
 
 from watchbill.files.append_log import AppendLog
 
-__all__ = ["DOUBT_SUFFIX", "Log", "LogContents", "Record", "Torn", "doubt", "parse_log", "record_bytes"]
+__all__ = [
+    "UNSYNCED_SUFFIX",
+    "Log",
+    "LogContents",
+    "Record",
+    "Torn",
+    "mark_unsynced",
+    "parse_log",
+    "record_bytes",
+]
 
 #: The name of a log ends so when a sync of its files has failed.
-DOUBT_SUFFIX = ".doubt.jsonl"
+UNSYNCED_SUFFIX = ".doubt.jsonl"
 _HEADER = "# watchbill log 2"
 _MARK = b"@visible"
 _BUNDLE = b"="
@@ -117,25 +126,25 @@ class Log:
         """Close the file and keep it: whoever replays logs of dead writers will read it."""
         self._file.close()
 
-    def doubt(self) -> None:
+    def mark_unsynced(self) -> None:
         """Close the file and say in its name that syncing what it stands for has failed.
 
         The kernel reports a failed write-back once; asked again it says that all is well. So a replay must
         write every file of this log anew before it believes a sync.
         """
         self.close()
-        doubt(self.path)
+        mark_unsynced(self.path)
 
     def discard(self) -> None:
         """Close and remove the log. Only after everything in it is durable elsewhere."""
         self._file.discard()
 
 
-def doubt(path: Path) -> None:
+def mark_unsynced(path: Path) -> None:
     """Rename a log so that replay trusts nothing but its records. A disk that refuses even that is dead."""
-    if not path.name.endswith(DOUBT_SUFFIX):
+    if not path.name.endswith(UNSYNCED_SUFFIX):
         with contextlib.suppress(OSError):
-            path.rename(path.with_name(path.name.removesuffix(".jsonl") + DOUBT_SUFFIX))
+            path.rename(path.with_name(path.name.removesuffix(".jsonl") + UNSYNCED_SUFFIX))
 
 
 def _mark_bytes(first: str, last: str) -> bytes:

@@ -324,7 +324,7 @@ class Producer:
                 sync_filesystem(self._layout.root_fd)
         except OSError:
             self.broken = True
-            self._log.doubt()
+            self._log.mark_unsynced()
             raise
         self._log.discard()
         self._log, self._recent, self._marks = None, [], []

@@ -25,7 +25,7 @@ from watchbill.files.host import boot_id
 from watchbill.files.owner import Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUCKET_FILES_MAX, REPLAY_LOGS_MAX, REPLAY_NAMES_MAX, REPLAY_WAIT_S
-from watchbill.spool.log import DOUBT_SUFFIX, LogContents, Record, Torn, doubt, parse_log
+from watchbill.spool.log import UNSYNCED_SUFFIX, LogContents, Record, Torn, mark_unsynced, parse_log
 from watchbill.spool.names import Stamps, new_writer, stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX, Publisher
 
@@ -208,7 +208,7 @@ def _replay_group(layout: Layout, group: Sequence[_Log]) -> int:
             sync_filesystem(layout.root_fd)
         except OSError:
             for log in group:
-                doubt(log.path)
+                mark_unsynced(log.path)
             raise
     for log in group:
         log.path.unlink(missing_ok=True)
@@ -227,7 +227,7 @@ def _is_trusted(layout: Layout, contents: LogContents, path: Path) -> bool:
 
 
 def _is_doubtful(path: Path) -> bool:
-    return path.name.endswith(DOUBT_SUFFIX)
+    return path.name.endswith(UNSYNCED_SUFFIX)
 
 
 def _is_signature(record: Record) -> bool:

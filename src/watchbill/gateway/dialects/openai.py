@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from watchbill.catalog import Model
+from watchbill.core.model_state import ModelStatus
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
@@ -32,12 +33,12 @@ __all__ = ["OpenAiApi"]
 _encode = msgspec.json.Encoder().encode
 #: A model's stage in the words that clients know.
 _STATES = {
-    "planned": "loading",
-    "loading": "loading",
-    "ready": "loaded",
-    "draining": "loaded",
-    "failed": "failed",
-    "quarantined": "failed",
+    ModelStatus.PLANNED: "loading",
+    ModelStatus.LOADING: "loading",
+    ModelStatus.READY: "loaded",
+    ModelStatus.DRAINING: "loaded",
+    ModelStatus.FAILED: "failed",
+    ModelStatus.QUARANTINED: "failed",
 }
 
 
@@ -108,22 +109,18 @@ class OpenAiApi:
 
     async def models(self, context: RequestContext) -> Response:
         """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
-        stages, names = self._stages(), list(self._gateway.driver.catalog.models)
-        models = self._gateway.driver.catalog.models.values()
-        listed = [await self._describe(model, stages) for model in models]
+        models = self._gateway.driver.catalog.models
+        names, listed = list(models), [await self._describe(model) for model in models.values()]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         return json_response({"object": "list", "data": listed, "has_more": False, **ends}, context.lines())
 
     async def model(self, context: RequestContext) -> Response:
         """GET /v1/models/{id}."""
         model = self._gateway.driver.catalog.model_called(context.request.match["id"])
-        return json_response(await self._describe(model, self._stages()), context.lines())
+        return json_response(await self._describe(model), context.lines())
 
-    def _stages(self) -> dict[str, dict[str, object]]:
-        return cast("dict[str, dict[str, object]]", self._gateway.driver.status().get("models", {}))
-
-    async def _describe(self, model: Model, stages: dict[str, dict[str, object]]) -> dict[str, object]:
-        stage = stages.get(model.name, {}).get("state", "absent")
+    async def _describe(self, model: Model) -> dict[str, object]:
+        status = self._gateway.driver.model_status(model.name)
         return {
             "id": model.name,
             "object": "model",
@@ -132,7 +129,7 @@ class OpenAiApi:
             "type": "model",
             "display_name": model.name,
             "created_at": self._created_at,
-            "status": {"value": _STATES.get(str(stage), "unloaded")},
+            "status": {"value": _STATES.get(status, "unloaded")},
             "meta": {"n_ctx": (await self._gateway.files.facts(model)).context(model)},
             "aliases": list(model.aliases),
             "capabilities": (await self._gateway.abilities.of(model)).listed(),

@@ -65,8 +65,8 @@ class AnthropicApi:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
         body, submission = await self._read(context)
         request.check(body, counting=True)
-        if context.stay is not None:
-            context.stay.is_counted = False  # what is only counted was not spent
+        if context.metered is not None:
+            context.metered.is_counted = False  # what is only counted was not spent
         try:
             whole = await self._calls.fetch(context, submission, sender(body, "/v1/messages/count_tokens"))
             told = whole.fields()

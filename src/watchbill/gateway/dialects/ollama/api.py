@@ -15,7 +15,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama import request, response
-from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown, status_of
+from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
@@ -24,7 +24,7 @@ from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
-from watchbill.gateway.unloading import Stay
+from watchbill.gateway.unloading import Kept
 from watchbill.gateway.wire import line
 from watchbill.runtime.ticket import Start, Submission
 
@@ -74,9 +74,9 @@ class OllamaApi:
         """GET /api/ps: what is in memory."""
         driver = self._gateway.driver
         items: list[Fields] = []
-        for model, status in status_of(driver.catalog, driver.status()):
-            item = loaded_item(model, await self._gateway.files.facts(model), status)
-            items += [item] if item is not None else []
+        for model in driver.catalog.models.values():
+            if (resident := driver.resident(model.name)) is not None:
+                items.append(loaded_item(model, await self._gateway.files.facts(model), resident))
         return json_response({"models": items}, context.lines(), content_type=_JSON)
 
     async def show(self, context: RequestContext) -> Response:
@@ -130,7 +130,7 @@ class OllamaApi:
         self, context: RequestContext, submission: Submission, telling: Telling, model: Model, *, leaves: bool
     ) -> Response:
         """An empty prompt loads the model, or with `keep_alive: 0` unloads it, unless it stays (RES-02)."""
-        stays: Stay | None = None
+        stays: Kept | None = None
         if leaves:
             stays = self._gateway.unloading.begin(model, context.key)
         else:

@@ -4,21 +4,19 @@ Answers from the catalog, the driver's state and the headers of model files. Nev
 list resets no idle timer.
 """
 
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
-from watchbill.catalog import Catalog, Model
+from watchbill.catalog import Model
 from watchbill.gateway.modelfiles import Facts
 from watchbill.gguf import Header
+from watchbill.runtime.views import Resident
 
-__all__ = ["list_item", "loaded_item", "shown", "status_of", "tagged"]
+__all__ = ["list_item", "loaded_item", "shown", "tagged"]
 
 Fields = dict[str, object]
 
 #: How a permanent model's end is written; Ollama says some 290 years for "for ever".
 _FOR_EVER = "2318-01-01T00:00:00Z"
-_IN_MEMORY = frozenset({"ready", "draining"})
 #: `general.file_type` of GGUF, as Ollama spells it.
 _QUANTIZATIONS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -49,22 +47,18 @@ def list_item(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
     }
 
 
-def loaded_item(model: Model, facts: Facts, status: Mapping[str, object]) -> Fields | None:
-    """An item of /api/ps; None for a model that is not in memory."""
-    if status.get("state") not in _IN_MEMORY:
-        return None
-    devices = cast("dict[str, int]", status.get("devices", {}))
-    left = status.get("idle_left_ms")
-    left_ms = left if isinstance(left, int) else model.idle_ms
+def loaded_item(model: Model, facts: Facts, resident: Resident) -> Fields:
+    """An item of /api/ps."""
+    left_ms = model.idle_ms if resident.idle_left_ms is None else resident.idle_left_ms
     expires = _FOR_EVER if model.permanent else _text(datetime.now(UTC) + timedelta(milliseconds=left_ms))
     return {
         "name": tagged(model.name),
         "model": tagged(model.name),
-        "size": status.get("memory", 0),
+        "size": sum(resident.memory.values()),
         "digest": facts.digest,
         "details": _details(facts.header),
         "expires_at": expires,
-        "size_vram": sum(size for device, size in devices.items() if device.startswith("gpu:")),
+        "size_vram": sum(size for device, size in resident.memory.items() if device.startswith("gpu:")),
         "context_length": facts.context(model),
     }
 
@@ -81,12 +75,6 @@ def shown(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
         "capabilities": capabilities,
         "modified_at": _text(facts.modified_at),
     }
-
-
-def status_of(catalog: Catalog, status: Mapping[str, object]) -> list[tuple[Model, Fields]]:
-    """Every model with its part of the driver's status."""
-    told = cast("dict[str, Fields]", status.get("models", {}))
-    return [(model, told.get(model.name, {})) for model in catalog.models.values()]
 
 
 def _details(header: Header | None) -> Fields:

@@ -60,22 +60,22 @@ class HandEngine:
         self.is_closed = True
 
 
-class Room:
+class Harness:
     """The engines of a driver with one hand-made engine, and every event that the core would have got."""
 
     def __init__(self, *models: str) -> None:
-        self.engines: list[HandEngine] = []
+        self.made: list[HandEngine] = []
         self.heard: list[m.Event] = []
         self._more = asyncio.Condition()
-        self.room = Engines(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
+        self.engines = Engines(catalog_of(*(models or ("A",))), self._make, self._hear, self._look)
 
     def _make(self, rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> HandEngine:
-        self.engines.append(HandEngine(on_death))
-        return self.engines[-1]
+        self.made.append(HandEngine(on_death))
+        return self.made[-1]
 
     @property
     def engine(self) -> HandEngine:
-        return self.engines[-1]
+        return self.made[-1]
 
     def _hear(self, event: m.Event) -> None:
         self.heard.append(event)
@@ -96,7 +96,7 @@ class Room:
 
     async def load(self, attempt: int = 1) -> None:
         count = len(self.heard) + 1
-        self.room.load(m.Load("A", attempt, 5_000))
+        self.engines.load(m.Load("A", attempt, 5_000))
         assert isinstance(await self.hears(count), m.Loaded)
 
 
@@ -107,21 +107,21 @@ def catalog_of(*names: str, rules: EngineRules | None = None) -> Catalog:
 
 
 @asynccontextmanager
-async def room_of(*models: str) -> AsyncIterator[Room]:
-    room = Room(*models)
+async def harness_of(*models: str) -> AsyncIterator[Harness]:
+    harness = Harness(*models)
     try:
-        yield room
+        yield harness
     finally:
-        await room.room.close()
+        await harness.engines.close()
 
 
 async def test_a_model_that_cannot_be_asked_says_so_instead_of_having_failed() -> None:
     """RES-20: what was proved warm by its health only has no answer to give; that is no evidence against it."""
-    async with room_of() as room:
-        room.engine.warm = Warm(Endpoint("127.0.0.1", 1), None, {}, "http")
-        await room.load()
-        room.room.check(m.Check("A", 1))
-        told = await room.hears(2)
+    async with harness_of() as harness:
+        harness.engine.warm = Warm(Endpoint("127.0.0.1", 1), None, {}, "http")
+        await harness.load()
+        harness.engines.check(m.Check("A", 1))
+        told = await harness.hears(2)
         assert isinstance(told, m.Checked) and told.failure and not told.was_asked
 
 
@@ -133,16 +133,16 @@ async def test_the_end_of_an_old_question_is_not_taken_for_the_answer_to_a_new_o
         await answers[len(peer.asked) - 1].wait()
         writer.write(WELL)
 
-    async with peer_listening(talk) as peer, room_of() as room:
-        room.engine.warm = Warm(peer.endpoint, None, {}, "chat")
-        await room.load()
-        room.room.check(m.Check("A", 1))
+    async with peer_listening(talk) as peer, harness_of() as harness:
+        harness.engine.warm = Warm(peer.endpoint, None, {}, "chat")
+        await harness.load()
+        harness.engines.check(m.Check("A", 1))
         await peer.until(lambda p: len(p.asked) == 1)
-        room.room.check(m.Check("A", 1))
+        harness.engines.check(m.Check("A", 1))
         await peer.until(lambda p: len(p.asked) == 2 and p.left == 1)
         answers[1].set()
-        assert await room.hears(2) == m.Checked("A", 1)
-    assert len(room.heard) == 2
+        assert await harness.hears(2) == m.Checked("A", 1)
+    assert len(harness.heard) == 2
 
 
 async def test_a_model_that_dies_while_it_is_asked_is_reported_dead() -> None:
@@ -151,75 +151,75 @@ async def test_a_model_that_dies_while_it_is_asked_is_reported_dead() -> None:
     async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    async with peer_listening(talk) as peer, room_of() as room:
-        room.engine.warm = Warm(peer.endpoint, None, {}, "chat")
-        await room.load()
-        room.room.check(m.Check("A", 1))
+    async with peer_listening(talk) as peer, harness_of() as harness:
+        harness.engine.warm = Warm(peer.endpoint, None, {}, "chat")
+        await harness.load()
+        harness.engines.check(m.Check("A", 1))
         await peer.until(lambda p: len(p.asked) == 1)
-        room.engine.on_death("A", 1, "signal 9")
-        assert await room.hears(2) == m.Died("A", 1, "signal 9")
-        assert "A" not in room.room.warm
+        harness.engine.on_death("A", 1, "signal 9")
+        assert await harness.hears(2) == m.Died("A", 1, "signal 9")
+        assert "A" not in harness.engines.warm
 
 
 async def test_the_late_end_of_an_old_stop_takes_nothing_from_the_next_load() -> None:
     """RES-04: the core gave the first stop up and asked again; what was loaded since is still seen in memory."""
-    async with room_of() as room:
-        await room.load()
+    async with harness_of() as harness:
+        await harness.load()
         slow = asyncio.Event()
-        room.engine.gates.append(slow)
-        room.room.stop(m.Stop("A", 2, False))
-        room.room.stop(m.Stop("A", 3, True))
-        assert await room.hears(2) == m.Stopped("A", 3)
-        await room.load(4)
+        harness.engine.gates.append(slow)
+        harness.engines.stop(m.Stop("A", 2, False))
+        harness.engines.stop(m.Stop("A", 3, True))
+        assert await harness.hears(2) == m.Stopped("A", 3)
+        await harness.load(4)
         slow.set()
-        assert await room.hears(4) == m.Stopped("A", 2)
-        assert room.room.memory({}) == {"A": (4, {"ram": 7})}
+        assert await harness.hears(4) == m.Stopped("A", 2)
+        assert harness.engines.memory({}) == {"A": (4, {"ram": 7})}
 
 
 async def test_the_late_news_of_an_old_death_takes_nothing_from_the_next_load() -> None:
     """RES-20: a model that is warm stays where requests are sent to, whatever is told of the one before."""
-    async with room_of() as room:
-        await room.load()
-        room.room.stop(m.Stop("A", 2, True))
-        await room.hears(2)
-        await room.load(3)
-        room.engine.on_death("A", 1, "signal 9")
-        assert "A" in room.room.warm
-        room.engine.on_death("A", 3, "signal 9")
-        assert "A" not in room.room.warm
+    async with harness_of() as harness:
+        await harness.load()
+        harness.engines.stop(m.Stop("A", 2, True))
+        await harness.hears(2)
+        await harness.load(3)
+        harness.engine.on_death("A", 1, "signal 9")
+        assert "A" in harness.engines.warm
+        harness.engine.on_death("A", 3, "signal 9")
+        assert "A" not in harness.engines.warm
 
 
 async def test_a_waking_that_breaks_is_told_and_nothing_of_it_is_left() -> None:
     """RES-04: whatever a driver raises, the core hears of it at once, and the process is not left behind."""
-    async with room_of() as room:
-        await room.load()
-        room.engine.breaks = ValueError("a bug")
-        room.room.wake(m.WakeModel("A", 2, 5_000))
-        told = await room.hears(2)
+    async with harness_of() as harness:
+        await harness.load()
+        harness.engine.breaks = ValueError("a bug")
+        harness.engines.wake(m.WakeModel("A", 2, 5_000))
+        told = await harness.hears(2)
         assert isinstance(told, m.LoadFailed) and "a bug" in told.reason
-        assert room.engine.acts == ["load 1", "stop"]
+        assert harness.engine.acts == ["load 1", "stop"]
 
 
 async def test_a_model_that_cannot_be_put_to_sleep_is_stopped_whatever_the_reason() -> None:
     """RES-04: its memory was promised to somebody."""
-    async with room_of() as room:
-        await room.load()
-        room.engine.breaks = ValueError("a bug")
-        room.room.sleep(m.Sleep("A", 2))
-        assert await room.hears(2) == m.Stopped("A", 2)
+    async with harness_of() as harness:
+        await harness.load()
+        harness.engine.breaks = ValueError("a bug")
+        harness.engines.sleep(m.Sleep("A", 2))
+        assert await harness.hears(2) == m.Stopped("A", 2)
 
 
 async def test_a_reload_that_fails_changes_nothing() -> None:
     """pitfalls: applied or refused whole: engines are made before any of them takes another's place."""
-    async with room_of() as room:
-        before = room.room.view({}, {})
+    async with harness_of() as harness:
+        before = harness.engines.view({}, {})
 
         def refuse(rules: EngineRules, on_death: DeathCallback, _: HostCallback) -> HandEngine:
             if rules.name == "zebra":
                 raise ConfigError("no such animal")
             return HandEngine(on_death)
 
-        room.room._make = refuse
+        harness.engines._make = refuse
         changed = EngineRules("hand", "hand", url="http://127.0.0.1:1")
         catalog = catalog_of("A", rules=changed)
         more = replace(
@@ -228,7 +228,7 @@ async def test_a_reload_that_fails_changes_nothing() -> None:
             models={**catalog.models, "Z": Model("Z", "zebra")},
         )
         with pytest.raises(ConfigError):
-            room.room.reconfigure(more)
-        assert room.room.view({}, {}) == before
-        await room.load()
-        assert room.engine.acts == ["load 1"]
+            harness.engines.reconfigure(more)
+        assert harness.engines.view({}, {}) == before
+        await harness.load()
+        assert harness.engine.acts == ["load 1"]

@@ -39,7 +39,7 @@ class Stalling(RamProbe):
 
 
 class Sight:
-    """What a lookout sees of processes, or why it cannot."""
+    """What the probe loop sees of processes, or why it cannot."""
 
     def __init__(self) -> None:
         self.failure: OSError | None = None
