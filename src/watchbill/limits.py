@@ -595,3 +595,29 @@ FAILURES_IN_A_ROW_MAX = 3
 #: Submitted plans that are opened, and signals that are read, in one turn.
 INBOX_PER_TURN_MAX = 16
 SIGNALS_MAX = 1_000
+#: What is kept of a task's standard output and of its errors: the end in memory, the beginning in a file.
+TASK_OUTPUT_MEMORY_BYTES = 32 * 2**10
+TASK_OUTPUT_FILE_BYTES = 16 * 2**20
+#: A task that writes faster is slowed down: `yes` would keep the guard of all tasks busy.
+TASK_OUTPUT_BYTES_PER_S = 64 * 2**20
+#: A result.json, and how much of one rides in the result line.
+TASK_RESULT_BYTES_MAX = 2**20
+TASK_ANSWER_BYTES_MAX = 4_096
+#: Tasks that one agent runs at the same time.
+AGENT_SLOTS_MAX = 512
+#: The two cycles of an agent: signals, revoked tasks, health; and the heartbeat when nothing has changed.
+AGENT_INTERNAL_MS = 5_000
+AGENT_EXTERNAL_MS = 30_000
+#: An agent whose heartbeat did not reach the shared folder for so long ends its tasks: others take them after 90 s.
+AGENT_LEASE_MS = 60_000
+#: Polling of the queue where arrivals cannot be heard: with free slots and work at hand, and without work.
+AGENT_POLL_BUSY_MS = 1_000
+AGENT_POLL_IDLE_MS = 5_000
+#: How long a second agent of the same name watches the heartbeat of the first.
+AGENT_RIVAL_WATCH_MS = 65_000
+#: What running tasks get to end by themselves after SIGTERM.
+AGENT_DRAIN_MS = 20_000
+#: A guard that does not answer for so long is replaced.
+CREW_SILENCE_MS = 45_000
+#: What an aborted task gets between TERM and KILL; the coordinator sends `kill` before that.
+TASK_ABORT_MS = 180_000

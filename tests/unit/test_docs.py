@@ -28,6 +28,7 @@ NOT_RUN = {
     "fetches 400 MB",
     "runs the whole test suite, which runs this page",
     "starts a daemon in the foreground and stays",
+    "stays until it is told to leave",
 }
 
 #: Files that the reader makes.

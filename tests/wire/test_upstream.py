@@ -17,7 +17,7 @@ import pytest
 from support.certificates import write_certificate
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
-from watchbill.engines.connection_pool import _trust  # pyright: ignore[reportPrivateUsage]
+from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
 from watchbill.engines.readiness import ask_again
 from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.limits import (

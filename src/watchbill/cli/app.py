@@ -45,6 +45,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Planning": {
         "plan": ("watchbill.cli.plan:app", "Check plans and draw them."),
+        "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
+        "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),
         "simulate": (
             "watchbill.cli.simulate:simulate",
             "Play traffic against the scheduler in virtual time, and judge every step.",

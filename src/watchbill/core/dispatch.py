@@ -198,16 +198,16 @@ class Dispatch:
             return
         state, request = self._state, running.request
         model = state.home.pop(request.id).serving
-        if event.ok and running.cut is None:
-            model.answered(running, event, now)
-        else:
-            state.is_still = False  # a failed answer may be the last one that a suspicion needs
-            self._blame(model, running, event, now)
         if request.work_class is not _ROTATION:
             self._release(model, request, now)
         else:
             model.last_used = now  # its idle time counts from the end of the task (RES-16)
             state.rest(model)
+        if event.ok and running.cut is None:
+            model.answered(running, event, now)
+        else:
+            state.is_still = False  # a failed answer may be the last one that a suspicion needs
+            self._blame(model, running, event, now)
 
     def _release(self, model: ModelState, request: Request, now: int) -> None:
         """Ends the service of a request. The idle time that its caller asked for holds until the next request.

@@ -15,6 +15,7 @@ before a byte of an answer came.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,8 +23,15 @@ from functools import lru_cache
 from watchbill import __version__
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Connection, Deadlines, FailureKind, Outgoing, UpstreamFailed
-from watchbill.engines.connection_pool import Address, ConnectionPool
-from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX, UPSTREAM_MEMORY_MAX, UPSTREAM_PIECE_BYTES_MAX
+from watchbill.engines.dial import Address, dial
+from watchbill.limits import (
+    UPSTREAM_ANSWER_BYTES_MAX,
+    UPSTREAM_CLOSE_NOTICE_MS,
+    UPSTREAM_IDLE_CONNECTIONS_MAX,
+    UPSTREAM_IDLE_MS,
+    UPSTREAM_MEMORY_MAX,
+    UPSTREAM_PIECE_BYTES_MAX,
+)
 
 __all__ = ["Call", "Deadlines", "FailureKind", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
 
@@ -58,7 +66,7 @@ class Upstream:
         request = _request(outgoing, close=streamed and pool.closes)
         return Call(pool, deadlines or self.deadlines, streamed, request)
 
-    def _add_pool(self, endpoint: Endpoint) -> ConnectionPool:
+    def _add_pool(self, endpoint: Endpoint) -> "ConnectionPool":
         if len(self._pools) >= UPSTREAM_MEMORY_MAX:
             self._pools.pop(next(iter(self._pools))).close()
         address = Address(endpoint.host, endpoint.port, endpoint.tls)
@@ -104,7 +112,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, pool: ConnectionPool, deadlines: Deadlines, streamed: bool, request: bytes | tuple[bytes, ...]
+        self, pool: "ConnectionPool", deadlines: Deadlines, streamed: bool, request: bytes | tuple[bytes, ...]
     ) -> None:
         self._pool = pool
         self._deadlines = deadlines
@@ -255,6 +263,98 @@ class Call:
                     "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
                 )
         return bytes(body)
+
+
+# ------------------------------------------------------------------ connections that are kept
+
+
+class ConnectionPool:
+    """The connections to one address that are kept, and those whose engine has not let go of a cut request yet.
+
+    A connection is kept after a whole answer, within the pool's bound, for a few seconds. One that the engine has
+    closed is never given out.
+    """
+
+    __slots__ = ("_address", "_idle", "_parting", "_sweeper", "closes")
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[Connection] = []
+        self._parting: set[Connection] = set()  # each leaves within `UPSTREAM_LET_GO_MS`
+        self._sweeper: asyncio.TimerHandle | None = None
+        #: The engine closes the connection after a streamed answer although it announced otherwise (llama.cpp does):
+        #: it is asked with `Connection: close`, which spares every second request a retry.
+        self.closes = False
+
+    def take(self) -> Connection | None:
+        """A kept connection that is still open, the youngest first."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.can_serve():
+                return connection
+        return None
+
+    def keep(self, connection: Connection) -> None:
+        """Takes a connection back after an answer, for the next request."""
+        if not connection.keeps_alive or connection.failure is not None:
+            if connection.keeps_alive and connection.streamed:
+                self.closes = True
+            connection.close()
+        elif len(self._idle) >= UPSTREAM_IDLE_CONNECTIONS_MAX:
+            connection.close()
+        else:
+            connection.is_kept = True
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            if self._sweeper is None:
+                self._sweep_later()
+
+    def part(self, connection: Connection) -> None:
+        """Cuts the request on a connection; the connection goes when its engine has let go."""
+        self._parting.add(connection)
+        connection.part()
+        if not connection.can_part:
+            self._parting.discard(connection)
+
+    def close(self) -> None:
+        """Ends every connection that serves no request."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        for connection in list(self._parting):
+            connection.abort()
+
+    def _lost(self, connection: Connection) -> None:
+        self._parting.discard(connection)
+        if connection not in self._idle:
+            return
+        self._idle.remove(connection)
+        idle_ms = (time.monotonic() - connection.idle_since) * 1000
+        if connection.streamed and idle_ms < UPSTREAM_CLOSE_NOTICE_MS:
+            self.closes = True
+
+    def _sweep_later(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(UPSTREAM_IDLE_MS / 2000, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        oldest = time.monotonic() - UPSTREAM_IDLE_MS / 1000
+        stale = [connection for connection in self._idle if connection.idle_since <= oldest]
+        self._idle = [connection for connection in self._idle if connection.idle_since > oldest]
+        for connection in stale:
+            connection.close()
+        if self._idle:
+            self._sweep_later()
+
+    async def connect(self, connect_ms: int) -> Connection:
+        """Opens a connection. Raises UpstreamFailed."""
+        return await dial(self._address, connect_ms, self._lost)
+
+
+# ------------------------------------------------------------------ what is sent
 
 
 def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:

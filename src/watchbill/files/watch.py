@@ -48,6 +48,10 @@ class Watch:
         """True where arrivals cannot be noticed and only polling helps."""
         return self._fd < 0
 
+    def fileno(self) -> int:
+        """The descriptor that is readable when something may have arrived, for an event loop; -1 where it is blind."""
+        return self._fd
+
     def follow(self, folders: Iterable[str]) -> bool:
         """Watch these folders below the main one, too. Return True if one is new: then look again first."""
         if self._fd < 0:

@@ -12,7 +12,7 @@
     tasks/queue/NAME  processing/AGENT/NAME  complete/DATE/NAME  failed/NAME  manual/NAME  expired/NAME
     tasks/results/AGENT.LIFE.jsonl              what an agent reports
     gpus/AGENT_WITH_UNDERSCORES/heartbeat.json
-    signals/AGENT.stop|abort|kill|hold[.TASK]
+    signals/AGENT.stop|hold|resume|abort|kill[.TASK]
 
 Everything that is stored is relative to the root: every machine may mount the folder elsewhere. A root without its
 marker is refused, because an unmounted mount point is an empty folder.

@@ -17,7 +17,7 @@ from watchbill.fleet.disk import Disk
 from watchbill.fleet.record import Recorder, Tail
 from watchbill.fleet.values import Fields
 
-__all__ = ["End", "Result", "ResultLog", "ResultReader"]
+__all__ = ["End", "Result", "ResultLog", "ResultReader", "end_of"]
 
 #: What programs tell by their exit code.
 _SOFT_STOP = 75
@@ -51,12 +51,15 @@ class Result:
     ms: int = 0
     peak_vram_mb: int = 0
     tail: str = ""  # the last of its output
+    cpu_ms: int = 0
+    answer: str = ""  # what it gave as its result, a JSON object, where that is short
 
     def fields(self) -> dict[str, object]:
         """The line of the log."""
         return {
             "name": self.name, "agent": self.agent, "life": self.life, "why": self.end.value, "rc": self.rc,
             "ms": self.ms, "peak_vram_mb": self.peak_vram_mb, "tail": self.tail[-limits.RESULT_TAIL_CHARS_MAX :],
+            "cpu_ms": self.cpu_ms, "answer": self.answer,
         }  # fmt: skip
 
     @classmethod
@@ -68,7 +71,10 @@ class Result:
             return None
         rc, tail = line.optional_whole("rc"), line.text("tail")[-limits.RESULT_TAIL_CHARS_MAX :]
         ms, peak = line.whole("ms"), line.whole("peak_vram_mb")
-        return cls(line.text("name"), agent, life, end, rc, max(0, ms), max(0, peak), tail)
+        cpu_ms, answer = line.whole("cpu_ms"), line.text("answer")
+        return cls(
+            line.text("name"), agent, life, end, rc, max(0, ms), max(0, peak), tail, max(0, cpu_ms), answer
+        )
 
 
 def end_of(rc: int) -> End:

@@ -1,7 +1,8 @@
 """Signals: small files by which the coordinator, or a person with nothing but a shell, tells an agent to do something.
 
     signals/AGENT.stop            finish, report, exit
-    signals/AGENT.hold            claim nothing more
+    signals/AGENT.hold            claim nothing more, also after a new start
+    signals/AGENT.resume          claim again
     signals/AGENT.abort[.TASK]    terminate the worker of one task; its id is in the name, or in the file as JSON
     signals/AGENT.kill[.TASK]     the same, with SIGKILL
 
@@ -26,6 +27,7 @@ class Order(Enum):
 
     STOP = "stop"
     HOLD = "hold"
+    RESUME = "resume"
     ABORT = "abort"
     KILL = "kill"
 

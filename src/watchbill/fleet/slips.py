@@ -13,7 +13,7 @@ paths into commands, because every machine may mount the folder elsewhere.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from watchbill import limits
@@ -21,7 +21,7 @@ from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import file_stem
 from watchbill.plans.fields import TaskClass
 
-__all__ = ["Headline", "Slip", "headline_of", "slip_name"]
+__all__ = ["Headline", "Slip", "asks_for_model", "headline_of", "slip_name"]
 
 _NAME = re.compile(
     r"([1-5])-(\d{10})-(cpu|script|llm|meta)-v(\d{1,8})-(.+)\.a([1-9]\d{0,6})(?:\.for-([A-Za-z0-9-]+))?\.json"
@@ -61,6 +61,16 @@ def headline_of(name: str) -> Headline | None:
     return Headline(
         int(match[1]), int(match[2]), TaskClass(match[3]), int(match[4]), int(match[6]), match[7] or ""
     )
+
+
+def asks_for_model(name: str, models: Iterable[str]) -> bool:
+    """Whether a slip asks for one of these models, or for any. Names are joined with "-", so that "a" is also taken for
+    "a-b": the body decides."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    stems = ("_", *(_cut(model, _MODEL_BYTES) for model in models))
+    return match[5].startswith(tuple(f"{stem}-" for stem in stems))
 
 
 def _cut(text: str, bytes_max: int) -> str:

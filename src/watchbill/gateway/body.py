@@ -7,7 +7,8 @@ small bodies, and another one for operators: large uploads can keep neither from
 bodies goes back to the system soon after their end.
 
 Owns the limits of JSON: depth, number of values, numbers, texts. Whatever a client sends becomes a dict or a
-TheirsError with status 4xx. Never decompresses: a small compressed body may be a very large one.
+TheirsError with status 4xx; what an engine gets is written anew. Never decompresses: a small compressed body may be a
+very large one.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import Protocol, cast
 import msgspec
 
 from watchbill.catalog import ApiKey, Server
+from watchbill.engines.connection import Outgoing
 from watchbill.errors import (
     LaneFull,
     Overloaded,
@@ -48,9 +50,10 @@ from watchbill.limits import (
     SMALL_BODY_BYTES_MAX,
 )
 from watchbill.runtime.heap import return_freed
+from watchbill.runtime.ticket import Start
 from watchbill.units import format_bytes
 
-__all__ = ["Bodies", "encode", "parse_large", "parse_object"]
+__all__ = ["Bodies", "JsonSender", "encode", "parse_large", "parse_object"]
 
 #: Keys that Watchbill acts on. Given twice, the engine might act on the other one.
 _INTERPRETED = {
@@ -149,7 +152,10 @@ class Bodies:
             raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
         if not request.is_whole:
             return await self._receive(context)
-        body = request.take()  # nearly always: it came with the head
+        body = b"".join(
+            request.pieces
+        )  # nearly always: it came with the head, and a single piece is not copied
+        request.pieces.clear()
         size = len(body)
         if size > self._one_max:
             raise TooLarge(f"the body exceeds {self._one_max} bytes")
@@ -269,6 +275,18 @@ def encode(value: dict[str, object]) -> bytes:
         return _encode(value)
     except (OverflowError, ValueError, RecursionError) as error:
         raise RequestError(f"the body cannot be passed on: {error}") from None
+
+
+class JsonSender(msgspec.Struct, frozen=True):
+    """Sends a body to the engine whose turn it is, under the name that the engine knows the model by."""
+
+    body: dict[str, object]
+    path: str
+
+    def __call__(self, start: Start) -> Outgoing:
+        upstream = start.endpoint.upstream_model
+        content = {**self.body, "model": upstream} if upstream else self.body
+        return Outgoing(start.endpoint, "POST", self.path, encode(content))
 
 
 def _may_have_twins(body: bytes | bytearray, found: dict[str, object]) -> bool:

@@ -20,7 +20,6 @@ from watchbill.catalog import WorkClass
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
 from watchbill.gateway.answers import engine_error, let_go, verdict
-from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
@@ -40,7 +39,7 @@ from watchbill.runtime.ticket import Start, Submission
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Vectors", "Whole", "sender"]
+__all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Vectors", "Whole"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
@@ -272,17 +271,6 @@ class ModelCalls:
         await out.fail(error)
         self._gateway.note_broken(context, error)
         let_go(error)
-
-
-def sender(body: Fields, path: str) -> Sender:
-    """Sends this body to the engine whose turn it is, under the name that the engine knows the model by."""
-
-    def send(start: Start) -> Outgoing:
-        upstream = start.endpoint.upstream_model
-        content = {**body, "model": upstream} if upstream else body
-        return Outgoing(start.endpoint, "POST", path, encode(content))
-
-    return send
 
 
 def _nothing(start: Start) -> Outgoing:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
+from watchbill.gateway.body import JsonSender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.form import Form
 from watchbill.gateway.http.messages import Answer, Stream
-from watchbill.gateway.model_calls import ModelCalls, Sender, sender
+from watchbill.gateway.model_calls import ModelCalls, Sender
 from watchbill.gateway.options import RANGES, check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -47,7 +48,7 @@ class PassthroughApi:
                 submission = await self._gateway.abilities.check(submission, "completion", body.get("input"))
             # An answer of 404 to a later turn may well mean the earlier one, not the address.
             lacks = None if body.get("previous_response_id") else _lacks(context, path)
-            return await self._pass(context, submission, sender(body, path), lacks, events=stream is True)
+            return await self._pass(context, submission, JsonSender(body, path), lacks, events=stream is True)
 
         return pass_on
 

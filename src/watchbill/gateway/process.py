@@ -14,10 +14,11 @@ from watchbill.catalog import ProcessType
 from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.ollama.response import now_text
 from watchbill.gateway.fallback import Fallback, error_name, summarize
 from watchbill.gateway.http.messages import Response
-from watchbill.gateway.model_calls import Fields, ModelCalls, sender
+from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import read_chunk
 from watchbill.templates import Template
@@ -61,7 +62,7 @@ class ProcessApi:
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens
-        send = sender(body, "/v1/chat/completions")
+        send = JsonSender(body, "/v1/chat/completions")
         answer = await self._calls.collect(context, submission, send, lambda: Assembly(chat=True))
         if isinstance(answer, Fallback):
             return work.answer(context, work.instead(self._lane_text(kind)), answer.error)

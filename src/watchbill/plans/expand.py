@@ -17,7 +17,7 @@ from watchbill.plans.fields import Place, Task
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import Placeholder
 
-__all__ = ["Expanded", "Item", "expand", "items_at", "read_items", "text_of", "values_of"]
+__all__ = ["Expanded", "Item", "expand", "item_of", "items_at", "read_items", "text_of", "values_of"]
 
 #: One element of the array, as JSON has it; numbers are `Number`.
 Item = object
@@ -65,6 +65,14 @@ def items_at(content: bytes, place: Place) -> list[Item]:
             f"{place} has {len(items):,} items, and {limits.PLAN_ITEMS_MAX:,} is the limit; split it"
         )
     return items
+
+
+def item_of(text: str) -> Item:
+    """One item, spelled as JSON. Raises ValueError for a text that is none."""
+    try:
+        return cast("Item", json.loads(text, parse_int=Number, parse_float=Number, parse_constant=Number))
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def _parse(content: bytes, place: Place) -> object:

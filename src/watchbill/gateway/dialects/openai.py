@@ -18,9 +18,10 @@ from watchbill.core.model_state import ModelStatus
 from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.body import JsonSender
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.model_calls import Fields, ModelCalls, Whole, sender
+from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -75,7 +76,7 @@ class OpenAiApi:
             raise RequestError("stream must be true or false")
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
         submission = await gateway.abilities.check(submission, "embedding")
-        whole = await self._calls.fetch(context, submission, sender(body, "/v1/embeddings"))
+        whole = await self._calls.fetch(context, submission, JsonSender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
@@ -90,13 +91,13 @@ class OpenAiApi:
         if stream:
             out = CompletionOut(context, chat=chat)
             as_is = partial(self._pass_on, context)
-            return await self._calls.stream(context, submission, sender(body, path), out, instead=as_is)
+            return await self._calls.stream(context, submission, JsonSender(body, path), out, instead=as_is)
         body["stream"] = True
         options = body.get("stream_options")
         body["stream_options"] = (
             {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
         )
-        answer = await self._calls.collect(context, submission, sender(body, path), _ASSEMBLIES[chat])
+        answer = await self._calls.collect(context, submission, JsonSender(body, path), _ASSEMBLIES[chat])
         if isinstance(answer, Fallback):
             return json_response(_completion(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)

@@ -113,13 +113,6 @@ class Request:
         """The way to the client; None when it has left."""
         return self.connection.transport
 
-    def take(self) -> bytes:
-        """As much of the body as has come."""
-        pieces = self.pieces
-        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        return taken
-
     async def more(self) -> bytes:
         """The next piece of the body, nothing at its end. Raises why it will not come."""
         while not self.pieces:
@@ -128,7 +121,9 @@ class Request:
             if self.failure is not None:
                 raise self.failure
             await self.connection.body_news(self)
-        return self.take()
+        taken = b"".join(self.pieces)
+        self.pieces.clear()
+        return taken
 
 
 #: Headers' names as they came, and as they are looked up: clients send the same few dozen.

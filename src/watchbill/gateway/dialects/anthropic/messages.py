@@ -12,11 +12,12 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.anthropic import request, response
 from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, error_fields
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.model_calls import Fields, ModelCalls, sender
+from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -68,7 +69,9 @@ class AnthropicApi:
         if context.metered is not None:
             context.metered.is_counted = False  # what is only counted was not spent
         try:
-            whole = await self._calls.fetch(context, submission, sender(body, "/v1/messages/count_tokens"))
+            whole = await self._calls.fetch(
+                context, submission, JsonSender(body, "/v1/messages/count_tokens")
+            )
             told = whole.fields()
         except EngineRefused as error:
             if error.answered not in (404, 405, 501):
@@ -90,8 +93,8 @@ class _Asking:
 
     def __init__(self, translated: dict[str, None], body: Fields) -> None:
         self._translated = translated
-        self._translate = sender(request.as_chat(body), "/v1/chat/completions")
-        self._pass = sender({**body, "stream": True}, "/v1/messages")
+        self._translate = JsonSender(request.as_chat(body), "/v1/chat/completions")
+        self._pass = JsonSender({**body, "stream": True}, "/v1/messages")
         self._model = ""
         self.is_native = False
 

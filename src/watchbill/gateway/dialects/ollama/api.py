@@ -13,13 +13,13 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import ModelNotFound, RequestError, TheirsError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.body import encode
+from watchbill.gateway.body import JsonSender, encode
 from watchbill.gateway.dialects.ollama import request, response
 from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, sender
+from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -184,7 +184,9 @@ class OllamaApi:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
                 asked["dimensions"] = body["dimensions"]
-            whole = (await self._calls.fetch(context, submission, sender(asked, "/v1/embeddings"))).vectors()
+            whole = (
+                await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
+            ).vectors()
             vectors = [each.embedding for each in whole.data]
             usage = whole.usage or {}
         elif submission.keep_alive_ms == 0:
@@ -222,9 +224,9 @@ class _Asking:
         self.passes = False  # whether the engine speaks Ollama's own words
         self.chat = telling.chat or not (body.get("raw") or body.get("suffix"))
         if self.chat:
-            self._send = sender(request.as_chat(body), "/v1/chat/completions")
+            self._send = JsonSender(request.as_chat(body), "/v1/chat/completions")
         else:
-            self._send = sender(request.as_completion(body), "/v1/completions")
+            self._send = JsonSender(request.as_completion(body), "/v1/completions")
 
     @property
     def send(self) -> Sender:

@@ -1,0 +1,128 @@
+"""`agent` and `signal`: run an agent of a fleet, and tell one what to do. Neither needs a daemon."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from watchbill import limits
+from watchbill.cli.options import QUIET
+from watchbill.cli.terminal import Terminal
+from watchbill.errors import ConfigError
+from watchbill.files.host import host_name
+from watchbill.root import find_root
+from watchbill.suggest import did_you_mean
+
+__all__ = ["agent", "find_fleet", "signal"]
+
+_Fleet = Annotated[
+    Path | None,
+    Parameter(name="--root", show_default=False, help="The shared folder. Default: $WATCHBILL_FLEET."),
+]
+_Quiet = Annotated[bool, QUIET]
+
+
+def agent(
+    name: Annotated[
+        str, Parameter(show_default=False, help="Its name, one per shared folder. Default: cpu-HOST.")
+    ] = "",
+    /,
+    *,
+    root: _Fleet = None,
+    cpu_slots: Annotated[
+        int | None,
+        Parameter(
+            show_default=False,
+            help="Tasks of class cpu that run at the same time. Default: one for each processor.",
+        ),
+    ] = None,
+    once: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Leave when the queue has nothing more for it."),
+    ] = False,
+    quiet: _Quiet = False,
+) -> int:
+    """Run an agent that works on the tasks of plans.
+
+    It claims tasks from a shared folder, runs each in a process tree of its own, and reports how it ended.
+
+    Stays until Ctrl-C, SIGTERM or `watchbill signal NAME stop`. Running tasks may end first: for 20 s after SIGTERM, as
+    long as they take after the signal. What it leaves behind when it is killed, its next start ends and reports.
+
+    Example: watchbill agent cpu-1 --root /mnt/shared --cpu-slots 4
+    """
+    from watchbill.fleet.places import check_agent_name
+
+    fleet = find_fleet(root)
+    chosen = check_agent_name(name or f"cpu-{host_name()}")
+    slots = cpu_slots if cpu_slots is not None else min(os.cpu_count() or 1, limits.AGENT_SLOTS_MAX)
+    if not 0 <= slots <= limits.AGENT_SLOTS_MAX:
+        raise ConfigError(f"--cpu-slots must be from 0 to {limits.AGENT_SLOTS_MAX}")
+    logging.basicConfig(
+        level=logging.WARNING if quiet else log_level(os.environ.get("GPU_LOG_LEVEL", "")),
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    from watchbill.fleet.agent_process import run_agent
+
+    return run_agent(chosen, fleet, find_root(None).path, cpu_slots=slots, once=once)
+
+
+def signal(
+    agent: Annotated[str, Parameter(help="The agent's name.")],
+    order: Annotated[
+        Literal["stop", "hold", "resume", "abort", "kill"],
+        Parameter(
+            help="stop: finish and leave. hold: claim nothing more. resume: claim again. abort: end a task. "
+            "kill: end it with SIGKILL."
+        ),
+    ],
+    task: Annotated[
+        str, Parameter(show_default=False, help="The task for abort and kill, as TASK or BATCH.TASK.")
+    ] = "",
+    /,
+    *,
+    root: _Fleet = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Tell an agent to stop, to pause, or to end a task.
+
+    Leaves a small file in the shared folder, which the agent removes once it has obeyed.
+
+    Example: watchbill signal gpu-1 abort transcribe_7
+    """
+    from watchbill.fleet import places
+    from watchbill.fleet.disk import FolderDisk
+    from watchbill.fleet.signals import Order, send
+
+    fleet, wanted = find_fleet(root), Order(order)
+    if wanted.is_about_a_task != bool(task):
+        what = (
+            "needs the name of a task" if wanted.is_about_a_task else "is about the agent and takes no task"
+        )
+        example = f"{agent} {order} TASK" if wanted.is_about_a_task else f"{agent} {order}"
+        raise ConfigError(f"{order} {what}; write: watchbill signal {example}")
+    places.check_root(fleet)
+    known = FolderDisk(fleet).names(places.PROCESSING)
+    if agent not in known:
+        hint = did_you_mean(agent, known) or "none has joined it yet"
+        raise ConfigError(f"{agent} is not an agent of {fleet}; {hint}")
+    send(FolderDisk(fleet), agent, wanted, task)
+    about = f" {task}" if task else ""
+    Terminal(quiet=quiet).note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
+    return 0
+
+
+def find_fleet(root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The shared folder that is meant. Raises ConfigError where none is named."""
+    named = root or environment.get("WATCHBILL_FLEET")
+    if not named:
+        raise ConfigError("no shared folder is named; add --root FOLDER, or set WATCHBILL_FLEET")
+    return Path(named).absolute()
+
+
+def log_level(word: str) -> int:
+    """The level that a variable of the environment asks for; INFO where it names none."""
+    return logging.getLevelNamesMapping().get(word.strip().upper(), logging.INFO)

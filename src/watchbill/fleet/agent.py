@@ -1,0 +1,518 @@
+"""The agent: claims tasks, runs each in a process tree of its own, and reports how it ended. It never retries.
+
+    join        refuse to be the second of its name; report what the former life held as lost
+    work        report and claim, at once when a task ends or the queue changes
+    care        every 5 s: signals, revoked tasks, health; the heartbeat, at the latest every 30 s
+    leave       let tasks end or end them, report, show that nobody is here
+
+Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`). Each
+heartbeat that reaches the shared folder renews the guard's lease. An agent that cannot reach the folder, hangs or is
+stopped for 60 s has no tasks any more: the guard ends them by itself, and 30 s later others take them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import replace_file
+from watchbill.files.host import boot_id, start_time
+from watchbill.files.watch import Watch
+from watchbill.fleet import places
+from watchbill.fleet.claiming import Standing
+from watchbill.fleet.desk import Desk, Look
+from watchbill.fleet.file_thread import FileThread
+from watchbill.fleet.heartbeat import Heartbeat, Pulse, kernel_says
+from watchbill.fleet.memory import Memory, NoDevice
+from watchbill.fleet.results import End, Result
+from watchbill.fleet.signals import Order, Signal
+from watchbill.fleet.values import Fields
+from watchbill.fleet.work import ON_GPU, Fate, Finished, Prepared, Setting
+from watchbill.plans.fields import TaskClass
+from watchbill.processes.crew import Crew, CrewEvent, Ended, LeaseHeard, Started, Stuck
+
+__all__ = ["Agent", "AgentOptions"]
+
+_LOG = logging.getLogger("watchbill.agent")
+#: What a cpu task counts for in the figures of a heartbeat (FLEET-02).
+_CPU_TASK_MB = 1024
+_STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What an agent is started with."""
+
+    name: str
+    root: Path  # the shared folder
+    folder: Path  # private to this agent on this machine; its lock is held by the caller
+    cpu_slots: int
+    once: bool = False  # leave when the queue has nothing for this agent
+    model: str = ""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task in our hands."""
+
+    prepared: Prepared
+    began: datetime
+    pid: int = 0
+    fate: Fate = Fate.NONE
+    is_revoked: bool = False
+
+
+class Agent:
+    """One agent, from its start to its end."""
+
+    def __init__(self, options: AgentOptions, memory: Memory | None = None) -> None:
+        self._options = options
+        self._memory = memory or NoDevice()
+        self._files = FileThread()
+        self._crew = Crew(options.folder, self._on_crew)
+        self._desk: Desk | None = None
+        self._watch: Watch | None = None
+        self._running: dict[str, _Running] = {}  # by the id of the job
+        self._finished: deque[Finished] = deque()
+        self._givings: set[asyncio.Task[None]] = set()
+        self._obeying: list[Signal] = []  # abort and kill, until their task has ended
+        self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
+        self._reached_at = 0.0  # when a heartbeat last reached the shared folder
+        self._beat_due_at = 0.0
+        self._fault: OSError | None = None
+        self._lease = self._lease_heard = 0
+        self._lease_sent_at = 0.0
+        self._completed = self._failed = 0
+        self._held_file = options.folder / "held"
+        self._is_held = self._held_file.exists()
+        self._is_leaving = False
+        self._found_nothing = False
+        self._work = asyncio.Event()
+        self._care = asyncio.Event()
+        self._left = asyncio.Event()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
+        options = self._options
+        self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name))
+        await self._refuse_a_rival(desk)
+        self._crew.open()
+        try:
+            lost = await self._files.do(desk.join)
+            for name in lost:
+                _LOG.info("reported as lost, from the life before: %s", name)
+            await self._files.do(lambda: replace_file(self._boot_file, boot_id().encode()))
+            self._listen(await self._files.do(desk.watch))
+            await self._serve(desk)
+        finally:
+            await self._crew.close()
+            self._stop_listening()
+
+    def leave(self, within_ms: int | None = None) -> None:
+        """Claim nothing more and leave when the running tasks have ended, or when this time is over."""
+        _LOG.info("leaving: %s tasks are running", len(self._running))
+        self._is_leaving = True
+        if within_ms is not None:
+            # By the clock of the loop, not by a cycle: those wait for a folder that may hang.
+            loop = asyncio.get_running_loop()
+            loop.call_later(within_ms / 1000, self._give_up)
+            loop.call_later((within_ms + limits.STOP_TERM_MS + limits.STOP_KILL_MS) / 1000, self._left.set)
+        self._wake()
+
+    def _give_up(self) -> None:
+        """Ends the tasks of an agent that has to leave now."""
+        for job, task in self._running.items():
+            task.fate = Fate.GIVEN_UP if task.fate is Fate.NONE else task.fate
+            self._crew.stop(job)
+
+    async def _serve(self, desk: Desk) -> None:
+        await self._beat(desk)
+        _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
+        async with asyncio.TaskGroup() as cycles:
+            work = cycles.create_task(self._work_cycle(desk))
+            care = cycles.create_task(self._care_cycle(desk))
+            await self._left.wait()
+            work.cancel()
+            care.cancel()
+        await self._say_goodbye(desk)
+
+    async def _say_goodbye(self, desk: Desk) -> None:
+        """The last report. A folder that does not take it is not waited for: the next life reports what is missing."""
+        try:
+            async with asyncio.timeout(limits.LEAVE_LAST_MS_MAX / 1000):
+                if self._finished:
+                    await self._round(desk, None)
+                heartbeat = self._heartbeat(_STOPPED)
+                await self._files.do(lambda: desk.close(heartbeat))
+        except (OSError, TimeoutError) as error:
+            _LOG.warning("left without a last report: %s", error or "the shared folder hangs")
+
+    async def _refuse_a_rival(self, desk: Desk) -> None:
+        """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves."""
+        former = await self._files.do(desk.former)
+        if former is None or Fields(former.values).text("state") == _STOPPED:
+            return
+        pulse, name = former.pulse, self._options.name
+        if pulse.boot_id == boot_id():
+            if pulse.pid != os.getpid() and kernel_says(pulse.pid, pulse.start_time):
+                raise OursError(
+                    f"an agent {name} runs already, with pid {pulse.pid}",
+                    hint="stop that one, or give this one another name",
+                )
+            return
+        if pulse.boot_id == await self._files.do(self._former_boot):
+            return  # our own, before this machine was started anew
+        seconds = limits.AGENT_RIVAL_WATCH_MS // 1000
+        _LOG.info("an agent %s was seen on another machine: watching for %s s", name, seconds)
+        await self._watch_rival(desk, pulse)
+
+    async def _watch_rival(self, desk: Desk, pulse: Pulse) -> None:
+        deadline = time.monotonic() + limits.AGENT_RIVAL_WATCH_MS / 1000
+        while time.monotonic() < deadline and not self._is_leaving:
+            now = await self._files.do(desk.former)
+            if now is not None and now.pulse != pulse:
+                raise OursError(
+                    f"an agent {self._options.name} runs on another machine, with pid {now.pulse.pid}",
+                    hint="stop that one, or give this one another name",
+                )
+            await self._pause(self._care, limits.AGENT_POLL_BUSY_MS)
+
+    @property
+    def _boot_file(self) -> Path:
+        return self._options.folder / "boot"
+
+    def _former_boot(self) -> str:
+        try:
+            return self._boot_file.read_text()
+        except FileNotFoundError:
+            return ""
+
+    # ------------------------------------------------------------ waking
+
+    def _wake(self) -> None:
+        self._work.set()
+        self._care.set()
+
+    def _listen(self, watch: Watch) -> None:
+        self._watch = watch
+        if not watch.is_blind:
+            asyncio.get_running_loop().add_reader(watch.fileno(), self._on_arrival)
+
+    def _on_arrival(self) -> None:
+        if self._watch is not None:
+            self._watch.wait(0)
+        self._wake()
+
+    def _stop_listening(self) -> None:
+        if self._watch is not None:
+            if not self._watch.is_blind:
+                asyncio.get_running_loop().remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+
+    @staticmethod
+    async def _pause(event: asyncio.Event, millis: int) -> None:
+        """Waits for an event, at most this long, and takes it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), millis / 1000)
+        event.clear()
+
+    # ------------------------------------------------------------ the work cycle
+
+    async def _work_cycle(self, desk: Desk) -> None:
+        while True:
+            await self._try(lambda: self._work_once(desk))
+            if self._is_done():
+                self._left.set()
+            await self._pause(self._work, self._poll_ms())
+
+    def _is_done(self) -> bool:
+        is_idle = not self._running and not self._finished
+        return is_idle and (self._is_leaving or (self._options.once and self._found_nothing))
+
+    def _poll_ms(self) -> int:
+        is_blind = self._watch is None or self._watch.is_blind
+        is_busy = bool(self._running) or not self._found_nothing
+        return (
+            limits.AGENT_POLL_BUSY_MS if self._fault or (is_blind and is_busy) else limits.AGENT_POLL_IDLE_MS
+        )
+
+    async def _work_once(self, desk: Desk) -> None:
+        standing = self._standing()
+        if standing is None and not self._finished:
+            return
+        await self._round(desk, standing)
+
+    async def _round(self, desk: Desk, standing: Standing | None) -> None:
+        setting, now_ms = self._setting(), _now_ms()
+        done = await self._files.do(lambda: desk.round(setting, self._finished, standing, now_ms))
+        for result in done.reported:
+            self._count(result)
+        for prepared in done.prepared:
+            await self._start(desk, prepared)
+        if standing is not None:
+            self._found_nothing = done.is_empty
+        if not done.is_empty:
+            self._work.set()  # there may be more than fitted into one round
+        if done.fault is not None:
+            raise done.fault
+
+    def _standing(self) -> Standing | None:
+        """The agent as a claim sees it; None when it claims nothing at all."""
+        if self._is_leaving or self._fault is not None or not self._crew.is_open:
+            return None
+        state = self._memory.state
+        classes = [each.prepared.task_class for each in self._running.values()]
+        gpu_tasks = [each for each in self._running.values() if each.prepared.task_class in ON_GPU]
+        llm_tasks = classes.count(TaskClass.LLM)
+        standing = Standing(
+            self._options.name,
+            cpu_slots_free=self._options.cpu_slots - classes.count(TaskClass.CPU),
+            is_held=self._is_held,
+            only_addressed=self._options.name == places.BRAIN,
+            has_device=bool(state.cards),
+            health=state.health,
+            is_hot=state.is_hot,
+            models=state.models,
+            llm_slots_free=state.llm_slots - llm_tasks,
+            gpu_tasks=len(gpu_tasks),
+            llm_tasks=llm_tasks,
+            vram_mb_free=state.budget_mb - sum(each.prepared.slip.vram_mb for each in gpu_tasks),
+        )
+        is_full = standing.cpu_slots_free <= 0 and not standing.has_device
+        return None if is_full else standing
+
+    def _setting(self) -> Setting:
+        state, options = self._memory.state, self._options
+        return Setting(
+            options.root, options.name, self._crew.outputs, state.cards, options.model, state.model_url
+        )
+
+    async def _start(self, desk: Desk, prepared: Prepared) -> None:
+        job, slip = prepared.job, prepared.slip
+        if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
+            await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
+            return
+        self._running[job.id] = _Running(prepared, datetime.now(UTC))
+        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+        _LOG.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
+        self._crew.start(job)
+
+    def _count(self, result: Result) -> None:
+        if result.end is End.DONE:
+            self._completed += 1
+        else:
+            self._failed += 1
+        _LOG.info("reported %s: %s", result.name, result.end.value)
+
+    # ------------------------------------------------------------ the crew
+
+    def _on_crew(self, event: CrewEvent) -> None:
+        match event:
+            case Started(job, pid):
+                if job in self._running:
+                    self._running[job].pid = pid
+            case Ended():
+                self._on_end(event)
+            case Stuck(job, pids):
+                _LOG.error("processes %s of %s survive SIGKILL", pids, job)
+            case LeaseHeard(number):
+                self._lease_heard = number
+
+    def _on_end(self, ended: Ended) -> None:
+        if self._running[ended.id].prepared.task_class is TaskClass.SCRIPT:
+            giving = asyncio.get_running_loop().create_task(self._give_back(ended))
+            self._givings.add(giving)
+            giving.add_done_callback(self._givings.discard)
+        else:
+            self._finish(ended, 0)
+
+    async def _give_back(self, ended: Ended) -> None:
+        self._finish(ended, await self._memory.give_back(ended.id))
+
+    def _finish(self, ended: Ended, peak_vram_mb: int) -> None:
+        task = self._running.pop(ended.id)
+        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+        if not task.is_revoked:
+            self._finished.append(Finished(task.prepared, ended, task.fate, peak_vram_mb))
+        self._work.set()
+        if self._obeying:
+            self._care.set()
+
+    # ------------------------------------------------------------ the care cycle
+
+    async def _care_cycle(self, desk: Desk) -> None:
+        while True:
+            await self._try(lambda: self._care_once(desk))
+            await self._pause(self._care, limits.AGENT_INTERNAL_MS)
+
+    async def _care_once(self, desk: Desk) -> None:
+        self._mind_the_guard()
+        look = await self._files.do(desk.look)
+        self._end_revoked(look)
+        for signal in look.signals:
+            await self._obey(desk, signal)
+        await self._confirm(desk)
+        if time.monotonic() >= self._beat_due_at or self._fault is not None:
+            await self._beat(desk)
+            self._forgive()
+
+    def _mind_the_guard(self) -> None:
+        """Replaces a guard that is dead or does not answer."""
+        is_silent = self._lease != self._lease_heard and (
+            time.monotonic() - self._lease_sent_at > limits.CREW_SILENCE_MS / 1000
+        )
+        if is_silent:
+            _LOG.error("the guard of the tasks does not answer: replacing it")
+            self._lease_heard = self._lease
+            self._crew.give_up_guard()
+        if not self._crew.is_open:
+            _LOG.error("the guard of the tasks was killed: its tasks are reported as lost")
+            self._crew.open()
+
+    def _end_revoked(self, look: Look) -> None:
+        """A slip that is not in our hands any more was taken back: its task is over, whatever it does."""
+        for job, task in self._running.items():
+            if task.prepared.name not in look.held and not task.is_revoked:
+                _LOG.info("revoked: %s of %s", task.prepared.slip.task, task.prepared.slip.batch)
+                task.is_revoked = True
+                self._crew.stop(job)
+
+    async def _beat(self, desk: Desk) -> None:
+        """Shows that we live, and renews the lease of the tasks once that has reached the folder."""
+        self._pulse = Pulse(self._pulse.boot_id, self._pulse.pid, self._pulse.start_time, self._pulse.seq + 1)
+        heartbeat = self._heartbeat()
+        asked_at = time.monotonic()
+        await self._files.do(lambda: desk.beat(heartbeat))
+        self._reached_at = asked_at
+        self._beat_due_at = asked_at + limits.AGENT_EXTERNAL_MS / 1000
+        self._lease += 1
+        self._lease_sent_at = time.monotonic()
+        self._crew.lease(self._lease, limits.AGENT_LEASE_MS - int((self._lease_sent_at - asked_at) * 1000))
+
+    # ------------------------------------------------------------ signals
+
+    async def _obey(self, desk: Desk, signal: Signal) -> None:
+        match signal.order:
+            case Order.STOP:
+                self.leave()
+            case Order.HOLD | Order.RESUME:
+                await self._hold(is_held=signal.order is Order.HOLD)
+            case Order.ABORT | Order.KILL:
+                if self._end_task(signal):
+                    self._obeying.append(signal)
+                    return
+        await self._files.do(lambda: desk.obeyed(signal))
+
+    async def _hold(self, *, is_held: bool) -> None:
+        _LOG.info("told to claim nothing" if is_held else "told to claim again")
+        self._is_held, self._beat_due_at = is_held, 0.0
+        await self._files.do(self._note_hold if is_held else lambda: self._held_file.unlink(missing_ok=True))
+        self._work.set()
+
+    def _note_hold(self) -> None:
+        replace_file(self._held_file, b"")
+
+    def _end_task(self, signal: Signal) -> bool:
+        """Ends the tasks that a signal names; False where there is none."""
+        jobs = self._named(signal.task)
+        for job in jobs:
+            self._running[job].fate = Fate.ABORTED
+            if signal.order is Order.KILL:
+                self._crew.kill(job)
+            elif signal not in self._obeying:
+                self._crew.stop(job, limits.TASK_ABORT_MS)
+        return bool(jobs)
+
+    def _named(self, task: str) -> list[str]:
+        """The running tasks that a signal means: by task, by BATCH.TASK, or the only one that runs."""
+        if not task:
+            return list(self._running) if len(self._running) == 1 else []
+        return [
+            job
+            for job, each in self._running.items()
+            if task in (each.prepared.slip.task, f"{each.prepared.slip.batch}.{each.prepared.slip.task}")
+        ]
+
+    async def _confirm(self, desk: Desk) -> None:
+        """Removes the signals whose tasks have ended: a file that is still there was not obeyed yet."""
+        obeyed = [signal for signal in self._obeying if not self._named(signal.task)]
+        for signal in obeyed:
+            await self._files.do(lambda signal=signal: desk.obeyed(signal))
+            self._obeying.remove(signal)
+
+    # ------------------------------------------------------------ faults of the folder
+
+    async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Does a part of a cycle. A folder that fails is an alert and no end: nothing is claimed until it is back."""
+        try:
+            await act()
+        except OSError as error:
+            if self._fault is None or self._fault.errno != error.errno:
+                _LOG.error("the shared folder fails: %s; claiming nothing until it is back", error)
+            self._fault = error
+
+    def _forgive(self) -> None:
+        if self._fault is not None:
+            _LOG.info("the shared folder is back")
+            self._fault = None
+            self._work.set()
+
+    # ------------------------------------------------------------ the heartbeat
+
+    def _heartbeat(self, state: str = "") -> Heartbeat:
+        """What people and decisions read of this agent (FLEET-06)."""
+        device = self._memory.state
+        tasks = list(self._running.values())
+        cpu_tasks = sum(each.prepared.task_class is TaskClass.CPU for each in tasks)
+        if device.cards:
+            claimed_mb = sum(each.prepared.slip.vram_mb for each in tasks)
+            free_mb = device.budget_mb - claimed_mb
+        else:
+            claimed_mb = cpu_tasks * _CPU_TASK_MB
+            free_mb = (self._options.cpu_slots - cpu_tasks) * _CPU_TASK_MB
+        values: dict[str, object] = {
+            **_NO_CARD,
+            **device.readings,
+            "name": self._options.name,
+            "state": state or ("hot" if device.is_hot else "cold"),
+            "model_loaded": device.is_hot,
+            "last_updated": datetime.now(UTC).isoformat(timespec="seconds"),
+            "claimed_vram_mb": claimed_mb,
+            "budget_available_mb": max(0, free_mb),
+            "active_workers": len(tasks),
+            "active_tasks": [self._as_fields(job, each) for job, each in self._running.items()],
+            "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
+            "constraints": [*device.constraints, *(["held"] if self._is_held else [])],
+            "cpu_slots": self._options.cpu_slots,
+        }
+        return Heartbeat(self._pulse, values)
+
+    def _as_fields(self, job: str, task: _Running) -> dict[str, object]:
+        slip = task.prepared.slip
+        return {
+            "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
+            "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
+            "peak_vram_mb": 0, "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
+        }  # fmt: skip
+
+
+#: The keys of a card in the heartbeat of an agent that has none.
+_NO_CARD: dict[str, object] = {
+    "gpu_id": None, "temperature_c": None, "power_draw_w": None, "vram_used_mb": 0, "vram_total_mb": 0,
+    "vram_percent": 0, "gpu_util_percent": None, "clock_mhz": None, "throttle_status": "None",
+}  # fmt: skip
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)

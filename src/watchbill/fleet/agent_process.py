@@ -1,0 +1,66 @@
+"""An agent as a process: its private folder, its lock, what an earlier one left behind, and signals.
+
+    STATE/agents/NAME.FLEET/      private to this agent on this machine, never in the shared folder
+        lock                      one process per agent and machine
+        run/engines/              the record of its guard
+        outputs/                  long outputs of tasks until they are reported
+        held                      there while the agent claims nothing
+
+The folder's mark is in the environment of every task, so that the next start finds what a killed one left.
+"""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.fleet import places
+from watchbill.fleet.agent import Agent, AgentOptions
+from watchbill.processes import reap
+from watchbill.processes.device_lock import HostLock, LockHeld
+
+__all__ = ["private_folder", "run_agent"]
+
+_LOG = logging.getLogger("watchbill.agent")
+
+
+def private_folder(state: Path, name: str, fleet_id: str) -> Path:
+    """Where an agent of this fleet keeps what is its own."""
+    return state / "agents" / f"{places.check_agent_name(name)}.{fleet_id}"
+
+
+def run_agent(name: str, root: Path, state: Path, *, cpu_slots: int, once: bool = False) -> int:
+    """Runs an agent until it is told to leave. Raises OursError when it must not start."""
+    folder = private_folder(state, name, places.check_root(root))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = HostLock(folder / "lock")
+    try:
+        lock.take(f"the agent {name}")
+    except LockHeld as held:
+        raise OursError(
+            f"{held.holder} of {root} runs already", hint="stop that one, or give this one another name"
+        ) from None
+    try:
+        for left in reap(folder):
+            _LOG.warning("ended a process of the life before: %s %s", left.pid, left.command)
+        asyncio.run(_run(AgentOptions(name, root, folder, cpu_slots, once=once)))
+    finally:
+        lock.release()
+    return 0
+
+
+async def _run(options: AgentOptions) -> None:
+    agent = Agent(options)
+    loop = asyncio.get_running_loop()
+    times = 0
+
+    def on_signal() -> None:
+        nonlocal times
+        times += 1
+        agent.leave(limits.AGENT_DRAIN_MS if times == 1 else 0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await agent.run()

@@ -1,0 +1,138 @@
+"""Claiming: may this agent take this slip now? Pure.
+
+An agent decides by the name of a slip and its own standing. The two tables of FLEET-04 and FLEET-05 together:
+
+    healthy, hot            meta  llm  cpu             the model fills the card
+    healthy, cold           meta  llm  cpu  script
+    constrained             meta       cpu
+
+Then the amounts: `llm` takes the whole budget, so it needs a card without other GPU tasks and a free slot; `script`
+takes its MiB; `cpu` takes a slot of its own count, so that it runs beside an `llm` task; `meta` takes nothing and is
+for the agent that it names.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from watchbill.fleet.slips import Headline, asks_for_model, headline_of
+from watchbill.plans.fields import TaskClass
+
+__all__ = ["Health", "Refusal", "Standing", "choose", "may_claim"]
+
+
+class Health(Enum):
+    """What a device can take."""
+
+    HEALTHY = "healthy"
+    CONSTRAINED = "constrained"  # too hot, too full or at its power limit
+
+
+class Refusal(Enum):
+    """Why an agent leaves a slip in the queue."""
+
+    NOT_A_SLIP = "not_a_slip"
+    ADDRESSED_ELSEWHERE = "addressed_elsewhere"
+    NOT_ADDRESSED = "not_addressed"  # the agent takes only what is addressed to it
+    HELD = "held"
+    NO_DEVICE = "no_device"
+    CONSTRAINED = "constrained"
+    HOT = "hot"  # the model fills the card
+    OTHER_MODEL = "other_model"
+    NO_SLOT = "no_slot"
+    NO_MEMORY = "no_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An agent as far as a claim depends on it."""
+
+    agent: str
+    cpu_slots_free: int
+    is_held: bool = False
+    only_addressed: bool = False
+    has_device: bool = False
+    health: Health = Health.HEALTHY
+    is_hot: bool = False
+    models: tuple[str, ...] = ()  # that the agent's device can serve
+    llm_slots_free: int = 0
+    gpu_tasks: int = 0  # running on the device
+    llm_tasks: int = 0  # of these
+    vram_mb_free: int = 0  # of the budget
+
+    def after(self, headline: Headline) -> "Standing":
+        """The standing once a slip of this name is claimed as well."""
+        match headline.task_class:
+            case TaskClass.META:
+                return self
+            case TaskClass.CPU:
+                return replace(self, cpu_slots_free=self.cpu_slots_free - 1)
+            case TaskClass.SCRIPT:
+                return replace(
+                    self, gpu_tasks=self.gpu_tasks + 1, vram_mb_free=self.vram_mb_free - headline.vram_mb
+                )
+            case TaskClass.LLM:
+                return replace(
+                    self, gpu_tasks=self.gpu_tasks + 1, llm_tasks=self.llm_tasks + 1,
+                    llm_slots_free=self.llm_slots_free - 1,
+                )  # fmt: skip
+
+
+def may_claim(name: str, standing: Standing) -> Refusal | None:
+    """Why this slip is not for this agent now; None where the agent may claim it."""
+    headline = headline_of(name)
+    if headline is None:
+        return Refusal.NOT_A_SLIP
+    if headline.addressee and headline.addressee != standing.agent:
+        return Refusal.ADDRESSED_ELSEWHERE
+    if not headline.addressee and (standing.only_addressed or headline.task_class is TaskClass.META):
+        return Refusal.NOT_ADDRESSED
+    # A held agent still loads and unloads when it is told to: only so can its memory be had back.
+    if standing.is_held and headline.task_class is not TaskClass.META:
+        return Refusal.HELD
+    return _fits(name, headline, standing)
+
+
+def _fits(name: str, headline: Headline, standing: Standing) -> Refusal | None:
+    match headline.task_class:
+        case TaskClass.META:
+            return None
+        case TaskClass.CPU:
+            return Refusal.NO_SLOT if standing.cpu_slots_free <= 0 else None
+        case TaskClass.SCRIPT:
+            return _on_device(standing) or _script(headline, standing)
+        case TaskClass.LLM:
+            return _on_device(standing) or _llm(name, standing)
+
+
+def _on_device(standing: Standing) -> Refusal | None:
+    if not standing.has_device:
+        return Refusal.NO_DEVICE
+    return Refusal.CONSTRAINED if standing.health is Health.CONSTRAINED else None
+
+
+def _script(headline: Headline, standing: Standing) -> Refusal | None:
+    if standing.is_hot:
+        return Refusal.HOT
+    return Refusal.NO_MEMORY if standing.llm_tasks or headline.vram_mb > standing.vram_mb_free else None
+
+
+def _llm(name: str, standing: Standing) -> Refusal | None:
+    if not asks_for_model(name, standing.models):
+        return Refusal.OTHER_MODEL
+    if standing.gpu_tasks > standing.llm_tasks:
+        return Refusal.NO_MEMORY
+    return Refusal.NO_SLOT if standing.llm_slots_free <= 0 else None
+
+
+def choose(offered: Iterable[str], standing: Standing, declined: Iterable[str] = ()) -> list[str]:
+    """The slips to claim now, in the order of the queue, as if every claim succeeded."""
+    skipped = frozenset(declined)
+    chosen: list[str] = []
+    for name in offered:
+        if name not in skipped and may_claim(name, standing) is None:
+            headline = headline_of(name)
+            assert headline is not None
+            standing = standing.after(headline)
+            chosen.append(name)
+    return chosen

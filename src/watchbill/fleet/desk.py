@@ -1,0 +1,233 @@
+"""The desk: an agent's side of the shared folder. Everything here runs on the agent's file thread.
+
+It joins the board, reports, claims, shows the heartbeat and reads signals. It raises OSError whenever the folder does
+not take or give something, also when another folder is found at its place: an unmounted mount point is an empty folder,
+and its emptiness must not be taken for revoked tasks. What was not reported stays here and is reported as soon as the
+folder is back; until then nothing is claimed.
+"""
+
+import errno
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill.errors import OursError
+from watchbill.files.watch import Watch
+from watchbill.fleet import places, signals
+from watchbill.fleet.board import Board
+from watchbill.fleet.claiming import Standing, choose
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from watchbill.fleet.results import End, Result, ResultLog
+from watchbill.fleet.signals import Signal
+from watchbill.fleet.slips import Slip
+from watchbill.fleet.work import Finished, Prepared, Setting, conclude, prepare
+
+__all__ = ["Desk", "Look", "Round"]
+
+#: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
+#: all the same: the other agent that could have may be dead.
+_DECLINED_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the shared folder says to an agent."""
+
+    signals: list[Signal]
+    held: frozenset[str]  # the slips in its hands
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round of reporting and claiming came to."""
+
+    prepared: list[Prepared] = field(default_factory=list[Prepared])
+    reported: list[Result] = field(default_factory=list[Result])
+    is_empty: bool = True  # the queue had nothing that this agent may take now
+    fault: OSError | None = None  # of a claim that may or may not have been carried out
+
+
+class Desk:
+    """One agent's hands in the shared folder."""
+
+    def __init__(self, root: Path, agent: str) -> None:
+        """Raises OursError for a folder that is no fleet."""
+        self.root, self.agent = root, agent
+        self.fleet = places.check_root(root)
+        self.mount = places.probe(root)
+        self._identity = _identity(root)
+        self._disk = FolderDisk(root, filled=not self.mount.is_network)
+        self._board = Board(self._disk)
+        self._log: ResultLog | None = None
+        self._unreported: list[Result] = []
+        self._declined: dict[str, int] = {}  # slip -> until when, on the monotonic clock
+        self._taken: set[str] = set()  # slips in our hands that were taken up or reported
+        self._untaken: list[
+            str
+        ] = []  # slips in our hands of which that is not so: the reply to a claim was lost
+
+    # ------------------------------------------------------------ life
+
+    def former(self) -> Heartbeat | None:
+        """The last heartbeat under this name, by whomever."""
+        return read_heartbeat(self._disk, self.agent)
+
+    def join(self) -> list[str]:
+        """Begin a life: what the former one held is reported as lost at once. Returns the names of these slips."""
+        self._board.join(self.agent)
+        self._disk.make_folder(os.path.dirname(places.heartbeat_path(self.agent)))
+        lost = self._board.held_by(self.agent)
+        log = self._open_log()
+        log.commit(Result(name, self.agent, log.life, End.LOST) for name in lost)
+        self._taken.update(lost)
+        return lost
+
+    def close(self, heartbeat: Heartbeat) -> None:
+        """Report the rest and show that the agent has left."""
+        self._commit()
+        write_heartbeat(self._disk, self.agent, heartbeat)
+        if self._log is not None:
+            self._log.close()
+
+    def watch(self) -> Watch:
+        """Listen for new slips and signals, where the folder can be heard."""
+        heard = Watch(self.root, inotify=not self.mount.is_network)
+        heard.follow((places.QUEUE, places.SIGNALS))
+        return heard
+
+    # ------------------------------------------------------------ the two cycles
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Show that the agent lives."""
+        self._check()
+        write_heartbeat(self._disk, self.agent, heartbeat)
+
+    def look(self) -> Look:
+        """Read the signals, and which slips are still in the agent's hands."""
+        found = Look(signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent)))
+        self._check()  # afterwards: a folder that vanished in between has shown nothing
+        self._taken &= found.held
+        self._untaken = sorted(found.held - self._taken)
+        return found
+
+    def obeyed(self, signal: Signal) -> None:
+        """Remove a signal that was obeyed."""
+        signals.obeyed(self._disk, signal)
+
+    def round(
+        self, setting: Setting, finished: deque[Finished], standing: Standing | None, now_ms: int
+    ) -> Round:
+        """Report what has ended, with one sync, and claim what fits; without a standing nothing is claimed.
+
+        What is taken out of `finished` is in safe hands, also when this raises OSError.
+        """
+        self._check()
+        while finished:
+            self._unreported.append(self._concluded(finished[0], setting))
+            finished.popleft()
+        done = Round(reported=self._commit())
+        if standing is not None:
+            self._claim(done, setting, standing, now_ms)
+        return done
+
+    def give_back(self, name: str, now_ms: int) -> None:
+        """Return a slip of which nothing was run, and leave it to others for a while."""
+        self._declined[name] = now_ms + _DECLINED_MS
+        self._taken.discard(name)
+        self._board.give_back(self.agent, name)
+
+    # ------------------------------------------------------------ reports
+
+    def _concluded(self, finished: Finished, setting: Setting) -> Result:
+        try:
+            return conclude(setting, finished, self._life())
+        except OSError as error:
+            # The outputs could not be stored. The result matters more, and says so.
+            note = f"its outputs could not be stored: {error}"
+            return conclude(setting, finished, self._life(), keeps_files=False, note=note)
+
+    def _commit(self) -> list[Result]:
+        """Put results on stable storage. After a failure the log is given up: the next try begins another one."""
+        if not self._unreported:
+            return []
+        log = self._log or self._open_log()
+        try:
+            log.commit(self._unreported)
+        except OSError:
+            log.close()
+            self._log = None
+            raise
+        reported, self._unreported = self._unreported, []
+        return reported
+
+    def _open_log(self) -> ResultLog:
+        self._log = ResultLog(self._disk, self.agent)
+        return self._log
+
+    def _life(self) -> int:
+        return 0 if self._log is None else self._log.life
+
+    # ------------------------------------------------------------ claims
+
+    def _claim(self, done: Round, setting: Setting, standing: Standing, now_ms: int) -> None:
+        for name in self._untaken:
+            self._take(done, name, setting, now_ms)
+        self._untaken = []
+        offered = self._board.offered()
+        self._declined = {name: until for name, until in self._declined.items() if name in offered}
+        chosen = choose(offered, standing, (name for name, until in self._declined.items() if until > now_ms))
+        done.is_empty = not chosen and not done.prepared
+        for name in chosen:
+            try:
+                is_claimed = self._board.claim(self.agent, name)
+            except OSError as error:
+                # Claimed or not: the next look tells. What was claimed before is not lost for it.
+                done.fault = error
+                break
+            if is_claimed:
+                self._take(done, name, setting, now_ms)
+
+    def _take(self, done: Round, name: str, setting: Setting, now_ms: int) -> None:
+        self._taken.add(name)
+        slip = self._board.read(self.agent, name)
+        if slip is None:
+            self._refuse(name, End.UNREADABLE, "the slip could not be read")
+        elif self.agent in slip.avoid and name not in self._declined:
+            self.give_back(name, now_ms)
+        else:
+            self._prepare(done, name, slip, setting)
+
+    def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting) -> None:
+        try:
+            done.prepared.append(prepare(setting, name, slip))
+        except OursError as error:
+            self._refuse(name, End.FAILED, str(error))
+        except OSError as error:
+            self._refuse(name, End.FAILED, f"it could not be prepared: {error}")
+
+    def _refuse(self, name: str, end: End, why: str) -> None:
+        self._unreported.append(Result(name, self.agent, self._life(), end, None, tail=why))
+
+    # ------------------------------------------------------------ the folder
+
+    def _check(self) -> None:
+        """Raise OSError when the folder at the root is not the one that was joined."""
+        try:
+            fleet = places.check_root(self.root)
+        except OursError as error:
+            raise OSError(errno.ENODEV, str(error), os.fspath(self.root)) from None
+        if fleet != self.fleet:
+            raise OSError(errno.ENODEV, "another fleet is mounted here now", os.fspath(self.root))
+        identity = _identity(self.root)
+        if identity != self._identity and self._log is not None:
+            # Mounted anew: what is appended to the old file would be seen by nobody.
+            self._log.close()
+            self._log = None
+        self._identity = identity
+
+
+def _identity(root: Path) -> tuple[int, int]:
+    status = os.stat(root)
+    return status.st_dev, status.st_ino

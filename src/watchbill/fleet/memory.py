@@ -1,0 +1,60 @@
+"""Memory: the seam between an agent and the device that it owns.
+
+An agent never decides what fits on its card: it asks for a loan before a GPU task starts and gives it back when no
+process of the task is left. What it may claim at all it reads from `state`, which is the last known state and never
+waits. An agent for cpu work has `NoDevice`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from watchbill.fleet.claiming import Health
+
+__all__ = ["DeviceState", "Memory", "NoDevice"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device as its agent sees it now."""
+
+    cards: tuple[str, ...] = ()  # UUIDs; none for an agent without a device
+    budget_mb: int = 0  # what all its tasks may have together
+    health: Health = Health.HEALTHY
+    constraints: tuple[str, ...] = ()  # what makes it constrained, for people
+    is_hot: bool = False
+    models: tuple[str, ...] = ()
+    model_url: str = ""
+    llm_slots: int = 0
+    readings: Mapping[str, object] = field(
+        default_factory=dict[str, object]
+    )  # the card's keys of a heartbeat
+
+
+class Memory(Protocol):
+    """Lends memory of one device to tasks."""
+
+    @property
+    def state(self) -> DeviceState:
+        """The last known state."""
+        ...
+
+    async def borrow(self, loan: str, vram_mb: int) -> bool:
+        """Ask for memory; False where there is none now. Bounded in time."""
+        ...
+
+    async def give_back(self, loan: str) -> int:
+        """Return memory; the answer is the peak that the task really used in MiB, 0 where that is unknown."""
+        ...
+
+
+class NoDevice:
+    """An agent without a device: nothing is lent."""
+
+    state = DeviceState()
+
+    async def borrow(self, loan: str, vram_mb: int) -> bool:
+        return False
+
+    async def give_back(self, loan: str) -> int:
+        return 0

@@ -1,0 +1,379 @@
+"""Work: one shell task, from the slip to the command line and from its end to the result.
+
+The agent, not the coordinator, puts in the paths: every machine may mount the shared folder elsewhere. Values reach
+bash as arguments and are never text of the script (`plans.command`). The task's own bash enters the plan's folder, so
+that a folder that hangs stops the task and not the guard that started it.
+
+Everything here reads and writes the shared folder, or other folders that a task names, and belongs on the agent's file
+thread. `prepare` and `conclude` may be repeated.
+"""
+
+import errno
+import glob
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
+from watchbill.fleet import places
+from watchbill.fleet.results import End, Result, end_of
+from watchbill.fleet.slips import Slip
+from watchbill.fleet.values import Fields
+from watchbill.names import file_stem
+from watchbill.plans.command import argv_of, argv_of_batch, parse_command
+from watchbill.plans.expand import item_of, values_of
+from watchbill.plans.fields import TaskClass, TaskType
+from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.processes.crew import Cause, Ended, Job, Output
+
+__all__ = ["ON_GPU", "Fate", "Finished", "Prepared", "Setting", "conclude", "prepare"]
+
+ValueOf = Callable[[Placeholder], str]
+
+#: Runs before the script, in its first line. When memory runs out, the kernel kills a task before the agent. Exit code
+#: 126: this machine lacks the folder, another one may have it.
+_PREFIX = '{ echo 500 > /proc/self/oom_score_adj; } 2> /dev/null; cd -- "$1" || exit 126; shift; '
+#: Where the script stands among bash's arguments, and the first value behind it.
+_SCRIPT_AT, _VALUES_AT = 4, 6
+_OUT_OF_MEMORY = re.compile(
+    rb"CUDA[^\n]{0,80}out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    rb"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|failed to allocate CUDA",
+    re.IGNORECASE,
+)
+#: A machine that cannot start one more process now: nobody is to blame.
+_EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+#: The classes that use the device.
+ON_GPU = (TaskClass.SCRIPT, TaskClass.LLM)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where tasks run: this machine's path of the shared folder, and what the agent has."""
+
+    root: Path
+    agent: str
+    outputs: Path  # private: long outputs and result files until they are reported
+    cards: tuple[str, ...] = ()
+    model: str = ""
+    model_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A claimed slip, ready to be started."""
+
+    name: str
+    slip: Slip
+    task_class: TaskClass
+    job: Job
+    produces: tuple[str, ...] = ()
+    keeps_folder: bool = False  # the task knows its folder, so its outputs go there in any case
+
+
+class Fate(Enum):
+    """What the agent did to a task."""
+
+    NONE = "none"
+    ABORTED = "aborted"  # told to by a signal file
+    GIVEN_UP = "given_up"  # the agent leaves: again, and nobody is to blame
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A task of which no process is left, and that is not reported yet."""
+
+    prepared: Prepared
+    ended: Ended
+    fate: Fate = Fate.NONE
+    peak_vram_mb: int = 0
+
+
+# ------------------------------------------------------------------ before
+
+
+def prepare(setting: Setting, name: str, slip: Slip) -> Prepared:
+    """The command line of a task. Raises OursError for a task that cannot be run, with the reason, and OSError."""
+    return _Preparation(setting, name, slip).prepare()
+
+
+class _Preparation:
+    """One slip on its way to a command line."""
+
+    def __init__(self, setting: Setting, name: str, slip: Slip) -> None:
+        self._setting, self._name, self._slip = setting, name, slip
+        self._work = Fields(slip.work)
+        batch_folder = places.batch_folder(slip.plan, slip.batch)
+        self._plan_path = setting.root / "plans" / slip.plan
+        self._batch_path = setting.root / batch_folder
+        self._task_path = self._batch_path / "tasks" / file_stem(slip.task) / f"a{slip.attempt}"
+        self._asks_for_folder = False
+
+    def prepare(self) -> Prepared:
+        if self._work.text("type", TaskType.SHELL.value) != TaskType.SHELL.value:
+            raise OursError(f"a task of type {self._work.text('type')!a} cannot be run by this agent")
+        rows = self._rows()
+        command = self._command(rows)
+        job = Job(file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms())
+        requires = self._patterns("requires", rows)
+        produces = self._patterns("produces", rows)
+        missing = next((each for each in requires if not _is_there(each, self._plan_path)), None)
+        if missing is not None:
+            raise OursError(f"requires {missing}, which is not there")
+        if self._asks_for_folder or len(self._slip.items) > 1:
+            make_folder(self._task_path)
+        task_class = TaskClass(self._work.text("class", TaskClass.CPU.value))
+        return Prepared(self._name, self._slip, task_class, job, produces, self._asks_for_folder)
+
+    def _timeout_ms(self) -> int | None:
+        timeout_ms = self._work.whole("timeout_ms")
+        return timeout_ms if timeout_ms > 0 else None
+
+    def _rows(self) -> list[ValueOf]:
+        """What placeholders mean, for each item; one row for a task without items."""
+        try:
+            items = [item_of(text) for text in self._slip.items]
+        except ValueError as error:
+            raise OursError(f"an item of the slip cannot be read: {error}") from None
+        return [values_of(item, self._value) for item in items] or [self._value]
+
+    def _value(self, place: Placeholder) -> str:
+        """A built-in or an input, with the paths of this machine."""
+        match place.name:
+            case "BATCH_ID":
+                return self._slip.batch
+            case "BATCH_PATH":
+                return str(self._batch_path)
+            case "PLAN_PATH":
+                return str(self._plan_path)
+            case "ROOT":
+                return str(self._setting.root)
+            case "TASK_PATH":
+                self._asks_for_folder = True
+                return str(self._task_path)
+            case _:
+                return self._input(place)
+
+    def _input(self, place: Placeholder) -> str:
+        value = self._slip.inputs.get(place.name)
+        if isinstance(value, str):
+            return value
+        below = Fields(self._slip.inputs).fields(place.name).text("below_root")
+        if not below:
+            raise OursError(f"{place} has no value here")
+        return str(places.from_shared(PurePosixPath(self._setting.root), below))
+
+    def _command(self, rows: list[ValueOf]) -> list[str]:
+        command = parse_command(self._work.text("command"))
+        if command.refusals:
+            raise OursError(command.refusals[0].text, hint=command.refusals[0].hint)
+        if len(self._slip.items) > 1:
+            done = self._items_done()
+            note = self._task_path / f"items_from_{done}"
+            argv = argv_of_batch(command, rows[done:], str(note))
+        else:
+            argv = argv_of(command, rows[0])
+        argv[_SCRIPT_AT] = _PREFIX + argv[_SCRIPT_AT]
+        return [*argv[:_VALUES_AT], str(self._plan_path), *argv[_VALUES_AT:]]
+
+    def _items_done(self) -> int:
+        """How many items earlier attempts have done. An attempt notes behind how many it began: one that was presumed
+        dead and goes on beside a later one is not counted twice."""
+        done = 0
+        for attempt in range(1, self._slip.attempt):
+            for note in self._task_path.with_name(f"a{attempt}").glob("items_from_*"):
+                began = note.name.removeprefix("items_from_")
+                if began.isdigit():
+                    done = max(done, int(began) + note.read_bytes().count(b"\n"))
+        return min(done, len(self._slip.items))
+
+    def _environment(self, value_of: ValueOf) -> dict[str, str]:
+        setting, slip = self._setting, self._slip
+        on_gpu = self._work.text("class") in {each.value for each in ON_GPU}
+        own = {
+            "CUDA_VISIBLE_DEVICES": ",".join(setting.cards) if on_gpu else "",
+            "WATCHBILL_TASK": str(setting.root / places.processing_folder(setting.agent) / self._name),
+            "WATCHBILL_RESULT": str(_result_path(setting, file_stem(self._name))),
+            "WATCHBILL_ATTEMPT": str(slip.attempt),
+            "WATCHBILL_AGENT": setting.agent,
+            "BATCH_ID": slip.batch,
+            "BATCH_PATH": str(self._batch_path),
+            "PLAN_PATH": str(self._plan_path),
+        }
+        if setting.model_url:
+            own |= {"WATCHBILL_MODEL": setting.model, "WATCHBILL_MODEL_URL": setting.model_url}
+        given = self._work.fields("env")
+        return own | {key: _variable(key, fill(given.text(key), value_of)) for key in given.all()}
+
+    def _patterns(self, key: str, rows: list[ValueOf]) -> tuple[str, ...]:
+        """The paths of `requires` or `produces` for all items; what comes from a value is no pattern."""
+        texts = self._work.texts(key)
+        filled = (fill(text, _escaping(value_of)) for value_of in rows for text in texts)
+        return tuple(dict.fromkeys(filled))
+
+
+def _escaping(value_of: ValueOf) -> ValueOf:
+    return lambda place: glob.escape(value_of(place))
+
+
+def _variable(name: str, value: str) -> str:
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise OursError(f"the value of the variable {name} is not valid Unicode") from None
+    if "\0" in value:
+        raise OursError(f"the value of the variable {name} holds a NUL character; remove it")
+    return value
+
+
+def _is_there(pattern: str, folder: Path) -> bool:
+    """Whether a path that may be a pattern names anything; one that is relative lies in the plan's folder."""
+    whole = os.path.join(glob.escape(str(folder)), pattern)
+    return next(glob.iglob(whole, recursive=True, include_hidden=True), None) is not None
+
+
+# ------------------------------------------------------------------ after
+
+
+def conclude(
+    setting: Setting, finished: Finished, life: int, *, keeps_files: bool = True, note: str = ""
+) -> Result:
+    """The result of a task, with its files where they are needed. Raises OSError: then it may be repeated."""
+    prepared, ended = finished.prepared, finished.ended
+    end, own_note = _end(finished, setting)
+    tail = _tail(ended, own_note, note)
+    rc = ended.code if ended.cause is not Cause.NOT_STARTED else None
+    whole = _answer(setting, prepared, ended)
+    answer = json.dumps(whole, separators=(",", ":")) if whole is not None else ""
+    is_long = ended.out.total + ended.err.total > limits.RESULT_TAIL_CHARS_MAX
+    is_answer_long = len(answer) > limits.TASK_ANSWER_BYTES_MAX
+    has_said = ended.out.total + ended.err.total > 0
+    is_of_interest = is_long or is_answer_long or (end is not End.DONE and has_said)
+    if keeps_files and (prepared.keeps_folder or is_of_interest):
+        _keep_files(setting, prepared, ended, answer)
+    _clear(setting, prepared, ended)
+    return Result(
+        prepared.name, setting.agent, life, end, rc, ended.ms, finished.peak_vram_mb, tail, ended.cpu_ms,
+        "" if is_answer_long else answer,
+    )  # fmt: skip
+
+
+def _end(finished: Finished, setting: Setting) -> tuple[End, str]:
+    """How an attempt ended, and what there is to say about it beside its output."""
+    ended, fate = finished.ended, finished.fate
+    match ended.cause:
+        case Cause.GUARD_LOST:
+            return End.LOST, "the process that guards the tasks was killed"
+        case Cause.LEASE:
+            return End.LOST, "the agent could not reach the shared folder"
+        case Cause.NOT_STARTED:
+            return _not_started(ended.error)
+        case Cause.TIMEOUT:
+            return End.TIMEOUT, f"it took longer than {finished.prepared.job.timeout_ms} ms"
+        case Cause.STOPPED | Cause.KILLED:
+            if fate is Fate.ABORTED:
+                return End.ABORTED, "it was aborted by a signal"
+            return End.SOFT_STOP, "the agent was stopped"
+        case Cause.EXIT:
+            return _exited(finished, setting)
+
+
+def _not_started(error: OSError | None) -> tuple[End, str]:
+    number = None if error is None else error.errno
+    why = "it could not be started" + (f": {os.strerror(number)}" if number else "")
+    if number in _EXHAUSTED:
+        return End.LOST, why
+    return (End.NOT_RUNNABLE if number in (errno.ENOENT, errno.EACCES) else End.FAILED), why
+
+
+def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
+    code, prepared = finished.ended.code, finished.prepared
+    if code is None or code < 0:
+        end, note = End.FAILED, f"it was killed by signal {-(code or 0)}"
+    else:
+        end, note = end_of(code), ""
+    if end is End.DONE:
+        folder = setting.root / "plans" / prepared.slip.plan
+        missing = next((each for each in prepared.produces if not _is_there(each, folder)), None)
+        if missing is not None:
+            return End.MISSING_OUTPUT, f"it did not produce {missing}"
+    if end is End.FAILED and _is_out_of_memory(finished):
+        return End.OUT_OF_MEMORY, note
+    return end, note
+
+
+def _is_out_of_memory(finished: Finished) -> bool:
+    if finished.prepared.task_class not in ON_GPU:
+        return False
+    estimate_mb = finished.prepared.slip.vram_mb
+    return bool(_OUT_OF_MEMORY.search(finished.ended.err.tail)) or 0 < estimate_mb <= finished.peak_vram_mb
+
+
+def _tail(ended: Ended, *notes: str) -> str:
+    """The end of what a task said, errors last, and the agent's own words behind them."""
+    texts = [ended.out.tail.decode("utf-8", "replace"), ended.err.tail.decode("utf-8", "replace"), *notes]
+    return "\n".join(text.rstrip("\n") for text in texts if text)[-limits.RESULT_TAIL_CHARS_MAX :]
+
+
+def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, object] | None:
+    """What a task gives as its result: its result.json, else the last line of its output if that is a JSON object."""
+    path = _result_path(setting, prepared.job.id)
+    try:
+        with open_folder(path.parent) as folder:
+            said = read_regular(path.name, dir_fd=folder, bytes_max=limits.TASK_RESULT_BYTES_MAX)
+    except (FileNotFoundError, NotAFile):
+        said = ended.out.tail.rstrip(b"\n").rpartition(b"\n")[2]
+    if not said.lstrip().startswith(b"{"):
+        return None
+    try:
+        found = cast("object", json.loads(said))
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, object]", found) if isinstance(found, dict) else None
+
+
+def _result_path(setting: Setting, job: str) -> Path:
+    return setting.outputs / f"{job}.result.json"
+
+
+def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str) -> None:
+    """Put what a task said where people look for it: tasks/TASK/aN of the batch."""
+    slip = prepared.slip
+    folder = setting.root / places.batch_folder(slip.plan, slip.batch) / "tasks" / file_stem(slip.task)
+    folder /= f"a{slip.attempt}"
+    make_folder(folder)
+    contents: Mapping[str, bytes] = {
+        "stdout": _whole(ended.out), "stderr": _whole(ended.err), "result.json": answer.encode(),
+    }  # fmt: skip
+    with open_folder(folder) as opened:
+        for name, content in contents.items():
+            if content:
+                put_file(name, f".{name}.new", content, dir_fd=opened, sync=False)
+
+
+def _whole(output: Output) -> bytes:
+    """All of an output that was kept: its beginning, and its end where the middle is left out."""
+    if output.file is None:
+        return output.tail
+    try:
+        begin = output.file.read_bytes()
+    except FileNotFoundError:  # the private disk took none of it
+        begin = b""
+    left_out = output.total - len(begin) - len(output.tail)
+    if left_out <= 0:
+        return begin + output.tail[len(output.tail) - (output.total - len(begin)) :]
+    return begin + f"\n[{left_out:,} bytes left out]\n".encode() + output.tail
+
+
+def _clear(setting: Setting, prepared: Prepared, ended: Ended) -> None:
+    """Remove the private files of a task that is concluded."""
+    used: Iterable[Path | None] = (ended.out.file, ended.err.file, _result_path(setting, prepared.job.id))
+    for path in used:
+        if path is not None:
+            path.unlink(missing_ok=True)

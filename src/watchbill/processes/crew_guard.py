@@ -1,0 +1,574 @@
+"""The crew's guard: one small process between an agent and the process trees of all its tasks.
+
+It runs alone (`python -I -S crew_guard.py`) and starts a task with one `posix_spawn`: a guard per task, as engines have
+it, costs 70-90 ms. It keeps the same promises for each tree: own session, TERM and then KILL, no survivors, bounded
+output. When the pipe from the agent ends, even by kill -9, every tree is ended. It enforces timeouts and the agent's
+lease by itself, so an agent that is stopped or hangs keeps nothing alive. It touches no file but the outputs on the
+agent's private disk: a shared folder that hangs cannot stop it.
+
+    from the agent, JSON lines                          to the agent, JSON lines
+    start id argv env spill timeout_ms grace_ms         started id pid
+    stop id grace_ms        TERM, then KILL             failed id errno              the command could not be started
+    kill id                 KILL                        stuck id pids                they survived KILL so far
+    lease number ms         without another one in      ended id code cause ms cpu_ms out err
+                            time, all trees are ended   lease number                 the guard is well
+    (end of file)           TERM, then KILL, then exit
+
+Which task a process belongs to is told by its session, its process group, its ancestors and a mark in its environment.
+A process that escaped all four belongs to one of the tasks that ran when its parent died, and is ended with the last of
+them.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __package__:
+    from watchbill.processes.guard import (
+        KILL_ROUND_MS,
+        NO_LOG,
+        PR_SET_CHILD_SUBREAPER,
+        RESTORED_SIGNALS,
+        STUCK_ROUND_MS,
+        drain,
+        on_nothing,
+        open_private,
+        prctl,
+        send,
+    )  # fmt: skip
+else:  # a program of its own: nothing of Watchbill but the file beside this one
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from guard import (
+        KILL_ROUND_MS,
+        NO_LOG,
+        PR_SET_CHILD_SUBREAPER,
+        RESTORED_SIGNALS,
+        STUCK_ROUND_MS,
+        drain,
+        on_nothing,
+        open_private,
+        prctl,
+        send,
+    )  # fmt: skip
+
+#: The variable by which every process of a task can be told from those of another task.
+TASK_MARK = b"WATCHBILL_CREW_TASK"
+#: Bytes that are copied from a pipe at once.
+PIECE_BYTES = 64 * 2**10
+#: What is read from the pipes of a task that has ended: the kernel's buffers, and never an endless writer's output.
+REST_BYTES_MAX = 2**20
+#: The rate of an output is measured over windows of this length.
+WINDOW_S = 0.1
+
+RUNNING, STOPPING, KILLING, STUCK = range(4)
+
+
+class Bounds:
+    """The limits from this guard's command line; it cannot import Watchbill's."""
+
+    def __init__(
+        self, orphan_term_ms: int, kill_ms: int, memory_bytes: int, file_bytes: int, bytes_per_s: int
+    ) -> None:
+        self.orphan_term_s = orphan_term_ms / 1000
+        self.kill_s = kill_ms / 1000
+        self.memory_bytes = memory_bytes
+        self.file_bytes = file_bytes
+        self.window_bytes = max(1, int(bytes_per_s * WINDOW_S))
+
+
+class Stream:
+    """One output of a task: its end in memory; its beginning in a file, once it is longer than the memory's bound."""
+
+    def __init__(self, path: str, bounds: Bounds) -> None:
+        self.path = path
+        self.bounds = bounds
+        self.heard, self.said = os.pipe()
+        os.set_blocking(self.heard, False)
+        self.total = 0
+        self.tail = bytearray()
+        self.file = -1
+        self.file_room = bounds.file_bytes
+        self.window_end = 0.0
+        self.window_room = 0
+        self.is_open = True
+
+    def may_grow(self, now: float) -> bool:
+        """Whether its rate allows more: a program that writes faster blocks in its write."""
+        if now >= self.window_end:
+            self.window_end, self.window_room = now + WINDOW_S, self.bounds.window_bytes
+        return self.window_room > 0
+
+    def carry(self) -> int:
+        """Copies one piece, if there is one; returns its size."""
+        try:
+            words = os.read(self.heard, PIECE_BYTES)
+        except BlockingIOError:
+            return 0
+        self.is_open = bool(words)
+        self.window_room -= len(words)
+        self.keep(words)
+        return len(words)
+
+    def keep(self, words: bytes) -> None:
+        spilled = self.total > self.bounds.memory_bytes
+        self.total += len(words)
+        if self.total > self.bounds.memory_bytes:
+            self.write(words if spilled else bytes(self.tail) + words)
+        self.tail += words
+        if len(self.tail) > 2 * self.bounds.memory_bytes:
+            del self.tail[: -self.bounds.memory_bytes]
+
+    def write(self, words: bytes) -> None:
+        """Adds to the file as far as its bound allows. A disk that refuses loses output, not the task."""
+        words = words[: self.file_room]
+        self.file_room -= len(words)
+        try:
+            if self.file < 0 and words:
+                self.file = open_private(self.path)
+            while words:
+                words = words[os.write(self.file, words) :]
+        except OSError as error:
+            if error.errno not in NO_LOG:
+                raise
+            self.file_room = 0
+
+    def finish(self) -> dict[str, object]:
+        """Reads what dead processes left in the pipe, closes everything and says what there was."""
+        room = REST_BYTES_MAX
+        while self.is_open and room > 0 and (size := self.carry()):
+            room -= size
+        for descriptor in (self.heard, self.file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        tail = bytes(self.tail[-self.bounds.memory_bytes :]).decode("utf-8", "surrogateescape")
+        return {"total": self.total, "tail": tail, "is_spilled": self.file >= 0}
+
+
+class Task:
+    """One tree and its stage."""
+
+    def __init__(self, order: dict[str, Any], pid: int, streams: tuple[Stream, Stream]) -> None:
+        self.id: str = order["id"]
+        self.pid = pid  # also its session and its process group
+        self.streams = streams
+        self.grace_s: float = order["grace_ms"] / 1000
+        self.began = time.monotonic()
+        timeout_ms: int | None = order["timeout_ms"]
+        self.stage = RUNNING
+        #: When the present stage ends; a task without a timeout runs without one.
+        self.deadline = None if timeout_ms is None else self.began + timeout_ms / 1000
+        self.stuck_at = 0.0  # when KILL should have had its effect
+        self.cause = "exit"
+        self.code: int | None = None  # of its first process, once that has ended
+        self.cpu_ms = 0
+
+
+class Row:
+    """A living process as /proc shows it."""
+
+    def __init__(self, parent: int, group: int, session: int) -> None:
+        self.parent, self.group, self.session = parent, group, session
+
+
+class CrewGuard:
+    """All trees of one agent."""
+
+    def __init__(self, control: int, status: int, bounds: Bounds) -> None:
+        self.control, self.status, self.bounds = control, status, bounds
+        self.tasks: dict[str, Task] = {}
+        self.by_pid: dict[int, Task] = {}  # first processes that have not ended
+        self.streams: dict[int, Stream] = {}  # polled
+        self.paused: list[Stream] = []
+        self.suspects: dict[int, frozenset[str]] = {}  # escaped process -> the tasks it may belong to
+        self.asked = b""
+        self.unsaid = b""
+        self.is_told_to_close = False
+        self.is_closing = False
+        self.lease_ends_at: float | None = None
+        self.strays_at: float | None = None  # when to look for escaped processes again
+        self.environment = dict(os.environb)
+        self.own_pid = os.getpid()
+        self.poll = select.poll()
+        self.wake = os.pipe()
+
+    def run(self) -> None:
+        """Serves until the agent's pipe has ended and no process is left."""
+        self.listen()
+        while True:
+            self.reap()
+            self.advance()
+            if self.is_closing and not self.tasks and not self.children():
+                return
+            self.wait()
+
+    def listen(self) -> None:
+        for end in (*self.wake, self.status):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, on_nothing)
+        signal.signal(signal.SIGTERM, self.on_term)
+        self.poll.register(self.control, select.POLLIN)
+        self.poll.register(self.wake[0], select.POLLIN)
+
+    def on_term(self, *_: object) -> None:
+        """Notes that this guard got TERM itself."""
+        self.is_told_to_close = True
+
+    # ------------------------------------------------------------ waiting
+
+    def wait(self) -> None:
+        self.resume_streams()
+        for descriptor, _ in self.poll.poll(self.patience_ms()):
+            if descriptor == self.control:
+                self.hear()
+            elif descriptor == self.status:
+                self.flush()
+            elif descriptor in self.streams:
+                self.carry(self.streams[descriptor])
+            else:
+                drain(self.wake[0])
+
+    def patience_ms(self) -> int | None:
+        """How long nothing has to be done by the clock; None without end."""
+        ends = [task.deadline for task in self.tasks.values() if task.deadline is not None]
+        if self.lease_ends_at is not None and self.tasks:
+            ends.append(self.lease_ends_at)
+        ends += [stream.window_end for stream in self.paused]
+        if self.strays_at is not None:
+            ends.append(self.strays_at)
+        return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
+
+    def carry(self, stream: Stream) -> None:
+        if not stream.may_grow(time.monotonic()):
+            self.mute(stream)
+            self.paused.append(stream)
+            return
+        stream.carry()
+        if not stream.is_open:
+            self.mute(stream)
+
+    def mute(self, stream: Stream) -> None:
+        if self.streams.pop(stream.heard, None) is not None:
+            self.poll.unregister(stream.heard)
+
+    def resume_streams(self) -> None:
+        now = time.monotonic()
+        waiting, self.paused = self.paused, []
+        for stream in waiting:
+            if stream.may_grow(now):
+                self.attend(stream)
+            else:
+                self.paused.append(stream)
+
+    def attend(self, stream: Stream) -> None:
+        self.streams[stream.heard] = stream
+        self.poll.register(stream.heard, select.POLLIN)
+
+    # ------------------------------------------------------------ orders
+
+    def hear(self) -> None:
+        """Reads the agent's orders; its end of file means that the agent is dead or lets go."""
+        words = os.read(self.control, PIECE_BYTES)
+        if not words:
+            self.poll.unregister(self.control)
+            self.close()
+            return
+        *lines, self.asked = (self.asked + words).split(b"\n")
+        for line in lines:
+            self.obey(json.loads(line))
+
+    def obey(self, order: dict[str, Any]) -> None:
+        match order["do"]:
+            case "start":
+                self.start(order)
+            case "lease":
+                self.lease_ends_at = time.monotonic() + order["ms"] / 1000
+                self.say({"said": "lease", "number": order["number"]})
+            case "stop" if (task := self.tasks.get(order["id"])) is not None:
+                self.stop(task, "stopped", order["grace_ms"] / 1000)
+            case "kill" if (task := self.tasks.get(order["id"])) is not None:
+                task.cause = "killed" if task.cause == "exit" else task.cause
+                self.kill(task)
+            case _:
+                pass  # about a task that has ended meanwhile
+
+    def close(self) -> None:
+        """Ends every tree, and then this guard."""
+        self.is_closing = True
+        for task in self.tasks.values():
+            self.stop(task, "stopped", self.bounds.orphan_term_s)
+
+    def start(self, order: dict[str, Any]) -> None:
+        out = Stream(f"{order['spill']}.out", self.bounds)
+        err = Stream(f"{order['spill']}.err", self.bounds)
+        try:
+            pid = self.spawn(order, out.said, err.said)
+        except (OSError, ValueError) as error:
+            for stream in (out, err):
+                stream.finish()
+            number = getattr(error, "errno", None) or errno.EINVAL
+            self.say({"said": "failed", "id": order["id"], "errno": number})
+            return
+        finally:
+            os.close(out.said)
+            os.close(err.said)
+        task = Task(order, pid, (out, err))
+        self.tasks[task.id] = self.by_pid[pid] = task
+        for stream in task.streams:
+            self.attend(stream)
+        self.say({"said": "started", "id": task.id, "pid": pid})
+        if self.is_closing:
+            self.stop(task, "stopped", 0)
+
+    def spawn(self, order: dict[str, Any], out: int, err: int) -> int:
+        argv = [as_bytes(word) for word in order["argv"]]
+        given = {as_bytes(name): as_bytes(value) for name, value in order["env"].items()}
+        marks = {TASK_MARK: as_bytes(order["id"])}
+        # The marks come first: /proc/PID/environ is only read as far as necessary.
+        environment = marks | self.environment | given | marks
+        return os.posix_spawnp(
+            argv[0],
+            argv,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, out, 1),
+                (os.POSIX_SPAWN_DUP2, err, 2),
+            ],
+            setsid=True,
+            setsigdef=RESTORED_SIGNALS,
+            setsigmask=(),
+        )
+
+    # ------------------------------------------------------------ ending trees
+
+    def stop(self, task: Task, cause: str, grace_s: float) -> None:
+        """Sends TERM; KILL follows. A second order can only shorten the time."""
+        deadline = time.monotonic() + grace_s
+        if task.stage == STOPPING and task.deadline is not None:
+            task.deadline = min(task.deadline, deadline)
+        if task.stage != RUNNING:
+            return
+        task.stage, task.deadline = STOPPING, deadline
+        if task.code is None:
+            task.cause = cause
+        for pid in self.tree_of(task):
+            send(pid, signal.SIGTERM)
+            send(pid, signal.SIGCONT)  # a stopped process acts on no signal but KILL
+
+    def kill(self, task: Task) -> None:
+        """Kills the tree, again and again until no new process of it is found."""
+        if task.stage < KILLING:
+            task.stage, task.stuck_at = KILLING, time.monotonic() + self.bounds.kill_s
+        if task.pid in self.by_pid:  # not reaped yet, so its group cannot be a stranger's
+            # One call for the whole group: no member can fork past it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(task.pid, signal.SIGKILL)
+        killed: set[int] = set()
+        while found := set(self.tree_of(task)) - killed:
+            for pid in found:
+                send(pid, signal.SIGKILL)
+            killed |= found
+            if time.monotonic() >= task.stuck_at:
+                break
+        pause_ms = STUCK_ROUND_MS if task.stage == STUCK else KILL_ROUND_MS
+        task.deadline = time.monotonic() + pause_ms / 1000
+
+    def advance(self) -> None:
+        """Takes the steps whose time has come."""
+        if self.is_told_to_close and not self.is_closing:
+            self.close()
+        now = time.monotonic()
+        if self.lease_ends_at is not None and now >= self.lease_ends_at:
+            self.lease_ends_at = None
+            for task in self.tasks.values():
+                self.stop(task, "lease", self.bounds.orphan_term_s)
+        for task in list(self.tasks.values()):
+            if task.deadline is not None and now >= task.deadline:
+                self.end_stage(task)
+        escaped = set(self.children()) - self.by_pid.keys()
+        self.finish_ended(has_escaped=bool(escaped))
+        self.end_strays(has_escaped=bool(escaped))
+
+    def end_stage(self, task: Task) -> None:
+        if task.stage == RUNNING:
+            self.stop(task, "timeout", task.grace_s)
+            return
+        self.kill(task)
+        if task.stage == KILLING and time.monotonic() >= task.stuck_at:
+            task.stage = STUCK
+            self.say({"said": "stuck", "id": task.id, "pids": self.tree_of(task)})
+
+    def reap(self) -> None:
+        """Waits for dead children, of tasks and of processes that escaped."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.suspects.pop(pid, None)
+            task = self.by_pid.pop(pid, None)
+            if task is not None:
+                task.code = os.waitstatus_to_exitcode(status)
+                task.cpu_ms = int((usage.ru_utime + usage.ru_stime) * 1000)
+
+    def finish_ended(self, *, has_escaped: bool) -> None:
+        """Reports tasks of which nothing is left, and ends what the others left behind."""
+        for task in [each for each in self.tasks.values() if each.code is not None]:
+            if (has_escaped or is_group(task.pid)) and self.tree_of(task):
+                self.stop(task, "exit", self.bounds.orphan_term_s)
+            else:
+                self.finish(task)
+
+    def finish(self, task: Task) -> None:
+        del self.tasks[task.id]
+        for stream in task.streams:
+            self.mute(stream)
+        self.paused = [each for each in self.paused if each not in task.streams]
+        out, err = (stream.finish() for stream in task.streams)
+        self.say({
+            "said": "ended", "id": task.id, "code": task.code, "cause": task.cause,
+            "ms": int((time.monotonic() - task.began) * 1000), "cpu_ms": task.cpu_ms, "out": out, "err": err,
+        })  # fmt: skip
+
+    # ------------------------------------------------------------ who belongs to whom
+
+    def children(self) -> list[int]:
+        """Our children, those included that were left to us by others."""
+        try:
+            with open(f"/proc/self/task/{self.own_pid}/children", "rb") as file:
+                return [int(word) for word in file.read().split()]
+        except FileNotFoundError:  # this kernel was built without it
+            return [pid for pid, row in processes().items() if row.parent == self.own_pid]
+
+    def tree_of(self, task: Task) -> list[int]:
+        """Every living process of a task, parents first."""
+        rows = processes()
+        return [pid for pid, owner in self.owners(rows).items() if owner == task.id]
+
+    def end_strays(self, *, has_escaped: bool) -> None:
+        """Kills what escaped from tasks that have all ended."""
+        self.strays_at = time.monotonic() + KILL_ROUND_MS / 1000 if self.is_closing else None
+        if not has_escaped:
+            return
+        for pid, owner in self.owners(processes()).items():
+            if owner == "":
+                send(pid, signal.SIGKILL)
+                self.strays_at = time.monotonic() + KILL_ROUND_MS / 1000
+
+    def owners(self, rows: dict[int, Row]) -> dict[int, str]:
+        """The task of every process below us; "" for one whose tasks have all ended, and nothing where it is open."""
+        below: dict[int, list[int]] = {}
+        for pid, row in rows.items():
+            below.setdefault(row.parent, []).append(pid)
+        by_leader = {task.pid: task.id for task in self.tasks.values()}
+        owners: dict[int, str | None] = {
+            pid: self.owner_of(pid, rows[pid], by_leader) for pid in below.get(self.own_pid, ())
+        }
+        found = list(owners)
+        for pid in found:  # grows during the loop
+            for child in below.get(pid, ()):
+                owners[child] = by_leader.get(rows[child].session, owners[pid])
+                found.append(child)
+        return {pid: owner for pid, owner in owners.items() if owner is not None}
+
+    def owner_of(self, pid: int, row: Row, by_leader: dict[int, str]) -> str | None:
+        """The task of a child of ours."""
+        if pid in self.by_pid:
+            return self.by_pid[pid].id
+        owner = by_leader.get(row.session) or by_leader.get(row.group)
+        if owner is not None:
+            return owner
+        marked = mark_of(pid)
+        if marked is not None:
+            return marked if marked in self.tasks else ""
+        suspects = self.suspects.setdefault(pid, frozenset(self.tasks)) & self.tasks.keys()
+        return None if len(suspects) > 1 else next(iter(suspects), "")
+
+    # ------------------------------------------------------------ reports
+
+    def say(self, report: dict[str, object]) -> None:
+        self.unsaid += json.dumps(report).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes as much as the agent takes. One that is stopped takes nothing, and never stops us."""
+        try:
+            while self.unsaid:
+                self.unsaid = self.unsaid[os.write(self.status, self.unsaid) :]
+        except BlockingIOError:
+            self.poll.register(self.status, select.POLLOUT)
+            return
+        except BrokenPipeError:
+            self.unsaid = b""
+        with contextlib.suppress(KeyError):  # only polled while something is unsaid
+            self.poll.unregister(self.status)
+
+
+def as_bytes(text: str) -> bytes:
+    """A word as the kernel gets it: UTF-8, and bytes that were no UTF-8 as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def is_group(group: int) -> bool:
+    """Whether a process group has a member."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def mark_of(pid: int) -> str | None:
+    """The task that a process is marked with; None where it has no mark that we may read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}:
+            raise
+        return None
+    found = next((word for word in words if word.startswith(TASK_MARK + b"=")), None)
+    return None if found is None else found[len(TASK_MARK) + 1 :].decode("utf-8", "replace")
+
+
+def processes() -> dict[int, Row]:
+    """Every living process; zombies are left out."""
+    found: dict[int, Row] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (row := row_of(entry)) is not None:
+            found[int(entry)] = row
+    return found
+
+
+def row_of(entry: str) -> Row | None:
+    try:
+        with open(f"/proc/{entry}/stat", "rb") as file:
+            state, parent, group, session, *_ = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in {b"Z", b"X"} else Row(int(parent), int(group), int(session))
+
+
+def main(arguments: list[str]) -> None:
+    """crew_guard.py CONTROL STATUS ORPHAN_TERM_MS KILL_MS MEMORY_BYTES FILE_BYTES BYTES_PER_S"""
+    control, status = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(control, False)
+    os.set_inheritable(status, False)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    CrewGuard(control, status, Bounds(*map(int, arguments[2:7]))).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
