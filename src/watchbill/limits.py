@@ -521,6 +521,8 @@ PLAN_VRAM_MB_MAX = 2**20
 PLAN_SCRIPT_BYTES_MAX = 256 * 2**20
 #: The execute_plan file and what --inputs names.
 PLAN_INPUTS_BYTES_MAX = 2**20
+#: What of a plan's goal is kept with a batch, for the planner who corrects it.
+PLAN_GOAL_CHARS_MAX = 10_000
 #: Failures that a summary shows in full.
 SUMMARY_FAILURES_MAX = 50
 SUMMARY_TEXT_CHARS_MAX = 500
@@ -557,6 +559,10 @@ CLI_DRAIN_LOOK_S = 0.2
 CLI_CALL_S = 2.0
 #: Files and folders that a drain names when it may not touch them.
 CLI_BARRED_SHOWN = 5
+#: Tasks and batches that `plan status` shows to people, and how often it looks again.
+CLI_TASKS_SHOWN = 20
+CLI_BATCHES_SHOWN = 10
+CLI_FOLLOW_S = 1.0
 #: Alerts that `status` shows to people; --json has all that the daemon keeps.
 CLI_ALERTS_SHOWN = 5
 
@@ -621,3 +627,23 @@ AGENT_DRAIN_MS = 20_000
 CREW_SILENCE_MS = 45_000
 #: What an aborted task gets between TERM and KILL; the coordinator sends `kill` before that.
 TASK_ABORT_MS = 180_000
+#: How long a coordinator sleeps while tasks are out, and while there is nothing to do.
+COORDINATOR_POLL_MS = 1_000
+COORDINATOR_IDLE_MS = 5_000
+#: After an error of the disk: the first wait before a new start, doubled up to the last.
+COORDINATOR_AGAIN_MS = (1_000, 30_000)
+#: How often the summary of a running batch is written.
+SUMMARY_EVERY_MS = 30_000
+#: Tasks that the file of waiting tasks lists.
+WAITING_LISTED_MAX = 1_000
+#: How long a file that a task produced may stay invisible to the coordinator: attribute caches of network mounts.
+PRODUCES_MS_MAX = 5_000
+#: How often running tasks are looked at, and how long an abort and a kill may stay without effect.
+STUCK_LOOK_MS = 10_000
+STUCK_AFTER_MS = 20 * 60_000
+STUCK_STEP_MS = 120_000
+#: How often old tasks and batches are removed.
+RETENTION_EVERY_MS = 3_600_000
+#: Failed tasks that an escalation describes, and the words of each error.
+ESCALATION_TASKS_MAX = 50
+ESCALATION_TEXT_CHARS_MAX = 2_000

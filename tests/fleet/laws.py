@@ -42,8 +42,8 @@ def submitted(plan: str = APART) -> State:
 # ------------------------------------------------------------------ the processes
 
 
-def today() -> str:
-    return "2026-01-01"
+def wall_ms() -> int:
+    return 1_767_225_600_000  # 2026-01-01
 
 
 def nobody_lives(pid: int, started: int) -> bool:
@@ -62,7 +62,7 @@ class Brain:
         try:
             if self.coordinator is None:
                 watcher = Watcher(self.boot, nobody_lives)
-                coordinator = Coordinator(self.disk, watcher, Pulse(self.boot, 1, 1, 0), today=today)
+                coordinator = Coordinator(self.disk, watcher, Pulse(self.boot, 1, 1, 0), wall_ms=wall_ms)
                 coordinator.start(now_ms)
                 self.coordinator = coordinator
             else:

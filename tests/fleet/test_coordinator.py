@@ -39,7 +39,7 @@ class Rig:
 
     def new_brain(self, now_ms: int) -> Coordinator:
         brain = Coordinator(
-            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), today=lambda: "2026-01-01"
+            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000
         )
         brain.start(now_ms)
         return brain

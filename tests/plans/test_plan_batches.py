@@ -19,8 +19,6 @@ from watchbill.plans.batch import (
     BelowRoot,
     ExecutePlan,
     batch_id,
-    hash_file,
-    hash_of,
     inputs_from_json,
     inputs_from_pairs,
     priority_of,
@@ -30,7 +28,7 @@ from watchbill.plans.batch import (
 from watchbill.plans.check import check
 from watchbill.plans.draw import mermaid
 from watchbill.plans.expand import expand, items_at, read_items, values_of
-from watchbill.plans.fields import Place, Task, Text
+from watchbill.plans.fields import Place, Task
 from watchbill.plans.graph import Graph, Stage, nodes_of
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.summary import Outcome, TaskReport, summarize
@@ -289,27 +287,6 @@ def test_an_execute_plan_file_that_somebody_made_up_is_refused(change: dict[str,
         ExecutePlan.decode(json.dumps(fields).encode())
     with pytest.raises(OursError):
         ExecutePlan.decode(b"{")
-
-
-def test_a_task_is_the_same_until_its_command_script_input_or_item_changes(tmp_path: Path) -> None:
-    """PLAN-07: resume"""
-    script = tmp_path / "x.py"
-    script.write_text("print(1)")
-    scripts = {"scripts/x.py": hash_file(script)}
-    base = task(command=Text(5, "python scripts/x.py {ITEM.id}"))
-    first = hash_of(base, {"A": "1"}, scripts, [{"id": "a"}])
-    assert first == hash_of(replace(base, line=9, retries=9), {"A": "1"}, scripts, [{"id": "a"}])
-    assert first == hash_of(
-        replace(base, command=Text(99, "python scripts/x.py {ITEM.id}")), {"A": "1"}, scripts, [{"id": "a"}]
-    )
-    script.write_text("print(2)")
-    changed = [
-        hash_of(replace(base, command=Text(5, "python scripts/x.py")), {"A": "1"}, scripts, [{"id": "a"}]),
-        hash_of(base, {"A": "2"}, scripts, [{"id": "a"}]),
-        hash_of(base, {"A": "1"}, {"scripts/x.py": hash_file(script)}, [{"id": "a"}]),
-        hash_of(base, {"A": "1"}, scripts, [{"id": "b"}]),
-    ]
-    assert len({first, *changed}) == 5
 
 
 # ------------------------------------------------------------------ summary and picture

@@ -85,7 +85,7 @@ class FleetRig:
 
     def new_brain(self) -> Coordinator:
         pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
-        brain = Coordinator(self.disk, Watcher(boot_id()), pulse, today=lambda: "2026-01-01")
+        brain = Coordinator(self.disk, Watcher(boot_id()), pulse, wall_ms=lambda: 1_767_225_600_000)
         brain.start(now_ms())
         return brain
 

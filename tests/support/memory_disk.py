@@ -135,6 +135,10 @@ class Steps:
     def read(self, path: str, bytes_max: int) -> bytes:
         return self.perform("read", path)
 
+    def has(self, pattern: str) -> bool:
+        folder, _, name = pattern.rpartition("/")
+        return name in self.names(folder)
+
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         self.perform("put", path, data, durable)
 

@@ -23,7 +23,7 @@ SUB_COMMANDS = {
         "show", "stats",
     ),
     "spool hook": ("install", "remove", "status"),
-    "plan": ("check", "graph"),
+    "plan": ("cancel", "check", "graph", "list", "logs", "resume", "retry", "status", "submit", "wait"),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip
 PAGES = [

@@ -84,8 +84,19 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if asked is not None:
         run_quickly(asked)
         return DONE
-    from watchbill.cli.app import run_app
+    if arguments and arguments[0] == "plan":
+        from watchbill.cli.plan_quick import run_plan, understand_plan
 
+        about_plans = understand_plan(arguments)
+        if about_plans is not None:
+            return run_plan(about_plans)
+    try:
+        from watchbill.cli.app import run_app
+    except ModuleNotFoundError as error:
+        raise OursError(
+            f"this needs the package {error.name}, and it is not installed",
+            hint="install Watchbill with its packages; plan check, submit, status and the like work without",
+        ) from error
     return run_app(arguments)
 
 

@@ -44,7 +44,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
     },
     "Planning": {
-        "plan": ("watchbill.cli.plan:app", "Check plans and draw them."),
+        "plan": ("watchbill.cli.plan:app", "Check, draw, submit and follow plans."),
+        "coordinator": ("watchbill.cli.coordinator:coordinator", "Run the batches of a shared folder."),
         "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
         "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),
         "simulate": (

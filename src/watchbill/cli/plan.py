@@ -1,36 +1,47 @@
-"""`plan`: checks and draws plans. Needs no daemon, no coordinator and no compiled package."""
+"""`plan`: checks, draws, submits and follows plans. Needs no daemon and no compiled package.
 
-import json as jsonlib
-import os
-import sys
-from collections.abc import Mapping, Sequence
+Declares the options; what the commands do is in `plan_checking`, `plan_submitting` and `plan_batches`, which
+import the standard library alone. `plan_quick` calls the same functions without the framework.
+"""
+
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from watchbill.cli import plan_batches, plan_checking, plan_submitting
 from watchbill.cli.options import QUIET
-from watchbill.cli.terminal import Terminal, plain
-from watchbill.errors import ConfigError, NameRefused, Problem
-from watchbill.names import check_plain_name
-from watchbill.plans.check import Checked, read_plan
-from watchbill.plans.draw import mermaid
-from watchbill.plans.findings import Finding
 
 __all__ = ["app"]
 
-WRONG = 2
-PLAN_FILE = "plan.md"
-
-app = App(name="plan", help="Check plans and draw them.")
+app = App(name="plan", help="Check, draw, submit and follow plans.")
 
 _Plan = Annotated[str, Parameter(help="A folder with a plan.md, the file itself, or a name in ROOT/plans.")]
 _Root = Annotated[
     Path | None,
-    Parameter(name="--root", show_default=False, help="The folder with plans/. Default: $WATCHBILL_FLEET."),
+    Parameter(
+        name="--root",
+        show_default=False,
+        help="The shared folder with plans/. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the "
+        "daemon's ROOT/fleet.",
+    ),
 ]
 _Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON.")]
 _Quiet = Annotated[bool, QUIET]
+_Batch = Annotated[str, Parameter(help="The id of a batch, or the beginning of one.")]
+_InBatch = Annotated[
+    str | None,
+    Parameter(name="--batch", show_default=False, help="The batch. Default: the newest that has this task."),
+]
+_Set = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        negative="",
+        show_default=False,
+        help="An input, as NAME=VALUE; may be given more than once.",
+    ),
+]
 
 
 @app.command
@@ -42,13 +53,7 @@ def check(plan: _Plan = ".", /, *, json: _Json = False, root: _Root = None, quie
 
     Example: watchbill plan check plans/video
     """
-    file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
-    checked = read_plan(file)
-    if json:
-        terminal.show(jsonlib.dumps(_as_fields(file, checked)))
-    else:
-        _tell(file, checked, terminal)
-    return 0 if checked.is_right else WRONG
+    return plan_checking.check_plan(plan, json=json, root=root, quiet=quiet)
 
 
 @app.command
@@ -59,91 +64,164 @@ def graph(plan: _Plan = ".", /, *, root: _Root = None, quiet: _Quiet = False) ->
 
     Example: watchbill plan graph plans/video
     """
-    file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
-    checked = read_plan(file)
-    if not checked.is_right:
-        _tell(file, checked, terminal)
-        return WRONG
-    terminal.show(mermaid(checked.plan.tasks))
-    return 0
+    return plan_checking.draw_plan(plan, root=root, quiet=quiet)
 
 
-def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The plan.md that is meant: in the named root first, then here, then in $WATCHBILL_FLEET."""
-    fleet = environment.get("WATCHBILL_FLEET")
-    here = Path(named)
-    places = [
-        *_in_root(named, root),
-        *([here] if here.is_file() else []),
-        here / PLAN_FILE,
-        *_in_root(named, Path(fleet) if fleet else None),
-    ]
-    for place in places:
-        if place.is_file():
-            return place
-    looked = ", ".join(map(str, places))
-    raise ConfigError(f"there is no plan {named}: looked for {looked}; name a folder with a {PLAN_FILE}")
+@app.command
+def submit(
+    plan: _Plan,
+    /,
+    *,
+    pairs: _Set = None,
+    inputs: Annotated[
+        str | None, Parameter(show_default=False, help="Inputs as a JSON object, or @FILE with one.")
+    ] = None,
+    priority: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="1 to 5, or urgent, high, normal, low. Default: the input PRIORITY, else normal.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Show every command that would run; submit nothing."),
+    ] = False,
+    json: _Json = False,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Check a plan and hand it to the coordinator; print the id of the batch.
+
+    The plan lies in ROOT/plans. Nothing is written for a plan that cannot be run: exit code 2.
+
+    Example: watchbill plan submit video --set VIDEO_DIR=/data/videos
+    """
+    submission = plan_submitting.Submission(plan, pairs or (), inputs, priority)
+    return plan_submitting.submit_plan(submission, dry_run=dry_run, json=json, root=root, quiet=quiet)
 
 
-def _in_root(named: str, root: Path | None) -> list[Path]:
-    try:
-        return [] if root is None else [root / "plans" / check_plain_name(named, "a plan") / PLAN_FILE]
-    except NameRefused:
-        return []  # a path: it means a folder or a file
+@app.command
+def status(
+    batch: Annotated[str | None, Parameter(help="The id of a batch, or its beginning. Default: all.")] = None,
+    /,
+    *,
+    follow: Annotated[
+        bool,
+        Parameter(
+            name=["--follow", "-f"],
+            negative="",
+            show_default=False,
+            help="Print a line whenever something changes, until the batch has ended; exit code 1 unless complete.",
+        ),
+    ] = False,
+    json: _Json = False,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Show coordinator, agents and batches, or one batch: its tasks by state, per agent, rate and time left.
+
+    Example: watchbill plan status --follow
+    """
+    return plan_batches.show_status(batch, follows=follow, json=json, root=root, quiet=quiet)
 
 
-def _tell(file: Path, checked: Checked, terminal: Terminal) -> None:
-    findings = checked.findings
-    for finding in findings.errors:
-        _complain(_problem(file, finding))
-    if findings.errors_unlisted:
-        _complain(f"{file}: {findings.errors_unlisted:,} more errors")
-    if not checked.is_right:
-        return
-    for finding in findings.notes:
-        terminal.note(plain(_problem(file, finding)))
-    for each in checked.plan.inputs:
-        if each.default is not None:
-            terminal.note(
-                plain(f"{file}:{each.line}: the input {each.name} is {each.default!r} unless it is set")
-            )
-    counts = f"{_count(checked.plan.tasks, 'task')}, {_count(checked.plan.inputs, 'input')}"
-    terminal.show(plain(f"{file} is right: {counts}"))
+@app.command
+def wait(
+    batch: _Batch,
+    /,
+    *,
+    timeout: Annotated[
+        float | None, Parameter(show_default=False, help="Seconds. Default: as long as it takes.")
+    ] = None,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Wait until a batch has ended.
+
+    Exit code 0 when it is complete, 1 when it ended otherwise, 124 when it has not ended in time.
+
+    Example: watchbill plan wait 20260101-120000-a1b2c3 --timeout 3600
+    """
+    return plan_batches.wait_for_batch(batch, timeout=timeout, root=root, quiet=quiet)
 
 
-def _complain(text: str | Problem) -> None:
-    print(plain(text), file=sys.stderr, flush=True)
+@app.command(name="list")
+def list_(*, json: _Json = False, root: _Root = None, quiet: _Quiet = False) -> int:
+    """List the plans of the shared folder and all their batches."""
+    return plan_batches.list_batches(json=json, root=root, quiet=quiet)
 
 
-def _problem(file: Path, finding: Finding) -> Problem:
-    return Problem(str(file), finding.line, "", finding.text, finding.hint)
+@app.command
+def logs(
+    task: Annotated[str, Parameter(help="The name of a task.")],
+    /,
+    *,
+    batch: _InBatch = None,
+    attempt: Annotated[
+        int | None, Parameter(show_default=False, help="Which attempt. Default: the last.")
+    ] = None,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Print what a task wrote.
+
+    Example: watchbill plan logs transcribe_v1
+    """
+    return plan_batches.show_logs(task, batch=batch, attempt=attempt, root=root, quiet=quiet)
 
 
-def _count(things: Sequence[object], word: str) -> str:
-    return f"{len(things):,} {word}" if len(things) == 1 else f"{len(things):,} {word}s"
+@app.command
+def cancel(batch: _Batch, /, *, root: _Root = None, quiet: _Quiet = False) -> int:
+    """Cancel a batch: nothing more of it starts, and what runs is stopped.
+
+    It can be resumed later.
+    """
+    return plan_batches.cancel_batch(batch, root=root, quiet=quiet)
 
 
-def _as_fields(file: Path, checked: Checked) -> dict[str, object]:
-    plan, findings = checked.plan, checked.findings
-    inputs = [{"name": each.name, "line": each.line, "default": each.default} for each in plan.inputs]
-    tasks = [
-        {
-            "name": task.name,
-            "line": task.line,
-            "type": task.type.value,
-            "executor": task.executor.value,
-            "class": task.task_class.value,
-            "depends_on": [each.name for each in task.depends_on],
-        }
-        for task in plan.tasks
-    ]
-    return {
-        "ok": checked.is_right,
-        "file": str(file),
-        "title": plan.title,
-        "errors": [each._asdict() for each in findings.errors],
-        "errors_unlisted": findings.errors_unlisted,
-        "notes": [each._asdict() for each in findings.notes],
-        "inputs": inputs,
-        "tasks": tasks,
-    }
+@app.command
+def retry(
+    tasks: Annotated[
+        list[str], Parameter(help="Names of tasks, or of a foreach task for those that did not complete.")
+    ],
+    /,
+    *,
+    batch: _InBatch = None,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Run tasks again, and everything that depends on them.
+
+    The plan is not read again; for a corrected plan use: watchbill plan resume
+
+    Example: watchbill plan retry transcribe_v1
+    """
+    return plan_batches.retry_tasks(tasks, batch=batch, root=root, quiet=quiet)
+
+
+@app.command
+def resume(
+    batch: _Batch,
+    /,
+    *,
+    explain: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Say for each task why it would run again; change nothing."
+        ),
+    ] = False,
+    pairs: _Set = None,
+    json: _Json = False,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Go on with a batch that has ended: read its plan again, keep what is complete and unchanged, run the rest.
+
+    A complete task is kept when its command, the scripts it names, the inputs it uses and its items are the same.
+
+    Example: watchbill plan resume 20260101-120000-a1b2c3 --explain
+    """
+    return plan_batches.resume_batch(
+        batch, explain=explain, pairs=pairs or (), json=json, root=root, quiet=quiet
+    )

@@ -17,6 +17,7 @@ from watchbill.files.limits import WATCHED_FOLDERS_MAX
 
 __all__ = ["Watch"]
 
+_IN_MODIFY = 0x02
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_CLOSE_WRITE = 0x08
@@ -29,8 +30,12 @@ _READ_BYTES = 64 * 1024
 class Watch:
     """One reader's view of the folders in which files arrive."""
 
-    def __init__(self, folder: Path, *, inotify: bool = True) -> None:
+    def __init__(self, folder: Path, *, inotify: bool = True, appends: bool = False) -> None:
+        """With `appends` writing to a file that stays open is noticed, too, not only its arrival."""
         self._folder = folder
+        self._mask = (
+            _IN_MOVED_TO | _IN_CREATE | _IN_CLOSE_WRITE | _IN_ONLYDIR | (_IN_MODIFY if appends else 0)
+        )
         self._watched: dict[int, str] = {}
         self._names: set[str] = set()
         self._wake_read, self._wake_write = os.pipe()
@@ -96,8 +101,7 @@ class Watch:
 
     def _add(self, name: str) -> bool:
         path = os.fsencode(self._folder / name)
-        mask = _IN_MOVED_TO | _IN_CREATE | _IN_CLOSE_WRITE | _IN_ONLYDIR
-        number = self._libc.inotify_add_watch(self._fd, path, mask)
+        number = self._libc.inotify_add_watch(self._fd, path, self._mask)
         if number < 0:
             return False
         self._watched[number] = name

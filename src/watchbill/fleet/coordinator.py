@@ -8,13 +8,16 @@ no successor has taken over meanwhile, does the board follow (`epochs` says why 
 repeated by a successor, and a coordinator that dies anywhere leaves nothing behind that its successor cannot mend.
 
 Whatever the disk refuses ends this coordinator: its memory may be ahead of its journal then. A new one starts from the
-files, in the same process or in another. The clock and the disk are given from outside; nothing here waits.
+files, in the same process or in another. So does a request to reopen a batch that has ended: its journals are files of
+epochs, and this epoch may have closed its own. The clocks and the disk are given from outside; nothing here waits.
 """
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from watchbill import limits
 from watchbill.errors import IllegalTransition, OursError
@@ -33,28 +36,41 @@ from watchbill.fleet.entries import (
     Hold,
     Issue,
     Lost,
+    Open,
+    Reopen,
     Revoke,
+    Timed,
 )
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.journals import Journal, read_past
 from watchbill.fleet.ledger import Effect, Ledger, Phase
-from watchbill.fleet.opening import expansion, opening, read_manifest
+from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
+from watchbill.fleet.pictures import draw, draw_last, summary_of
 from watchbill.fleet.policy import Crowd, Lineup, hold_of, judge, window_of
+from watchbill.fleet.requests import Reopening
 from watchbill.fleet.results import End, Result, ResultReader
+from watchbill.fleet.resuming import carry_over
+from watchbill.fleet.shared_paths import patterns_of
 from watchbill.fleet.signals import Order, send
 from watchbill.fleet.slips import Headline, Slip, slip_name
-from watchbill.fleet.values import encode
-from watchbill.plans.batch import ExecutePlan
+from watchbill.fleet.values import Fields, encode
+from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step
+from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs
 from watchbill.plans.fields import TaskClass
-from watchbill.plans.summary import summarize
 
-__all__ = ["Coordinator", "Turn"]
+__all__ = ["Coordinator", "StartAnew", "Turn"]
+
+_LOG = logging.getLogger("watchbill.coordinator")
 
 #: A slot of an agent, in MiB of its budget: what a cpu task counts for (FLEET-02).
 _SLOT_MB = 1024
 _AGENTS_LOOK_MS = 1_000
 _MANIFEST_AGAIN_MS = 1_000
 _MANIFEST_TRIES = 3
+
+
+class StartAnew(Exception):
+    """What was asked for needs the next epoch: close this coordinator and start another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,7 @@ class Turn:
     entries: int
     dropped: int  # results whose token does not count
     next_at_ms: int | None
+    batches: int  # that have not ended
 
 
 @dataclass(slots=True)
@@ -74,6 +91,8 @@ class _Batch:
     journal: Journal
     todo: list[Entry] = field(default_factory=list[Entry])
     may_have_ended: bool = True  # also when it is taken up: the last coordinator may not have come to say so
+    is_drawn: bool = False  # whether its pictures show everything
+    draw_at_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -84,6 +103,14 @@ class _Fanout:
     not_before_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """A task that succeeded, and whose files are not to be seen yet."""
+
+    result: Result
+    until_ms: int
+
+
 _Act = Callable[[], object]
 
 
@@ -91,30 +118,39 @@ class Coordinator:
     """The coordinator of one epoch, from the moment it has taken it."""
 
     def __init__(
-        self, disk: Disk, watcher: Watcher, pulse: Pulse, *, host: str = "", today: Callable[[], str]
+        self,
+        disk: Disk,
+        watcher: Watcher,
+        pulse: Pulse,
+        *,
+        host: str = "",
+        wall_ms: Callable[[], int],
+        stuck_after_ms: int = limits.STUCK_AFTER_MS,
     ) -> None:
-        """`today` names the folder of complete tasks; no decision depends on it."""
+        """`wall_ms` is for people: no decision depends on it."""
         self._disk = disk
         self._board = Board(disk)
         self._watcher = watcher
         self._pulse = pulse
         self._host = host
-        self._today = today
+        self._wall_ms = wall_ms
         self._results = ResultReader(disk)
+        self._ladder = Ladder(stuck_after_ms)
+        self._bad_agents = BadAgents()
+        self._unseen: list[_Unseen] = []
+        self._requests: set[str] = set()  # those that this epoch knows since its start
         self._batches: dict[str, _Batch] = {}
         self._tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
         self._out: Counter[TaskClass] = Counter()
         self._lineup = Lineup()
         self._fanouts: dict[tuple[str, str], _Fanout] = {}
-        self._in_a_row: dict[
-            str, dict[str, None]
-        ] = {}  # agent -> tasks that failed on it, without a success between
+        self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
         self._acts: list[_Act] = []
         self._folders: set[str] = set()
         self._sequence = 0
         self._dropped = 0
-        self._agents_at_ms = self._beat_at_ms = 0
+        self._agents_at_ms = self._beat_at_ms = self._stuck_at_ms = 0
         self._puts_away_stale = False
         self.epoch = 0
         self.left_alone: dict[str, str] = {}  # batches whose journal cannot be replayed, and why
@@ -125,10 +161,11 @@ class Coordinator:
         """Take over. Raises Superseded when another one is faster still, OSError when the disk fails."""
         self.epoch = epochs.take_epoch(self._disk)
         self._agents_at_ms = self._beat_at_ms = now_ms
+        self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         self._beat(now_ms)
         for folder in (places.ACTIVE, places.INBOX):
             for name in self._disk.names(folder):
-                order = self._order(f"{folder}/{name}")
+                order = self._order(folder, name)
                 if order is not None and order.batch not in self._batches and self._was_opened(order):
                     self._take_up_or_leave(order, now_ms)
         epochs.refuse_if_superseded(self._disk, self.epoch)
@@ -140,9 +177,15 @@ class Coordinator:
         for batch in self._batches.values():
             batch.journal.close()
 
-    def _order(self, path: str) -> ExecutePlan | None:
+    def _order(self, folder: str, name: str) -> ExecutePlan | None:
+        """The batch that a file is about, whether it submits or reopens one; None where it says nothing sensible."""
         try:
-            return ExecutePlan.decode(self._disk.read(path, limits.FLEET_FILE_BYTES_MAX * 4))
+            content = self._disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            if not name.endswith(".reopen"):
+                return ExecutePlan.decode(content)
+            self._requests.add(name)
+            request = Reopening.decode(content)
+            return ExecutePlan(request.batch, request.plan, {})
         except (FileNotFoundError, NotAFile, OursError):
             return None
 
@@ -172,11 +215,8 @@ class Coordinator:
     def _note_past(self, ledger: Ledger, now_ms: int) -> None:
         for name in ledger.by_token:
             self._count_token(ledger, name)
-        for task in ledger.ready():
-            self._line_up(ledger, task, now_ms)
-        for template in ledger.expandable:
-            self._fanouts[ledger.batch, template] = _Fanout()
         self._sequence = max(self._sequence, ledger.sequence)
+        self._go_on(ledger, Effect(list(ledger.ready()), list(ledger.expandable)), now_ms)
 
     # ------------------------------------------------------------ mending
 
@@ -217,14 +257,18 @@ class Coordinator:
             self._beat(now_ms)
         self._dropped = 0
         self._read_inbox(now_ms)
+        self._look_again(now_ms)
         for result in self._results.read():
             self._hear(result, now_ms)
         self._puts_away_stale = True
         self._look_at_agents(now_ms)
+        self._look_for_stuck_tasks(now_ms)
         self._expand(now_ms)
         self._release(now_ms)
         self._end_batches(now_ms)
-        return Turn(self._finish(now_ms), self._dropped, self._lineup.next_at_ms)
+        self._draw(now_ms)
+        written = self._finish(now_ms)
+        return Turn(written, self._dropped, self._lineup.next_at_ms, len(self._batches))
 
     def _finish(self, now_ms: int) -> int:
         """Write, look, act: in this order, and nothing is acted on that does not count."""
@@ -258,23 +302,37 @@ class Coordinator:
 
     def _decide(self, batch: str, entry: Entry, now_ms: int) -> None:
         """Apply an entry, and write it down at the end of the turn. What could never be raises IllegalTransition."""
-        found = self._batches[batch]
-        effect = found.ledger.apply(entry)
-        found.todo.append(entry)
-        found.may_have_ended = True
-        self._note(found.ledger, entry, effect, now_ms)
+        effect = self._apply(self._batches[batch], entry)
+        self._go_on(self._batches[batch].ledger, effect, now_ms)
 
-    def _note(self, ledger: Ledger, entry: Entry, effect: Effect, now_ms: int) -> None:
-        """Keep what is derived from all ledgers: which tokens are out, and which tasks wait for one."""
+    def _apply(self, batch: _Batch, entry: Entry) -> Effect:
+        """Apply an entry, and keep count of the tokens that are out."""
+        if isinstance(entry, Timed):
+            entry = replace(entry, at_ms=self._wall_ms())
+        effect = batch.ledger.apply(entry)
+        batch.todo.append(entry)
+        batch.may_have_ended, batch.is_drawn = True, False
         for name in effect.closed:
             _, task_class = self._tokens.pop(name)
             self._out[task_class] -= 1
         if isinstance(entry, Issue):
-            self._count_token(ledger, entry.name)
-        for task in effect.ready:
-            self._line_up(ledger, task, now_ms)
-        for template in effect.expandable:
-            self._fanouts[ledger.batch, template] = _Fanout()
+            self._count_token(batch.ledger, entry.name)
+        _tell(batch.ledger, entry)
+        return effect
+
+    def _go_on(self, ledger: Ledger, effect: Effect, now_ms: int) -> None:
+        """Line up what became ready. In a reopened batch what need not run again is kept first, and leads to more."""
+        effects = deque([effect])
+        while effects:
+            effect = effects.popleft()
+            for entry in carry_over(ledger, effect):
+                effects.append(self._apply(self._batches[ledger.batch], entry))
+            for task in effect.ready:
+                if ledger.phase(task) is Phase.READY:
+                    self._line_up(ledger, task, now_ms)
+            for template in effect.expandable:
+                if not ledger.is_expanded(template):
+                    self._fanouts[ledger.batch, template] = _Fanout()
 
     def _count_token(self, ledger: Ledger, name: str) -> None:
         task_class = ledger.spec(ledger.by_token[name]).task_class
@@ -293,11 +351,15 @@ class Coordinator:
     # ------------------------------------------------------------ the inbox
 
     def _read_inbox(self, now_ms: int) -> None:
-        for name in self._disk.names(places.INBOX)[: limits.INBOX_PER_TURN_MAX]:
+        listed = self._disk.names(places.INBOX)
+        # Plans first: a request about a batch waits until the batch is open.
+        for name in sorted(listed, key=_urgency)[: limits.INBOX_PER_TURN_MAX]:
             batch, _, kind = name.rpartition(".")
             if kind == "json":
                 self._open(name, now_ms)
-            elif kind == "cancel":
+            elif kind == "reopen":
+                self._reopen(name, now_ms)
+            elif kind == "cancel" and f"{batch}.json" not in listed:
                 self._cancel(batch, name, now_ms)
 
     def _open(self, name: str, now_ms: int) -> None:
@@ -330,8 +392,44 @@ class Coordinator:
             for entry in entries:
                 self._decide(order.batch, entry, now_ms)
 
+    def _reopen(self, name: str, now_ms: int) -> None:
+        """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
+        try:
+            request = Reopening.decode(
+                self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            )
+            found = self._batches.get(request.batch)
+            if found is None and name not in self._requests:
+                raise StartAnew
+            if found is None or not found.ledger.is_open:
+                why = self.left_alone.get(request.batch, "no such batch was opened")
+                raise OursError(f"{request.batch} cannot go on: {why}")
+            if request.id not in found.ledger.requests:
+                self._reopen_now(found.ledger, request, now_ms)
+        except FileNotFoundError:
+            return
+        except (NotAFile, OursError, ValueError) as error:
+            why = str(error)
+            self._acts.append(lambda: self._refuse(name, why))
+            return
+        order = ExecutePlan(request.batch, request.plan, _inputs_of(found.ledger), found.ledger.priority)
+        self._acts.append(lambda: self._show_active(order, name))
+
+    def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
+        if request.reads_plan and ledger.outcome is None:
+            raise OursError(
+                f"{ledger.batch} still runs", hint=f"cancel it first: watchbill plan cancel {ledger.batch}"
+            )
+        for entry in reopening(self._disk, ledger, request):
+            self._decide(ledger.batch, entry, now_ms)
+
+    def _show_active(self, order: ExecutePlan, request: str) -> None:
+        self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
+        self._disk.remove(f"{places.INBOX}/{request}")
+
     def _refuse(self, name: str, why: str) -> None:
         """Put a plan that cannot be run aside, with the reason."""
+        _LOG.warning("action=refuse file=%s why=%s", name, why)
         self._disk.put(f"{places.REFUSED}/{name}", encode({"error": why}) + b"\n", durable=True)
         self._disk.remove(f"{places.INBOX}/{name}")
 
@@ -362,10 +460,43 @@ class Coordinator:
             return
         batch, task = found
         ledger = self._batches[batch].ledger
+        missing = self._missing(ledger, task) if result.end is End.DONE else ""
+        if missing:
+            self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
+        else:
+            self._judge(ledger, task, result, now_ms)
+
+    def _judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
         entry = judge(task, ledger.state(task), ledger.spec(task), result, self._crowd)
-        self._decide(batch, entry, now_ms)
+        self._decide(ledger.batch, entry, now_ms)
         self._put_away(result.name, self._folder_after(entry), result.agent)
-        self._watch_for_a_bad_agent(result, task)
+        if self._bad_agents.hear(result.agent, task, result.end):
+            _LOG.warning("action=hold agent=%s why=%d different tasks failed in a row", result.agent,
+                         limits.FAILURES_IN_A_ROW_MAX)  # fmt: skip
+            self._acts.append(lambda: send(self._disk, result.agent, Order.HOLD))
+
+    def _missing(self, ledger: Ledger, task: str) -> str:
+        """A file that the task promised to produce and that is not to be seen; "" where all are there."""
+        promised = Fields(ledger.spec(task).work).texts("produces")
+        return next((path for path in patterns_of(ledger, task, promised) if not self._disk.has(path)), "")
+
+    def _look_again(self, now_ms: int) -> None:
+        """Judge what waited for its files: caches of a network mount may show them late."""
+        unseen, self._unseen = self._unseen, []
+        for each in unseen:
+            found = self._current(each.result)
+            if found is None:
+                continue
+            ledger = self._batches[found[0]].ledger
+            missing = self._missing(ledger, found[1])
+            if not missing:
+                self._judge(ledger, found[1], each.result, now_ms)
+            elif now_ms < each.until_ms:
+                self._unseen.append(each)
+            else:
+                tail = f"{missing} is not there, and the task promises to produce it"
+                failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
+                self._judge(ledger, found[1], failed, now_ms)
 
     def _current(self, result: Result) -> tuple[str, str] | None:
         """Batch and task of a result whose token counts: the fence."""
@@ -376,16 +507,6 @@ class Coordinator:
         if isinstance(entry, Accept):
             return self._complete()
         return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
-
-    def _watch_for_a_bad_agent(self, result: Result, task: str) -> None:
-        """An agent on which different tasks fail one after the other is held: only so can it be kept from claiming."""
-        if result.end is End.DONE:
-            self._in_a_row.pop(result.agent, None)
-        elif result.end in (End.FAILED, End.NOT_RUNNABLE):
-            failed = self._in_a_row.setdefault(result.agent, {})
-            failed[task] = None
-            if len(failed) == limits.FAILURES_IN_A_ROW_MAX:
-                self._acts.append(lambda: send(self._disk, result.agent, Order.HOLD))
 
     # ------------------------------------------------------------ agents
 
@@ -404,7 +525,42 @@ class Coordinator:
                 living[agent] = heartbeat
         budgets = [heartbeat.budget_mb for heartbeat in living.values()]
         slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
+        self._living = living
         self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots)
+
+    def _look_for_stuck_tasks(self, now_ms: int) -> None:
+        if now_ms < self._stuck_at_ms:
+            return
+        self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
+        for held, step in self._ladder.look(list(self._held()), now_ms):
+            batch = self._tokens[held.name][0]
+            ledger = self._batches[batch].ledger
+            task = ledger.by_token[held.name]
+            _LOG.warning(
+                "action=%s agent=%s batch=%s task=%s why=stuck", step.name.lower(), held.agent, batch, task
+            )
+            if step is Step.GIVE_UP:
+                self._decide(batch, Hold(task, Cause.STUCK), now_ms)
+                self._put_away(held.name, places.MANUAL, held.agent)
+            else:
+                order = Order.ABORT if step is Step.ABORT else Order.KILL
+                self._acts.append(
+                    lambda held=held, order=order, task=task: send(self._disk, held.agent, order, task)
+                )
+
+    def _held(self) -> Iterator[Held]:
+        """The tasks that living agents hold."""
+        for agent, heartbeat in self._living.items():
+            progress = heartbeat.progress
+            for name in self._board.held_by(agent):
+                found = self._tokens.get(name)
+                if found is not None:
+                    ledger = self._batches[found[0]].ledger
+                    task = ledger.by_token[name]
+                    timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
+                    yield Held(
+                        name, agent, progress.get((found[0], task)), timeout_ms, heartbeat.is_constrained
+                    )
 
     def _revoke(self, name: str, cause: Cause, holder: str, now_ms: int) -> None:
         """Take a token back. Its slip leaves the board before the next one is offered."""
@@ -487,15 +643,27 @@ class Coordinator:
         for name, batch in self._batches.items():
             ledger = batch.ledger
             if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
-                outcome = summarize(name, ledger.plan, ledger.reports(), 0).outcome
-                self._decide(name, Ended(outcome), now_ms)
+                self._decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False
             if ledger.outcome is not None:
                 self._acts.append(lambda name=name: self._close_batch(name))
 
     def _close_batch(self, name: str) -> None:
+        batch = self._batches[name]
+        draw_last(self._disk, batch.ledger, self._wall_ms())
         self._disk.remove(f"{places.ACTIVE}/{name}.json")
-        self._batches.pop(name).journal.close()
+        batch.journal.close()
+        del self._batches[name]
+
+    def _draw(self, now_ms: int) -> None:
+        """Refresh the pictures of batches that changed, now and then."""
+        for batch in self._batches.values():
+            if not batch.draw_at_ms:
+                batch.draw_at_ms = now_ms + limits.SUMMARY_EVERY_MS
+            if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
+                continue
+            batch.is_drawn, batch.draw_at_ms = True, now_ms + limits.SUMMARY_EVERY_MS
+            self._acts.append(lambda ledger=batch.ledger: draw(self._disk, ledger, self._wall_ms()))
 
     # ------------------------------------------------------------ acts on the board
 
@@ -519,7 +687,8 @@ class Coordinator:
 
     def _complete(self) -> str:
         """The folder of today's complete tasks, which is made when it is first needed."""
-        folder = places.complete_folder(self._today())
+        today = datetime.fromtimestamp(self._wall_ms() / 1000, UTC).date().isoformat()
+        folder = places.complete_folder(today)
         if folder not in self._folders:
             self._disk.make_folder(folder)
             self._folders.add(folder)
@@ -532,3 +701,36 @@ class Coordinator:
 
 #: Where the last slip of a task that has ended lies.
 _FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
+
+#: In which order the inbox is read.
+_KINDS = ("json", "reopen", "cancel")
+
+
+def _urgency(name: str) -> tuple[int, str]:
+    kind = name.rpartition(".")[2]
+    return (_KINDS.index(kind) if kind in _KINDS else len(_KINDS)), name
+
+
+def _inputs_of(ledger: Ledger) -> dict[str, str | BelowRoot]:
+    return decoded_inputs(dict(ledger.inputs))
+
+
+def _tell(ledger: Ledger, entry: Entry) -> None:
+    """One line per decision: what matters to people at INFO, each single task at DEBUG."""
+    level = _LEVELS.get(type(entry), logging.DEBUG)
+    if isinstance(entry, Fail) and entry.is_final:
+        level = logging.WARNING
+    if not _LOG.isEnabledFor(level):
+        return
+    task = getattr(entry, "task", "")
+    about = "".join(f" {key}={value}" for key in _TOLD if (value := getattr(entry, key, None)))
+    _LOG.log(level, "action=%s batch=%s%s%s", type(entry).__name__.lower(), ledger.batch,
+             f" task={task}" if task else "", about)  # fmt: skip
+
+
+#: What the log says of an entry beside its task.
+_TOLD = ("attempt", "agent", "end", "rc", "cause", "outcome", "delay_ms")
+_LEVELS: dict[type[Entry], int] = {
+    Fail: logging.INFO, Lost: logging.WARNING, Revoke: logging.WARNING, Hold: logging.WARNING, Cancel: logging.INFO,
+    Ended: logging.INFO, Open: logging.INFO, Reopen: logging.INFO,
+}  # fmt: skip

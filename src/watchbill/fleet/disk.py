@@ -8,6 +8,7 @@ There is no lock, no `link` and no append by two writers here: a network mount h
 """
 
 import errno
+import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,6 +55,10 @@ class Disk(Protocol):
 
     def read(self, path: str, bytes_max: int) -> bytes:
         """Return a small file whole. Raises FileNotFoundError, and NotAFile for what is no file of that size."""
+        ...
+
+    def has(self, pattern: str) -> bool:
+        """Whether a path, which may be a pattern, names anything. Asks the folder where a cache says no."""
         ...
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
@@ -112,6 +117,11 @@ class FolderDisk:
         finally:
             os.close(fd)
 
+    def has(self, pattern: str) -> bool:
+        found = glob.iglob(pattern, root_dir=self._root, recursive=True, include_hidden=True)
+        # A name that was looked for in vain may be cached by a network mount; a listing asks the server.
+        return next(found, None) is not None or _is_listed(self._root, pattern)
+
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         target = self._root / path
         if durable:
@@ -161,3 +171,11 @@ class FolderDisk:
             return [], offset
         except NotAFile as error:
             raise OSError(errno.EINVAL, f"not a record: {error}", path) from error
+
+
+def _is_listed(root: Path, path: str) -> bool:
+    folder, _, name = path.rstrip("/").rpartition("/")
+    try:
+        return not glob.has_magic(path) and name in os.listdir(root / folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -4,8 +4,10 @@ The first line of each file is `Epoch`. A large plan or fan-out is written in pa
 count, so that no line is too long and half of it counts for nothing:
 
     Epoch, Tasks..., Open, Items..., Names..., Expand, Issue, Accept | Fail | Lost | Revoke, Hold, Approve, Cancel, End
+    Tasks..., Reopen, Keep...
 
-That a task is skipped is not written down: it follows from what its dependencies came to.
+That a task is skipped is not written down: it follows from what its dependencies came to. Times (`at_ms`) are of the
+coordinator's wall clock and for people: no decision depends on them.
 """
 
 import json
@@ -23,7 +25,7 @@ from watchbill.plans.summary import Outcome
 
 __all__ = [
     "Accept", "Approve", "Cancel", "Cause", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue", "Items",
-    "Lost", "Names", "Open", "Revoke", "Spec", "Tasks", "decode", "encode_entry", "in_parts",
+    "Keep", "Lost", "Names", "Open", "Reopen", "Revoke", "Spec", "Tasks", "Timed", "decode", "encode_entry", "in_parts",
     "size_of_spec", "size_of_text",
 ]  # fmt: skip
 
@@ -54,6 +56,7 @@ class Spec:
     for_brain: bool = False
     model: str = ""
     work: Mapping[str, object] = field(default_factory=dict[str, object])
+    scripts: Mapping[str, object] = field(default_factory=dict[str, object])  # file of the plan -> sha256
 
     def fields(self) -> dict[str, object]:
         node = self.node
@@ -63,6 +66,7 @@ class Spec:
             "needs_done": node.needs_done, "batch_size": node.batch_size, "place": place, "line": self.line,
             "class": self.task_class.value, "priority": self.priority, "vram_mb": self.vram_mb,
             "attempts": self.attempts, "brain": self.for_brain, "model": self.model, "work": self.work,
+            "scripts": self.scripts,
         }  # fmt: skip
 
     @classmethod
@@ -76,6 +80,7 @@ class Spec:
             node, TaskClass(fields.text("class")), Place(place[0], place[1:]) if place else None,
             fields.whole("line"), fields.optional_whole("priority"), fields.whole("vram_mb"),
             fields.whole("attempts", 3), fields.flag("brain"), fields.text("model"), fields.mapping("work"),
+            fields.mapping("scripts"),
         )  # fmt: skip
 
 
@@ -105,6 +110,31 @@ class Open:
     plan: str
     inputs: Mapping[str, object]
     priority: int
+    goal: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """A batch goes on: with the tasks of the parts before or, without parts, with those it had.
+
+    What it came to before counts for a task only when `Keep` says so. With `again` only these tasks, and those that
+    depend on them, are to run again.
+    """
+
+    request: str  # the id of the request: one that is found twice is obeyed once
+    again: tuple[str, ...]
+    inputs: Mapping[str, object]
+    priority: int
+    goal: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What these tasks came to before the batch was reopened counts."""
+
+    tasks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +180,7 @@ class Accept:
     agent: str
     ms: int = 0
     peak_vram_mb: int = 0
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +198,7 @@ class Fail:
     delay_ms: int = 0
     vram_mb: int = 0  # of the next attempt
     avoid: tuple[str, ...] = ()
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +246,14 @@ class Ended:
     """The batch has ended."""
 
     outcome: Outcome
+    at_ms: int = 0
 
 
+#: Entries that say when they were written.
+Timed = Open | Reopen | Accept | Fail | Ended
 Entry = (
-    Epoch | Tasks | Open | Items | Names | Expand | Issue | Accept | Fail | Lost | Revoke | Hold | Approve | Cancel
-    | Ended
+    Epoch | Tasks | Open | Reopen | Keep | Items | Names | Expand | Issue | Accept | Fail | Lost | Revoke | Hold
+    | Approve | Cancel | Ended
 )  # fmt: skip
 
 
@@ -293,20 +328,35 @@ def _fail(line: Fields) -> Fail:
     return Fail(
         *_token(line), line.text("agent"), End(line.text("end")), line.optional_whole("rc"), line.text("tail"),
         line.flag("is_final"), line.flag("is_counted"), line.whole("delay_ms"), line.whole("vram_mb"),
-        line.texts("avoid"),
+        line.texts("avoid"), line.whole("at_ms"),
+    )  # fmt: skip
+
+
+def _reopen(line: Fields) -> Reopen:
+    return Reopen(
+        line.text("request"), line.texts("again"), line.mapping("inputs"), line.whole("priority", 3),
+        line.text("goal"), line.whole("at_ms"),
     )  # fmt: skip
 
 
 _READERS: dict[str, Callable[[Fields], Entry]] = {
     "epoch": _epoch,
     "tasks": _tasks,
-    "open": lambda line: Open(line.text("plan"), line.mapping("inputs"), line.whole("priority", 3)),
+    "open": lambda line: Open(
+        line.text("plan"),
+        line.mapping("inputs"),
+        line.whole("priority", 3),
+        line.text("goal"),
+        line.whole("at_ms"),
+    ),
+    "reopen": _reopen,
+    "keep": lambda line: Keep(line.texts("tasks")),
     "items": lambda line: Items(line.texts("items")),
     "names": lambda line: Names(line.text("template"), line.texts("names")),
     "expand": lambda line: Expand(line.texts("templates"), line.text("sha256")),
     "issue": lambda line: Issue(*_token(line), line.text("name"), line.whole("vram_mb"), line.texts("avoid")),
     "accept": lambda line: Accept(
-        *_token(line), line.text("agent"), line.whole("ms"), line.whole("peak_vram_mb")
+        *_token(line), line.text("agent"), line.whole("ms"), line.whole("peak_vram_mb"), line.whole("at_ms")
     ),
     "fail": _fail,
     "lost": lambda line: Lost(*_token(line), line.text("agent"), End(line.text("end"))),
@@ -314,5 +364,5 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
     "hold": lambda line: Hold(line.text("task"), Cause(line.text("cause"))),
     "approve": lambda line: Approve(line.text("task")),
     "cancel": lambda _: Cancel(),
-    "ended": lambda line: Ended(Outcome(line.text("outcome"))),
+    "ended": lambda line: Ended(Outcome(line.text("outcome")), line.whole("at_ms")),
 }

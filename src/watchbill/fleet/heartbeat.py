@@ -9,6 +9,7 @@ a heartbeat is for people: one from the future or of last year changes nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from watchbill import limits
 from watchbill.files.atomic import NotAFile
@@ -17,8 +18,12 @@ from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.values import Fields, encode, fields_of
 
-__all__ = ["Heartbeat", "Pulse", "Sighting", "Watcher", "kernel_says", "read_heartbeat", "write_heartbeat"]
+__all__ = [
+    "Heartbeat", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat", "write_heartbeat",
+]  # fmt: skip
 
+#: The constraint of an agent that was told to claim nothing: it says nothing about its device.
+HELD = "held"
 #: Asks the kernel whether this process still runs: pid and start time.
 Kernel = Callable[[int, int], bool]
 
@@ -62,6 +67,18 @@ class Heartbeat:
         fields = Fields(self.values)
         return max(0, fields.whole("claimed_vram_mb")) + max(0, fields.whole("budget_available_mb"))
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its device is too hot, too full or short of power: then its tasks may stand still."""
+        return any(each != HELD for each in Fields(self.values).items("constraints"))
+
+    @property
+    def progress(self) -> dict[tuple[str, str], object]:
+        """Batch and task -> what differs when the task got on, as far as its agent tells."""
+        active = Fields(self.values).items("active_tasks")
+        tasks = [Fields(cast("dict[str, object]", each)) for each in active if isinstance(each, dict)]
+        return {(each.text("batch_id"), each.text("task_id")): each.all().get("progress") for each in tasks}
+
 
 def write_heartbeat(disk: Disk, agent: str, heartbeat: Heartbeat) -> None:
     """Show that the agent lives. Not synced: after a power cut it does not."""
@@ -75,6 +92,12 @@ def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
     except (FileNotFoundError, ValueError, NotAFile):
         return None
     return Heartbeat(Pulse.of(fields), fields.all())
+
+
+def heartbeats(disk: Disk) -> dict[str, Heartbeat]:
+    """The last heartbeat of every agent that ever had a place on the board."""
+    found = {agent: read_heartbeat(disk, agent) for agent in disk.names(places.PROCESSING)}
+    return {agent: heartbeat for agent, heartbeat in found.items() if heartbeat is not None}
 
 
 # ------------------------------------------------------------------ the reader

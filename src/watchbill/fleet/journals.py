@@ -18,7 +18,7 @@ from watchbill.fleet.epochs import Superseded
 from watchbill.fleet.record import Recorder, read_whole
 from watchbill.fleet.values import Fields
 
-__all__ = ["Journal", "Past", "read_past"]
+__all__ = ["Journal", "Past", "believed", "read_past"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
     epochs = sorted(found for name in listed if (found := places.epoch_of_journal(name)) is not None)
     if epochs and epochs[-1] >= epoch:
         raise Superseded
-    after = _believed(disk, plan, batch, epochs)
+    after = believed(disk, plan, batch, epochs)
     entries: list[Entry] = []
     for earlier, until in sorted(after.items()):
         path = places.journal_path(plan, batch, earlier)
@@ -44,8 +44,8 @@ def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
     return Past(entries, after)
 
 
-def _believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
-    """How many bytes of each earlier epoch count."""
+def believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
+    """How many bytes of each epoch count, by the first line of the newest of these."""
     for newest in reversed(epochs):
         lines, size = read_whole(disk, places.journal_path(plan, batch, newest))
         first = _first(lines)

@@ -15,6 +15,9 @@ agent died, the power failed) does not.
        |                       |--Approve-- manual
        |                       `--Fail, Lost, Revoke--'
        `--dependency failed--> skipped          any that has not ended --Cancel--> cancelled
+
+A batch that is **reopened** begins a new round: every task waits or is ready again, and `Keep` gives a task the end
+that it had before. `resuming` decides which tasks that are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +39,11 @@ from watchbill.fleet.entries import (
     Hold,
     Issue,
     Items,
+    Keep,
     Lost,
     Names,
     Open,
+    Reopen,
     Revoke,
     Spec,
     Tasks,
@@ -48,7 +53,7 @@ from watchbill.fleet.slips import headline_of
 from watchbill.plans.graph import Changes, Graph, Stage
 from watchbill.plans.summary import Outcome, TaskReport
 
-__all__ = ["NEXT", "Effect", "Ledger", "Phase", "TaskState"]
+__all__ = ["NEXT", "Effect", "Former", "Ledger", "Phase", "TaskState"]
 
 
 class Phase(Enum):
@@ -102,6 +107,7 @@ class TaskState:
     tail: str = ""
     ms: int = 0
     peak_vram_mb: int = 0
+    at_ms: int = 0  # when the last attempt ended, by the coordinator's wall clock
 
 
 class Slice(NamedTuple):
@@ -111,6 +117,23 @@ class Slice(NamedTuple):
     items: Sequence[str]  # all of the fan-out
     first: int
     end: int
+
+
+class Former(NamedTuple):
+    """What a task was, and came to, before its batch was reopened."""
+
+    phase: Phase
+    spec: Spec
+    items: tuple[str, ...]
+    state: TaskState
+
+
+class FormerItems(NamedTuple):
+    """The items that a template had before its batch was reopened, and the names of its tasks."""
+
+    spec: Spec
+    items: Sequence[str]
+    names: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -133,17 +156,27 @@ class Ledger:
         self.batch = batch
         self.plan = ""
         self.priority = 3
+        self.goal = ""
         self.inputs: Mapping[str, object] = {}
+        self.opened_ms = self.ended_ms = 0  # by the coordinator's wall clock
         self.is_open = False
         self.is_cancelled = False
         self.outcome: Outcome | None = None
         self.by_token: dict[str, str] = {}  # name of a slip that counts -> task
         self.expandable: dict[str, None] = {}  # templates whose dependencies are satisfied
         self.sequence = 0  # the highest of its slips
+        self.requests: set[str] = set()  # by which it was reopened
+        self.again: frozenset[str] = (
+            frozenset()
+        )  # the tasks that were asked for; none: all that did not complete
+        self.former: dict[str, Former] = {}
+        self.former_items: dict[str, FormerItems] = {}
+        self.former_inputs: Mapping[str, object] = {}
+        self.kept: set[str] = set()  # tasks whose former end counts
         self._by_last: dict[str, str] = {}  # name of a task's last slip -> task
         self._specs: dict[str, Spec] = {}
         self._slices: dict[str, Slice] = {}
-        self._expanded: set[str] = set()
+        self._expanded: dict[str, list[str]] = {}  # template -> its tasks
         self._states: dict[str, TaskState] = {}
         self._graph = Graph(())
         self._parts: list[Spec] = []
@@ -189,6 +222,24 @@ class Ledger:
         yield from (name for name in self._specs if name not in self._expanded)
         yield from self._slices
 
+    def template_of(self, task: str) -> str:
+        """The template that a task of a fan-out comes from; the task itself where there is none."""
+        part = self._slices.get(task)
+        return task if part is None else part.template
+
+    def tasks_of(self, template: str) -> Sequence[str]:
+        """The tasks of a template that is expanded; none before, and of a task."""
+        return self._expanded.get(template, ())
+
+    def followed(self, task: str) -> Iterator[str]:
+        """The tasks with the same items that a task of a fan-out waits for."""
+        part = self._slices.get(task)
+        if part is None:
+            return
+        for other in self._specs[part.template].node.items_of:
+            size = self._specs[other].node.batch_size
+            yield from self.tasks_of(other)[part.first // size : (part.end - 1) // size + 1]
+
     def group(self, template: str) -> list[Spec]:
         """The templates that get their tasks together with this one, itself first."""
         return [self._specs[name] for name in self._graph.group(template)]
@@ -211,8 +262,17 @@ class Ledger:
         return TaskReport(
             task, self._graph.stage(task), state.attempt, state.agent, state.ms, state.rc,
             "" if state.end in (None, End.DONE) else f"{state.end.value}: {state.tail}".rstrip(": "),
-            self._graph.culprit(task) or "", peak_vram_mb=state.peak_vram_mb,
+            self._graph.culprit(task) or "", self._missing(task), state.peak_vram_mb,
         )  # fmt: skip
+
+    def _missing(self, task: str) -> tuple[str, ...]:
+        """What a task went without that only needs its dependencies to have ended."""
+        node = self.spec(task).node
+        if not node.needs_done or self._graph.stage(task) is not Stage.COMPLETE:
+            return ()
+        wanted = [each for name in node.depends_on for each in self.tasks_of(name) or (name,)]
+        wanted += self.followed(task)
+        return tuple(each for each in wanted if self._graph.stage(each) is not Stage.COMPLETE)
 
     # ------------------------------------------------------------ entries
 
@@ -231,6 +291,10 @@ class Ledger:
                 return Effect()
             case Open():
                 return self._open(entry)
+            case Reopen():
+                return self._reopen(entry)
+            case Keep():
+                return self._keep(entry)
             case Items():
                 self._items += entry.items
                 return Effect()
@@ -257,6 +321,7 @@ class Ledger:
         if self.is_open:
             raise IllegalTransition(f"{self.batch} is opened twice")
         self.plan, self.inputs, self.priority = entry.plan, entry.inputs, entry.priority
+        self.goal, self.opened_ms = entry.goal, entry.at_ms
         self._specs = {spec.node.name: spec for spec in self._parts}
         self._graph = Graph(spec.node for spec in self._parts)
         self._parts, self.is_open = [], True
@@ -268,18 +333,70 @@ class Ledger:
         items, self._items, self._names = self._items, [], {}
         for template, names in tasks.items():
             self.expandable.pop(template, None)
-            self._expanded.add(template)
+            self._expanded[template] = names
             size = self._specs[template].node.batch_size
             for number, name in enumerate(names):
                 first = number * size
                 self._slices[name] = Slice(template, items, first, min(first + size, len(items)))
         return _effect(changes)
 
+    def _reopen(self, entry: Reopen) -> Effect:
+        """Begin a new round. Tokens that are out stay so: their tasks become ready again before any result counts."""
+        if not self.is_open:
+            raise IllegalTransition(f"{self.batch} was never opened, and cannot be reopened")
+        self._remember()
+        for task, state in self._states.items():
+            if not state.token:
+                self._states[task] = TaskState(attempt=state.attempt, last=state.last)
+        self._slices = {task: part for task, part in self._slices.items() if self.state(task).token}
+        self._expanded, self.expandable, self.kept = {}, {}, set()
+        self.inputs, self.priority, self.goal = entry.inputs, entry.priority, entry.goal
+        self.again = frozenset(entry.again)
+        self.requests.add(entry.request)
+        self.is_cancelled, self.outcome, self.ended_ms = False, None, 0
+        if self._parts:
+            self._specs, self._parts = {spec.node.name: spec for spec in self._parts}, []
+        self._graph = Graph(spec.node for spec in self._specs.values())
+        return _effect(self._graph.start())
+
+    def _remember(self) -> None:
+        """Keep what the last round came to."""
+        self.former_inputs = self.inputs
+        self.former = {
+            task: Former(self.phase(task), self.spec(task), self.items(task), self.state(task))
+            for task in self.tasks()
+        }
+        self.former_items = {
+            template: FormerItems(self._specs[template], self._slices[names[0]].items if names else (), tuple(names))
+            for template, names in self._expanded.items()
+        }  # fmt: skip
+
+    def _keep(self, entry: Keep) -> Effect:
+        effect = Effect()
+        for task in entry.tasks:
+            former = self.former.get(task)
+            if former is None or self.phase(task) is not Phase.READY:
+                raise IllegalTransition(f"{task} has no former end that could be kept")
+            changes = Changes()
+            match former.phase:
+                case Phase.COMPLETE:
+                    changes = self._graph.complete(task)
+                case Phase.FAILED:
+                    changes = self._graph.fail(task)
+                case Phase.MANUAL:
+                    self._graph.hold(task)
+                case _:
+                    raise IllegalTransition(f"{task} was {former.phase.value}, which cannot be kept")
+            self._states[task] = former.state
+            self.kept.add(task)
+            effect = _effect(changes, effect)
+        return effect
+
     def _give_up(self, entry: Fail) -> Effect:
         """A template cannot be expanded."""
         changes = self._graph.fail(entry.task)
         del self.expandable[entry.task]
-        self._states[entry.task] = TaskState(end=entry.end, tail=entry.tail)
+        self._states[entry.task] = TaskState(end=entry.end, tail=entry.tail, at_ms=entry.at_ms)
         return _effect(changes)
 
     def _cancel(self) -> Effect:
@@ -299,7 +416,7 @@ class Ledger:
     def _end(self, entry: Ended) -> Effect:
         if not self.is_settled:
             raise IllegalTransition(f"{self.batch} has tasks that have not ended, and cannot end itself")
-        self.outcome = entry.outcome
+        self.outcome, self.ended_ms = entry.outcome, entry.at_ms
         return Effect()
 
     # ------------------------------------------------------------ entries about one task
@@ -320,7 +437,7 @@ class Ledger:
                 self._issue(entry, state)
             case Accept():
                 state.agent, state.ms, state.peak_vram_mb = entry.agent, entry.ms, entry.peak_vram_mb
-                state.end, state.rc, state.tail = End.DONE, 0, ""
+                state.end, state.rc, state.tail, state.at_ms = End.DONE, 0, "", entry.at_ms
                 return _effect(self._graph.complete(entry.task), effect)
             case Fail():
                 self._count_failure(entry, state)
@@ -369,6 +486,7 @@ class Ledger:
         state.not_runnable += entry.end is End.NOT_RUNNABLE
         state.delay_ms, state.vram_mb, state.avoid = entry.delay_ms, entry.vram_mb, entry.avoid
         state.agent, state.end, state.rc, state.tail = entry.agent, entry.end, entry.rc, entry.tail
+        state.at_ms = entry.at_ms
 
     @staticmethod
     def _count_loss(entry: "Lost | Revoke", state: TaskState) -> None:

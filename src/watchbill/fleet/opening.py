@@ -1,7 +1,8 @@
 """Opening: from a submitted plan to the entries that freeze it, and from a manifest to those of a fan-out.
 
 A plan is read and checked once more when its batch is opened (PLAN-03), and from then on only the journal counts: its
-author may go on writing. The same holds for a manifest and its items (PLAN-04).
+author may go on writing. The same holds for a manifest and its items (PLAN-04). A batch that is resumed reads its plan
+again: it may have been corrected.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from watchbill.fleet.entries import (
     Items,
     Names,
     Open,
+    Reopen,
     Spec,
     Tasks,
     in_parts,
@@ -26,15 +28,17 @@ from watchbill.fleet.entries import (
     size_of_text,
 )
 from watchbill.fleet.ledger import Ledger
-from watchbill.fleet.values import Fields
-from watchbill.plans.batch import BelowRoot, ExecutePlan, settle_inputs
-from watchbill.plans.check import Plan, check
+from watchbill.fleet.requests import Reopening
+from watchbill.fleet.shared_paths import manifest_path
+from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs, encoded_inputs, settle_inputs
+from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
 from watchbill.plans.fields import Executor, Task, TaskClass, Text
+from watchbill.plans.findings import shown
 from watchbill.plans.graph import nodes_of
-from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.suggest import did_you_mean
 
-__all__ = ["Manifest", "expansion", "opening", "read_manifest"]
+__all__ = ["Manifest", "expansion", "opening", "read_manifest", "reopening"]
 
 #: What a script task takes of a GPU where neither the plan nor a measurement says it (FLEET-02).
 _SCRIPT_VRAM_MB = 1024
@@ -46,9 +50,58 @@ _SCRIPT_VRAM_MB = 1024
 def opening(disk: Disk, order: ExecutePlan) -> list[Entry]:
     """The entries that open a batch. Raises OursError for a plan that cannot be run; the text says why."""
     plan = _checked(disk, order.plan)
-    inputs = _inputs(plan, order)
-    parts = [Tasks(part) for part in in_parts(specs_of(plan), size_of_spec)]
-    return [*parts, Open(order.plan, inputs, order.priority)]
+    inputs = _inputs(plan, order.inputs)
+    return [*_parts(disk, order.plan, plan), Open(order.plan, inputs, order.priority, _goal(plan))]
+
+
+def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
+    """The entries that reopen a batch. Raises OursError for a request that cannot be met; the text says why."""
+    unknown = [task for task in request.tasks if task not in ledger]
+    if unknown:
+        hint = did_you_mean(unknown[0], list(ledger.tasks()))
+        raise OursError(f"{ledger.batch} has no task {shown(unknown[0])}", hint=hint)
+    if not request.reads_plan:
+        return [Reopen(request.id, request.tasks, ledger.inputs, ledger.priority, ledger.goal)]
+    plan = _checked(disk, ledger.plan)
+    given = {**decoded_inputs(dict(ledger.inputs)), **request.inputs}
+    known = {each.name for each in plan.inputs}
+    inputs = _inputs(
+        plan, {name: value for name, value in given.items() if name in known or name in request.inputs}
+    )
+    return [
+        *_parts(disk, ledger.plan, plan), Reopen(request.id, request.tasks, inputs, ledger.priority, _goal(plan)),
+    ]  # fmt: skip
+
+
+def _goal(plan: Plan) -> str:
+    return plan.goal[: limits.PLAN_GOAL_CHARS_MAX]
+
+
+def _parts(disk: Disk, name: str, plan: Plan) -> list[Entry]:
+    return [Tasks(part) for part in in_parts(specs_of(plan, _Digests(disk, name)), size_of_spec)]
+
+
+class _Digests:
+    """The digests of a plan's files, each read once."""
+
+    def __init__(self, disk: Disk, plan: str) -> None:
+        self._disk = disk
+        self._folder = f"plans/{plan}"
+        self._known: dict[str, str] = {}
+
+    def of(self, task: Task) -> dict[str, object]:
+        """The files that a task names, each with its sha256; "" for one that is not there or too large."""
+        return {path: self._digest(path) for _, path in files_of(task)}
+
+    def _digest(self, path: str) -> str:
+        if path not in self._known:
+            places.refuse_outside(path)
+            try:
+                content = self._disk.read(f"{self._folder}/{path}", limits.PLAN_SCRIPT_BYTES_MAX)
+                self._known[path] = hashlib.sha256(content).hexdigest()
+            except (FileNotFoundError, NotADirectoryError, NotAFile):
+                self._known[path] = ""
+        return self._known[path]
 
 
 def _checked(disk: Disk, name: str) -> Plan:
@@ -65,24 +118,19 @@ def _checked(disk: Disk, name: str) -> Plan:
     return checked.plan
 
 
-def _inputs(plan: Plan, order: ExecutePlan) -> dict[str, object]:
+def _inputs(plan: Plan, given: Mapping[str, str | BelowRoot]) -> dict[str, object]:
     """The value of every input, defaults included; what lies in the shared folder stays relative to it."""
-    given = {
-        name: value.path if isinstance(value, BelowRoot) else value for name, value in order.inputs.items()
-    }
-    settled: dict[str, object] = dict(settle_inputs(plan, given))
-    for name, value in order.inputs.items():
-        if isinstance(value, BelowRoot):
-            settled[name] = {"below_root": value.path}
-    return settled
+    texts = {name: value.path if isinstance(value, BelowRoot) else value for name, value in given.items()}
+    return {**settle_inputs(plan, texts), **encoded_inputs(given)}
 
 
-def specs_of(plan: Plan) -> Iterator[Spec]:
+def specs_of(plan: Plan, digests: _Digests) -> Iterator[Spec]:
     """The tasks of a checked plan as a journal has them."""
     for task, node in zip(plan.tasks, nodes_of(plan.tasks), strict=True):
         yield Spec(
             node, task.task_class, task.foreach, task.line, task.priority, _vram_mb(task), task.retries + 1,
             task.executor is Executor.BRAIN, _text(task.model), _work(task),
+            digests.of(task),
         )  # fmt: skip
 
 
@@ -122,7 +170,7 @@ def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
     """Read the items of a template. Raises OursError for a file or a path that is not there."""
     place = ledger.spec(template).place
     assert place is not None, f"{template} is no template"
-    path = _manifest_path(ledger, place.file)
+    path = manifest_path(ledger, place.file)
     try:
         content = disk.read(path, limits.PLAN_MANIFEST_BYTES_MAX)
     except FileNotFoundError:
@@ -130,32 +178,6 @@ def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
     except NotAFile as error:
         raise OursError(f"{path} cannot be read: {error}") from None
     return Manifest(items_at(content, place), hashlib.sha256(content).hexdigest())
-
-
-def _manifest_path(ledger: Ledger, text: str) -> str:
-    """Where a manifest is, relative to the root; what does not begin with a place is below the plan's folder."""
-    filled = fill(text, lambda place: _value(ledger, place))
-    if not text.startswith("{"):
-        filled = f"plans/{ledger.plan}/{filled}"
-    places.refuse_outside(filled)
-    return filled
-
-
-def _value(ledger: Ledger, place: Placeholder) -> str:
-    """A built-in or an input, with paths relative to the root."""
-    known: Mapping[str, object] = {
-        **ledger.inputs,
-        "BATCH_ID": ledger.batch,
-        "BATCH_PATH": places.batch_folder(ledger.plan, ledger.batch),
-        "PLAN_PATH": f"plans/{ledger.plan}",
-    }
-    value = known.get(place.name)
-    if isinstance(value, str):
-        return value
-    below = Fields(known).fields(place.name).text("below_root")
-    if not below:
-        raise OursError(f"{place} has no value here")
-    return below
 
 
 def expansion(ledger: Ledger, template: str, manifest: Manifest) -> list[Entry]:

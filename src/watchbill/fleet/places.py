@@ -4,9 +4,12 @@
     plans/PLAN/plan.md scripts/ ...             the author's; never written by Watchbill
     plans/PLAN/history/BATCH/                   one run of a plan
         journal.EPOCH.jsonl                     the record, one file per coordinator epoch
-    brain/inbox/BATCH.json                      a submitted plan
+        RUN_SUMMARY.md, RUN_SUMMARY.json        refreshed while it runs, final at the end
+    brain/inbox/BATCH.json                      a submitted plan; BATCH.cancel, BATCH.ID.reopen: requests about one
     brain/active/BATCH.json                     a batch that has not ended
     brain/refused/BATCH.json                    a submitted plan that cannot be run, and why
+    brain/private_tasks/BATCH.json              tasks that wait for others: for people
+    brain/escalations/BATCH.md                  what a planner needs after a failure
     brain/epochs/EPOCH                          taken by exactly one coordinator each
     brain/coordinator.json                      who coordinates now: for people, and for a second coordinator
     tasks/queue/NAME  processing/AGENT/NAME  complete/DATE/NAME  failed/NAME  manual/NAME  expired/NAME
@@ -32,10 +35,11 @@ from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import check_plain_name
 
 __all__ = [
-    "ACTIVE", "BRAIN", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "MANUAL", "MARKER",
-    "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "batch_folder", "check_agent_name",
-    "check_root", "complete_folder", "epoch_of_journal", "from_shared", "heartbeat_path", "journal_path", "make_root",
-    "probe", "processing_folder", "refuse_outside", "result_log", "to_shared", "whose_result_log",
+    "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
+    "MANUAL", "MARKER", "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "batch_folder",
+    "check_agent_name", "check_root", "complete_folder", "epoch_of_journal", "escalation_path", "from_shared",
+    "heartbeat_path", "journal_path", "make_fleet", "make_root", "probe", "processing_folder", "refuse_outside",
+    "result_log", "to_shared", "waiting_path", "whose_result_log",
 ]  # fmt: skip
 
 MARKER = "fleet.json"
@@ -55,10 +59,13 @@ EXPIRED = "tasks/expired"
 RESULTS = "tasks/results"
 GPUS = "gpus"
 SIGNALS = "signals"
-_COMPLETE = "tasks/complete"
+COMPLETE = "tasks/complete"
+LOGS = "logs"
+_WAITING = "brain/private_tasks"
+_ESCALATIONS = "brain/escalations"
 _FOLDERS = (
-    "plans", INBOX, ACTIVE, REFUSED, EPOCHS, DRAFTS, QUEUE, PROCESSING, _COMPLETE, FAILED, MANUAL, EXPIRED, RESULTS,
-    GPUS, SIGNALS, "logs",
+    "plans", INBOX, ACTIVE, REFUSED, EPOCHS, DRAFTS, QUEUE, PROCESSING, COMPLETE, FAILED, MANUAL, EXPIRED, RESULTS,
+    GPUS, SIGNALS, LOGS, _WAITING, _ESCALATIONS,
 )  # fmt: skip
 _JOURNAL = re.compile(r"journal\.([1-9][0-9]{0,9})\.jsonl")
 _RESULT_LOG = re.compile(r"(.+)\.([1-9][0-9]{0,9})\.jsonl")
@@ -75,6 +82,20 @@ def make_root(root: Path) -> None:
     if not (root / MARKER).exists():
         marker = {"format": FORMAT, "id": os.urandom(8).hex()}
         write_file_durable(root / MARKER, json.dumps(marker).encode() + b"\n")
+
+
+def make_fleet(root: Path) -> None:
+    """Make a fleet of a folder that has plans, and complete one that is a fleet. Raises OursError for any other.
+
+    A folder with neither is refused: a mount point without its mount is an empty folder.
+    """
+    if not (root / MARKER).exists() and not (root / "plans").is_dir():
+        raise OursError(
+            f"{root} is no shared folder of a fleet: it has neither {MARKER} nor plans/",
+            hint=f"mount it, or make one: mkdir -p {root / 'plans'}",
+        )
+    make_root(root)
+    check_root(root)
 
 
 def check_root(root: Path) -> str:
@@ -142,6 +163,16 @@ def journal_path(plan: str, batch: str, epoch: int) -> str:
     return f"{batch_folder(plan, batch)}/journal.{epoch}.jsonl"
 
 
+def waiting_path(batch: str) -> str:
+    """The tasks of a batch that wait for others."""
+    return f"{_WAITING}/{check_plain_name(batch, 'a batch')}.json"
+
+
+def escalation_path(batch: str) -> str:
+    """What a planner needs to correct the plan of a batch."""
+    return f"{_ESCALATIONS}/{check_plain_name(batch, 'a batch')}.md"
+
+
 def epoch_of_journal(name: str) -> int | None:
     """The epoch of a journal's file name; None for another file."""
     match = _JOURNAL.fullmatch(name)
@@ -166,7 +197,7 @@ def processing_folder(agent: str) -> str:
 
 def complete_folder(date: str) -> str:
     """Where the slips of a day's complete tasks go."""
-    return f"{_COMPLETE}/{check_plain_name(date, 'a date')}"
+    return f"{COMPLETE}/{check_plain_name(date, 'a date')}"
 
 
 def heartbeat_path(agent: str) -> str:

@@ -1,6 +1,6 @@
 """Plans: a folder with a `plan.md` becomes tasks, their order, and the commands that are run (PLAN-01 to PLAN-08).
 
 Standard library and foundation only: the machine that submits plans may be a Raspberry Pi without compiled packages.
-Everything here is pure but for a few functions that read one file each: `check.read_plan`, `check.files_below`,
-`expand.read_items` and `batch.hash_file`.
+Everything here is pure but for a few functions that read one file each: `check.read_plan`, `check.files_below`
+and `expand.read_items`.
 """

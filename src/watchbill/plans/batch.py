@@ -1,30 +1,29 @@
-"""A batch: one run of a plan. Its id, its inputs, the file that asks for it, and the hashes that resume goes by.
+"""A batch: one run of a plan. Its id, its inputs and the file that asks for it.
 
-Pure but for `hash_file`. Writing the execute_plan file and the batch folder is the submitter's business.
+Pure. Writing the execute_plan file and the batch folder is the submitter's business.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple, cast
 
 from watchbill import limits
 from watchbill.errors import NameRefused, OursError
 from watchbill.names import check_plain_name
 from watchbill.plans.check import Plan
-from watchbill.plans.expand import Item, text_of
-from watchbill.plans.fields import PRIORITIES, Task
+from watchbill.plans.expand import text_of
+from watchbill.plans.fields import PRIORITIES
 from watchbill.plans.findings import shown
 from watchbill.plans.inputs import BUILT_INS
 from watchbill.suggest import did_you_mean
 
 __all__ = [
-    "BelowRoot", "ExecutePlan", "batch_id", "hash_file", "hash_of", "inputs_from_json", "inputs_from_pairs",
-    "settle_inputs", "shared_inputs",
+    "BelowRoot", "ExecutePlan", "batch_id", "decoded_inputs", "encoded_inputs", "inputs_from_json",
+    "inputs_from_pairs", "settle_inputs", "shared_inputs",
 ]  # fmt: skip
 
 #: Where neither the plan nor the submitter says anything: priority normal.
@@ -128,13 +127,9 @@ class ExecutePlan:
 
     def encode(self) -> bytes:
         """The content of the file."""
-        inputs = {
-            name: {"below_root": value.path} if isinstance(value, BelowRoot) else value
-            for name, value in self.inputs.items()
-        }
         fields = {
             "type": "execute_plan", "format": 1, "batch": self.batch, "plan": self.plan, "priority": self.priority,
-            "inputs": inputs,
+            "inputs": encoded_inputs(self.inputs),
         }  # fmt: skip
         return json.dumps(fields, indent=2).encode() + b"\n"
 
@@ -156,10 +151,19 @@ class ExecutePlan:
         if not isinstance(priority, int) or isinstance(priority, bool) or not 1 <= priority <= 5:
             raise OursError("the execute_plan file has no priority from 1 to 5")
         named = check_plain_name(batch, "a batch"), check_plain_name(plan, "a plan")
-        return cls(*named, _decoded_inputs(fields.get("inputs")), priority)
+        return cls(*named, decoded_inputs(fields.get("inputs")), priority)
 
 
-def _decoded_inputs(value: object) -> dict[str, "str | BelowRoot"]:
+def encoded_inputs(inputs: Mapping[str, "str | BelowRoot"]) -> dict[str, object]:
+    """Inputs as they travel in a file."""
+    return {
+        name: {"below_root": value.path} if isinstance(value, BelowRoot) else value
+        for name, value in inputs.items()
+    }
+
+
+def decoded_inputs(value: object) -> dict[str, "str | BelowRoot"]:
+    """Read them. Raises OursError: anybody may have written the file."""
     if not isinstance(value, dict):
         raise OursError("the execute_plan file has no inputs")
     return {name: _decoded_input(name, each) for name, each in cast("dict[str, object]", value).items()}
@@ -179,45 +183,3 @@ def _decoded_input(name: str, value: object) -> "str | BelowRoot":
     raise OursError(
         f"the input {shown(name)} of the execute_plan file is neither a text nor a path below the root"
     )
-
-
-# ------------------------------------------------------------------ hashes for resume
-
-
-def hash_file(path: Path) -> str:
-    """The sha256 of a script, in hexadecimal. Raises OSError, or OursError when it is larger than the bound."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as opened:
-        while piece := opened.read(2**20):
-            size += len(piece)
-            if size > limits.PLAN_SCRIPT_BYTES_MAX:
-                raise OursError(
-                    f"{path} is larger than {limits.PLAN_SCRIPT_BYTES_MAX:,} bytes; keep data elsewhere"
-                )
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def hash_of(
-    task: Task, inputs: Mapping[str, str], scripts: Mapping[str, str], items: Sequence[Item] = ()
-) -> str:
-    """What a task is: a complete one is run again by resume only when this has changed.
-
-    Covers what is run or asked, the inputs it uses, the scripts it names and its items; not its line, its name, its
-    timeout or how often it is tried.
-    """
-    texts = [each.text for each in (task.command, *task.texts) if each is not None]
-    parts = [
-        task.type.value,
-        texts,
-        [name for name, _ in task.env],
-        dict(inputs),
-        dict(scripts),
-        _spelled(items),
-    ]
-    content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _spelled(items: Sequence[Item]) -> list[str]:
-    return [text_of([item]) for item in items]

@@ -17,6 +17,7 @@ stands, the text is read as bash reads it: quotes, substitutions, here-documents
 """
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +28,7 @@ from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
 from watchbill.plans.second_reading import EXPANSION, VALUE, Word, second_reading
 
-__all__ = ["Command", "Refusal", "argv_of", "argv_of_batch", "parse_command"]
+__all__ = ["Command", "Refusal", "argv_of", "argv_of_batch", "parse_command", "shown_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,22 @@ def argv_of(command: Command, value_of: Callable[[Placeholder], str]) -> list[st
     an argument."""
     values = [_argument(place, value_of(place)) for place in command.parameters]
     return _bounded([*_BASH, command.script, "watchbill", *values])
+
+
+def shown_command(command: Command, value_of: Callable[[Placeholder], str]) -> str:
+    """The author's command with its values, each quoted for its place: for people. What is run is `argv_of`."""
+    values = [value_of(place) for place in command.parameters]
+    body = command.script.removeprefix(_binding(len(values)))
+
+    def put(match: re.Match[str]) -> str:
+        value = values[int(match[1] or match[2]) - 1]
+        return shlex.quote(value) if match[1] else re.sub(r'([\\"$`])', r"\\\1", value)
+
+    return _FILLED.sub(put, body)
+
+
+#: A parameter by itself, and one inside double quotes.
+_FILLED = re.compile(r'"\$\{watchbill_(\d+)\}"|\$\{watchbill_(\d+)\}')
 
 
 def argv_of_batch(

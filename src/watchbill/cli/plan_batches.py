@@ -1,0 +1,282 @@
+"""Commands about batches: status, wait, list, logs, cancel, retry, resume. From the shared folder alone."""
+
+import json as jsonlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from watchbill import limits
+from watchbill.cli.fleet_root import open_fleet
+from watchbill.cli.plan_checking import WRONG, tell
+from watchbill.cli.plan_submitting import read_inputs
+from watchbill.cli.plan_views import (
+    BatchView,
+    coordinator_of,
+    fleet_command,
+    follow,
+    overview,
+    overview_fields,
+    show_batch,
+    show_overview,
+    wait,
+)  # fmt: skip
+from watchbill.cli.terminal import Column, Terminal, plain
+from watchbill.errors import OursError
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.ledger import Effect, Ledger, Phase
+from watchbill.fleet.opening import reopening
+from watchbill.fleet.progress import BatchProgress, BatchState
+from watchbill.fleet.reading import BatchPlace, Follower, batches_of, find_batch
+from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen
+from watchbill.fleet.results import ResultReader
+from watchbill.fleet.resuming import Change, Reason, carry_over, reason_of
+from watchbill.names import file_stem
+from watchbill.plans.batch import shared_inputs
+from watchbill.plans.check import read_plan
+
+__all__ = [
+    "cancel_batch",
+    "list_batches",
+    "resume_batch",
+    "retry_tasks",
+    "show_logs",
+    "show_status",
+    "wait_for_batch",
+]
+
+FAILED = 1
+TIMED_OUT = 124
+
+
+# ------------------------------------------------------------------ looking
+
+
+def show_status(
+    batch: str | None,
+    *,
+    follows: bool,
+    json: bool,
+    root: Path | None,
+    quiet: bool,
+    tasks_max: int = limits.CLI_TASKS_SHOWN,
+) -> int:
+    """`plan status`. With --follow the exit code is 1 for a batch that did not complete."""
+    folder, disk = open_fleet(root)
+    terminal = Terminal(quiet=quiet)
+    if batch is None and follows:
+        batch = _newest(disk)
+    if batch is None:
+        found = overview(folder, disk, limits.CLI_BATCHES_SHOWN)
+        if json:
+            terminal.show(jsonlib.dumps(overview_fields(found)))
+        else:
+            show_overview(found, terminal)
+        return 0
+    view = BatchView(disk, find_batch(disk, batch))
+    if follows:
+        progress = follow(view, terminal, json=json)
+        if not json:
+            show_batch(view, terminal, tasks_max=tasks_max)
+        return _code_of(progress)
+    if json:
+        terminal.show(jsonlib.dumps(view.look().fields()))
+    else:
+        show_batch(view, terminal, tasks_max=tasks_max)
+    return 0
+
+
+def wait_for_batch(batch: str, *, timeout: float | None, root: Path | None, quiet: bool) -> int:
+    """`plan wait`: 0 complete, 1 ended otherwise, 124 not ended in time."""
+    _, disk = open_fleet(root)
+    view = BatchView(disk, find_batch(disk, batch))
+    progress = wait(view, timeout)
+    if not quiet:
+        Terminal().note(
+            f"{progress.batch} is {progress.state.value}: {progress.done:,} of {progress.total:,} tasks ended"
+        )
+    return _code_of(progress) if progress.state.has_ended else TIMED_OUT
+
+
+def _newest(disk: FolderDisk) -> str:
+    every = batches_of(disk)
+    if not every:
+        raise OursError("there are no batches", hint="submit a plan: watchbill plan submit PLAN")
+    active = [each for each in every if each.is_active or each.is_submitted]
+    return (active or every)[-1].batch
+
+
+def _code_of(progress: BatchProgress) -> int:
+    return 0 if progress.state is BatchState.COMPLETE else FAILED
+
+
+def list_batches(*, json: bool, root: Path | None, quiet: bool) -> int:
+    """`plan list`: the plans of the folder, and every batch."""
+    folder, disk = open_fleet(root)
+    terminal = Terminal(quiet=quiet)
+    plans = [name for name in disk.names("plans") if (folder / "plans" / name / "plan.md").is_file()]
+    batches = [(each, BatchView(disk, each).look()) for each in batches_of(disk)]
+    if json:
+        rows = [
+            {"batch": each.batch, "plan": each.plan, "state": found.state.value} for each, found in batches
+        ]
+        terminal.show(jsonlib.dumps({"plans": plans, "batches": rows}))
+        return 0
+    columns = [Column("plan"), Column("batch"), Column("state"), Column("done", right=True)]
+    rows = [
+        [plain(each.plan), plain(each.batch), found.state.value, f"{found.done:,}/{found.total:,}"]
+        for each, found in sorted(batches, key=lambda pair: (pair[0].plan, pair[0].batch))
+    ]
+    run = {each.plan for each, _ in batches}
+    rows += [[plain(name), "", "never run", ""] for name in plans if name not in run]
+    terminal.show(*terminal.table(columns, sorted(rows)))
+    return 0
+
+
+# ------------------------------------------------------------------ logs
+
+
+def show_logs(task: str, *, batch: str | None, attempt: int | None, root: Path | None, quiet: bool) -> int:
+    """`plan logs`: the output of a task's last attempt, or of the one that is named."""
+    folder, disk = open_fleet(root)
+    terminal = Terminal(quiet=quiet)
+    place, ledger = _batch_of_task(disk, task, batch)
+    state = ledger.state(task)
+    number = state.attempt if attempt is None else attempt
+    if not 1 <= number <= state.attempt:
+        raise OursError(f"{task} of {place.batch} has no attempt {number}: it has had {state.attempt}")
+    own = folder / place.folder / "tasks" / file_stem(task) / f"a{number}"
+    found = [own / name for name in ("stdout", "stderr") if (own / name).is_file()]
+    for file in found:
+        terminal.note(f"--- {plain(file)}")
+        with file.open("rb") as opened:
+            while piece := opened.read(limits.CLI_LOG_TAIL_BYTES_MAX):
+                terminal.write(piece.decode("utf-8", "replace"))
+    if not found:
+        tail = _tail_of(disk, ledger, task, number).rstrip("\n")
+        terminal.show(plain(tail or "the attempt wrote nothing that was kept"))
+    return 0
+
+
+def _tail_of(disk: FolderDisk, ledger: Ledger, task: str, attempt: int) -> str:
+    """What of an attempt's output rides in its result: short outputs have no file."""
+    state = ledger.state(task)
+    if attempt == state.attempt and state.last:
+        for result in ResultReader(disk).read():
+            if result.name == state.last and result.tail:
+                return result.tail
+    return state.tail
+
+
+def _batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[BatchPlace, Ledger]:
+    """The named batch or, without one, the newest that has this task."""
+    if batch is not None:
+        place = find_batch(disk, batch)
+        ledger = Follower(disk, place).read()
+        if task not in ledger:
+            hint = f"see: watchbill plan status {place.batch} --json"
+            raise OursError(f"{place.batch} has no task {task}", hint=hint)
+        return place, ledger
+    for place in reversed([each for each in batches_of(disk) if each.has_journal]):
+        ledger = Follower(disk, place).read()
+        if task in ledger:
+            return place, ledger
+    raise OursError(f"no batch has a task {task}", hint="name the batch with --batch")
+
+
+# ------------------------------------------------------------------ requests
+
+
+def cancel_batch(batch: str, *, root: Path | None, quiet: bool) -> int:
+    """`plan cancel`."""
+    folder, disk = open_fleet(root)
+    place = find_batch(disk, batch)
+    if not place.is_active and not place.is_submitted:
+        raise OursError(f"{place.batch} has ended, there is nothing to cancel")
+    ask_to_cancel(disk, place.batch)
+    _asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled")
+    return 0
+
+
+def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, quiet: bool) -> int:
+    """`plan retry`: run these tasks again, and what depends on them; everything else stays as it is."""
+    folder, disk = open_fleet(root)
+    place, ledger = _batch_of_task(disk, tasks[0], batch)
+    _refuse_unknown(ledger, tasks)
+    running = [task for task in tasks if ledger.phase(task) in (Phase.WAITING, Phase.READY, Phase.ISSUED)]
+    running = [task for task in running if not ledger.tasks_of(task)]
+    if running:
+        raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
+    ask_to_reopen(disk, Reopening(secrets.token_hex(6), place.batch, place.plan, tuple(tasks)))
+    _asked(folder, disk, Terminal(quiet=quiet), f"{', '.join(tasks)} of {place.batch} will run again")
+    return 0
+
+
+def _refuse_unknown(ledger: Ledger, tasks: Sequence[str]) -> None:
+    for task in tasks:
+        if task not in ledger:
+            raise OursError(f"{ledger.batch} has no task {task}")
+
+
+def resume_batch(
+    batch: str, *, explain: bool, pairs: Sequence[str], json: bool, root: Path | None, quiet: bool
+) -> int:
+    """`plan resume`: read the plan again, keep what is complete and unchanged, run the rest."""
+    folder, disk = open_fleet(root)
+    terminal = Terminal(quiet=quiet)
+    place = find_batch(disk, batch)
+    ledger = Follower(disk, place).read()
+    if not place.has_journal or not ledger.is_open:
+        hint = f"submit it again: watchbill plan submit {place.plan}"
+        raise OursError(f"{place.batch} has no journal to go on from", hint=hint)
+    if ledger.outcome is None:
+        raise OursError(
+            f"{place.batch} still runs", hint=f"cancel it first: watchbill plan cancel {place.batch}"
+        )
+    checked = read_plan(folder / "plans" / place.plan / "plan.md")
+    if not checked.is_right:
+        tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
+        return WRONG
+    inputs = shared_inputs(read_inputs(pairs, None), PurePosixPath(folder))
+    request = Reopening(secrets.token_hex(6), place.batch, place.plan, (), reads_plan=True, inputs=inputs)
+    reasons = _reasons(disk, ledger, request)
+    if explain:
+        _explain(reasons, terminal, json=json)
+        return 0
+    ask_to_reopen(disk, request)
+    kept = sum(reason.is_kept for reason in reasons.values())
+    _asked(
+        folder, disk, terminal, f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept"
+    )
+    return 0
+
+
+def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:
+    """Why each task would run again, or not: the ledger is taken through the first steps of the new round."""
+    effects: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
+    reasons: dict[str, Reason] = {}
+    while effects:
+        effect = effects.pop(0)
+        reasons.update({task: reason_of(ledger, task) for task in effect.ready})
+        effects += [ledger.apply(entry) for entry in carry_over(ledger, effect)]
+    waiting = {task: Reason(Change.WAITS) for task in ledger.tasks() if task not in reasons}
+    return {**reasons, **waiting}
+
+
+def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> None:
+    if json:
+        fields = {
+            task: {"kept": reason.is_kept, "why": reason.change.name.lower(), "about": reason.about}
+            for task, reason in reasons.items()
+        }
+        terminal.show(jsonlib.dumps({"tasks": fields}))
+        return
+    rows = [
+        [plain(task), "kept" if reason.is_kept else "runs", plain(reason)] for task, reason in reasons.items()
+    ]
+    terminal.show(*terminal.table([Column("task"), Column(""), Column("why")], rows))
+
+
+def _asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None:
+    terminal.note(plain(text))
+    if coordinator_of(disk).is_dead:
+        terminal.note(f"no coordinator runs; start one: {fleet_command(folder, 'coordinator')}")

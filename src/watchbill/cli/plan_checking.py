@@ -1,0 +1,125 @@
+"""What `plan check`, `plan graph` and `plan submit` say about a plan that is right or wrong. Standard library only."""
+
+import json as jsonlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from watchbill.cli.fleet_root import FLEET_VARIABLE
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import ConfigError, NameRefused, Problem
+from watchbill.names import check_plain_name
+from watchbill.plans.check import Checked, read_plan
+from watchbill.plans.draw import mermaid
+from watchbill.plans.findings import Finding
+
+__all__ = ["WRONG", "check_plan", "count", "draw_plan", "find_plan", "tell"]
+
+WRONG = 2
+PLAN_FILE = "plan.md"
+
+
+def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
+    """`plan check`."""
+    file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
+    checked = read_plan(file)
+    tell(file, checked, terminal, json=json)
+    return 0 if checked.is_right else WRONG
+
+
+def draw_plan(plan: str, *, root: Path | None, quiet: bool) -> int:
+    """`plan graph`."""
+    file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
+    checked = read_plan(file)
+    if not checked.is_right:
+        tell(file, checked, terminal)
+        return WRONG
+    terminal.show(mermaid(checked.plan.tasks))
+    return 0
+
+
+def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The plan.md that is meant: in the named root first, then here, then in $WATCHBILL_FLEET."""
+    fleet = environment.get(FLEET_VARIABLE)
+    here = Path(named)
+    places = [
+        *_in_root(named, root),
+        *([here] if here.is_file() else []),
+        here / PLAN_FILE,
+        *_in_root(named, Path(fleet) if fleet else None),
+    ]
+    for place in places:
+        if place.is_file():
+            return place
+    looked = ", ".join(map(str, places))
+    raise ConfigError(f"there is no plan {named}: looked for {looked}; name a folder with a {PLAN_FILE}")
+
+
+def _in_root(named: str, root: Path | None) -> list[Path]:
+    try:
+        return [] if root is None else [root / "plans" / check_plain_name(named, "a plan") / PLAN_FILE]
+    except NameRefused:
+        return []  # a path: it means a folder or a file
+
+
+def tell(file: Path, checked: Checked, terminal: Terminal, *, json: bool = False) -> None:
+    """Say everything about a plan that was read."""
+    findings = checked.findings
+    if json:
+        terminal.show(jsonlib.dumps(_as_fields(file, checked)))
+        return
+    for finding in findings.errors:
+        _complain(_problem(file, finding))
+    if findings.errors_unlisted:
+        _complain(f"{file}: {findings.errors_unlisted:,} more errors")
+    if not checked.is_right:
+        return
+    for finding in findings.notes:
+        terminal.note(plain(_problem(file, finding)))
+    for each in checked.plan.inputs:
+        if each.default is not None:
+            terminal.note(
+                plain(f"{file}:{each.line}: the input {each.name} is {each.default!r} unless it is set")
+            )
+    counts = f"{count(checked.plan.tasks, 'task')}, {count(checked.plan.inputs, 'input')}"
+    terminal.show(plain(f"{file} is right: {counts}"))
+
+
+def _complain(text: str | Problem) -> None:
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def _problem(file: Path, finding: Finding) -> Problem:
+    return Problem(str(file), finding.line, "", finding.text, finding.hint)
+
+
+def count(things: Sequence[object], word: str) -> str:
+    """The number of things, with their name."""
+    return f"{len(things):,} {word}" if len(things) == 1 else f"{len(things):,} {word}s"
+
+
+def _as_fields(file: Path, checked: Checked) -> dict[str, object]:
+    plan, findings = checked.plan, checked.findings
+    inputs = [{"name": each.name, "line": each.line, "default": each.default} for each in plan.inputs]
+    tasks = [
+        {
+            "name": task.name,
+            "line": task.line,
+            "type": task.type.value,
+            "executor": task.executor.value,
+            "class": task.task_class.value,
+            "depends_on": [each.name for each in task.depends_on],
+        }
+        for task in plan.tasks
+    ]
+    return {
+        "ok": checked.is_right,
+        "file": str(file),
+        "title": plan.title,
+        "errors": [each._asdict() for each in findings.errors],
+        "errors_unlisted": findings.errors_unlisted,
+        "notes": [each._asdict() for each in findings.notes],
+        "inputs": inputs,
+        "tasks": tasks,
+    }

@@ -1,0 +1,196 @@
+"""`plan` without the command-line framework: with the standard library alone, as on a machine that only submits plans.
+
+Recognises the commands below when they come with the options they have; anything else, `--help` and every mistake
+included, goes the long way and is judged there. A test compares this table with the declarations in `plan`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["VERBS", "Kind", "run_plan", "understand_plan"]
+
+
+class Kind(NamedTuple):
+    """How an option is read."""
+
+    takes_value: bool = True
+    read: Callable[[str], object] = str
+    repeats: bool = False
+
+
+_FLAG = Kind(takes_value=False)
+_TEXT = Kind()
+_PATH = Kind(read=Path)
+_COMMON = {"--root": _PATH, "--quiet": _FLAG, "-q": _FLAG}
+_JSON = {**_COMMON, "--json": _FLAG}
+_SET = Kind(repeats=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command: how many words it takes, and its options."""
+
+    words: tuple[int, int]  # at least, at most
+    options: Mapping[str, Kind]
+
+
+VERBS = {
+    "check": Verb((0, 1), _JSON),
+    "graph": Verb((0, 1), _COMMON),
+    "submit": Verb(
+        (1, 1), {**_JSON, "--set": _SET, "--inputs": _TEXT, "--priority": _TEXT, "--dry-run": _FLAG}
+    ),
+    "status": Verb((0, 1), {**_JSON, "--follow": _FLAG, "-f": _FLAG}),
+    "wait": Verb((1, 1), {**_COMMON, "--timeout": Kind(read=float)}),
+    "list": Verb((0, 0), _JSON),
+    "logs": Verb((1, 1), {**_COMMON, "--batch": _TEXT, "--attempt": Kind(read=int)}),
+    "cancel": Verb((1, 1), _COMMON),
+    "retry": Verb((1, 1_000), {**_COMMON, "--batch": _TEXT}),
+    "resume": Verb((1, 1), {**_JSON, "--explain": _FLAG, "--set": _SET}),
+}
+
+
+@dataclass(slots=True)
+class Asked:
+    """A command of `plan` that was understood."""
+
+    verb: str
+    words: list[str] = field(default_factory=list[str])
+    options: dict[str, list[object]] = field(default_factory=dict[str, list[object]])
+
+    def flag(self, *names: str) -> bool:
+        return any(name in self.options for name in names)
+
+    def one(self, name: str) -> object:
+        return self.options[name][-1] if name in self.options else None
+
+
+def understand_plan(arguments: Sequence[str]) -> Asked | None:
+    """What is asked for, or None where the long way has to be gone."""
+    if len(arguments) < 2 or arguments[0] != "plan" or arguments[1] not in VERBS:
+        return None
+    verb, asked, rest = VERBS[arguments[1]], Asked(arguments[1]), list(arguments[2:])
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            asked.words.append(word)
+            continue
+        name, has_value, value = word.partition("=")
+        kind = verb.options.get(name)
+        if kind is None or (has_value and not kind.takes_value):
+            return None
+        if kind.takes_value and not has_value:
+            if not rest or rest[0].startswith("-"):
+                return None
+            value = rest.pop(0)
+        if not _take(asked, name, kind, value):
+            return None
+    return asked if verb.words[0] <= len(asked.words) <= verb.words[1] else None
+
+
+def _take(asked: Asked, name: str, kind: Kind, value: str) -> bool:
+    """Add an option; False for one that cannot be read, or that comes twice."""
+    if (name in asked.options and not kind.repeats) or (kind.takes_value and not value):
+        return False
+    try:
+        asked.options.setdefault(name, []).append(kind.read(value) if kind.takes_value else True)
+    except ValueError:
+        return False
+    return True
+
+
+def run_plan(asked: Asked) -> int:
+    """Run it, and return its exit code."""
+    root = asked.one("--root")
+    return _RUN[asked.verb](asked, root if isinstance(root, Path) else None, asked.flag("--quiet", "-q"))
+
+
+def _text(asked: Asked, name: str) -> str | None:
+    value = asked.one(name)
+    return value if isinstance(value, str) else None
+
+
+def _pairs(asked: Asked) -> list[str]:
+    return [str(each) for each in asked.options.get("--set", [])]
+
+
+def _check(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_checking import check_plan
+
+    return check_plan([*asked.words, "."][0], json=asked.flag("--json"), root=root, quiet=quiet)
+
+
+def _graph(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_checking import draw_plan
+
+    return draw_plan([*asked.words, "."][0], root=root, quiet=quiet)
+
+
+def _submit(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_submitting import Submission, submit_plan
+
+    submission = Submission(
+        asked.words[0], _pairs(asked), _text(asked, "--inputs"), _text(asked, "--priority")
+    )
+    return submit_plan(
+        submission, dry_run=asked.flag("--dry-run"), json=asked.flag("--json"), root=root, quiet=quiet
+    )
+
+
+def _status(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import show_status
+
+    batch = asked.words[0] if asked.words else None
+    follows = asked.flag("--follow", "-f")
+    return show_status(batch, follows=follows, json=asked.flag("--json"), root=root, quiet=quiet)
+
+
+def _wait(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import wait_for_batch
+
+    timeout = asked.one("--timeout")
+    seconds = timeout if isinstance(timeout, float) else None
+    return wait_for_batch(asked.words[0], timeout=seconds, root=root, quiet=quiet)
+
+
+def _list(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import list_batches
+
+    return list_batches(json=asked.flag("--json"), root=root, quiet=quiet)
+
+
+def _logs(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import show_logs
+
+    attempt = asked.one("--attempt")
+    number = attempt if isinstance(attempt, int) else None
+    return show_logs(asked.words[0], batch=_text(asked, "--batch"), attempt=number, root=root, quiet=quiet)
+
+
+def _cancel(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import cancel_batch
+
+    return cancel_batch(asked.words[0], root=root, quiet=quiet)
+
+
+def _retry(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import retry_tasks
+
+    return retry_tasks(asked.words, batch=_text(asked, "--batch"), root=root, quiet=quiet)
+
+
+def _resume(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_batches import resume_batch
+
+    return resume_batch(
+        asked.words[0], explain=asked.flag("--explain"), pairs=_pairs(asked), json=asked.flag("--json"), root=root,
+        quiet=quiet,
+    )  # fmt: skip
+
+
+_RUN: dict[str, Callable[[Asked, Path | None, bool], int]] = {
+    "check": _check, "graph": _graph, "submit": _submit, "status": _status, "wait": _wait, "list": _list,
+    "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume,
+}  # fmt: skip

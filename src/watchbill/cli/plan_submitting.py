@@ -1,0 +1,228 @@
+"""`plan submit`: a checked plan becomes a batch folder and one file in the inbox. No daemon, no network, no package.
+
+The paths of this machine do not travel: an input that lies in the shared folder is stored relative to it.
+"""
+
+import json as jsonlib
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+
+from watchbill import limits
+from watchbill.cli.fleet_root import find_fleet
+from watchbill.cli.plan_checking import WRONG, find_plan, tell
+from watchbill.cli.plan_views import coordinator_of, fleet_command
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import OursError
+from watchbill.fleet import places
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.heartbeat import Heartbeat, heartbeats
+from watchbill.fleet.places import make_fleet
+from watchbill.plans.batch import (
+    BelowRoot,
+    ExecutePlan,
+    batch_id,
+    encoded_inputs,
+    inputs_from_json,
+    inputs_from_pairs,
+    priority_of,
+    settle_inputs,
+    shared_inputs,
+)  # fmt: skip
+from watchbill.plans.check import Plan, read_plan
+from watchbill.plans.command import shown_command
+from watchbill.plans.expand import items_at, values_of
+from watchbill.plans.fields import PRIORITIES, Task, TaskClass
+from watchbill.plans.findings import Findings
+from watchbill.plans.placeholders import Placeholder, fill
+
+__all__ = ["priority_from", "read_inputs", "submit_plan"]
+
+#: Made for the scripts of a plan.
+_FOLDERS = ("results", "output", "logs")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What `plan submit` was told."""
+
+    plan: str
+    pairs: Sequence[str] = ()
+    inputs: str | None = None
+    priority: str | None = None
+
+
+def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path | None, quiet: bool) -> int:
+    """`plan submit`. Nothing is written for a plan that cannot be run."""
+    folder, terminal = find_fleet(root), Terminal(quiet=quiet)
+    file = find_plan(submission.plan, folder)
+    checked = read_plan(file)
+    _refuse_what_no_agent_runs(folder, checked.plan, checked.findings)
+    if not checked.is_right:
+        tell(file, checked, terminal, json=json)
+        return WRONG
+    given = read_inputs(submission.pairs, submission.inputs)
+    settled = settle_inputs(checked.plan, given)
+    name = _name_in(folder, file)
+    batch = batch_id(datetime.now().astimezone(), secrets.token_hex(3))  # the local time: people read it
+    priority = priority_from(submission.priority) or priority_of(settled)
+    order = ExecutePlan(batch, name, shared_inputs(given, PurePosixPath(folder)), priority)
+    if dry_run:
+        _show_commands(folder, order, checked.plan, settled, terminal)
+        return 0
+    _write(folder, order)
+    _told(folder, order, terminal, json=json)
+    return 0
+
+
+def read_inputs(pairs: Sequence[str], inputs: str | None) -> dict[str, str]:
+    """The inputs of --inputs, then those of --set."""
+    found: dict[str, str] = {}
+    if inputs is not None:
+        text = _content_of(Path(inputs[1:])) if inputs.startswith("@") else inputs
+        found.update(inputs_from_json(text))
+    found.update(inputs_from_pairs(pairs))
+    return found
+
+
+def _content_of(file: Path) -> str:
+    with file.open(encoding="utf-8") as opened:
+        return opened.read(limits.PLAN_INPUTS_BYTES_MAX + 1)
+
+
+def priority_from(text: str | None) -> int | None:
+    """A priority as a number or a word. Raises OursError."""
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word in PRIORITIES:
+        return PRIORITIES[word]
+    if word in ("1", "2", "3", "4", "5"):
+        return int(word)
+    raise OursError(f"{text} is no priority", hint=f"use 1 to 5, or {', '.join(PRIORITIES)}")
+
+
+def _name_in(folder: Path, file: Path) -> str:
+    """The name of a plan in the shared folder. Raises OursError for one that lies elsewhere."""
+    plans = (folder / "plans").resolve()
+    found = file.resolve().parent
+    if found.parent != plans:
+        raise OursError(
+            f"{file.parent} is not in {plans}: agents could not read it",
+            hint=f"copy it there: cp -r {shlex.quote(str(found))} {shlex.quote(str(plans))}/",
+        )
+    return found.name
+
+
+def _refuse_what_no_agent_runs(folder: Path, plan: Plan, findings: Findings) -> None:
+    """Note tasks that need more than any agent ever had. Without agents nothing is known about them."""
+    budgets = [each.budget_mb for each in _heartbeats(folder)]
+    largest = max(budgets, default=0)
+    if not largest:
+        return
+    for task in plan.tasks:
+        wanted = task.vram_mb or 0
+        if task.task_class is TaskClass.SCRIPT and wanted > largest:
+            findings.wrong(
+                task.line_of("vram_estimate_mb"),
+                f"{task.name} needs {wanted:,} MB of GPU memory, and the largest agent has {largest:,}",
+                "lower vram_estimate_mb, or start an agent with a larger card",
+            )
+
+
+def _heartbeats(folder: Path) -> list[Heartbeat]:
+    return list(heartbeats(FolderDisk(folder)).values())
+
+
+# ------------------------------------------------------------------ writing
+
+
+def _write(folder: Path, order: ExecutePlan) -> None:
+    make_fleet(folder)
+    disk = FolderDisk(folder)
+    own = places.batch_folder(order.plan, order.batch)
+    for name in _FOLDERS:
+        disk.make_folder(f"{own}/{name}")
+    record = {"plan": order.plan, "priority": order.priority, "inputs": encoded_inputs(order.inputs)}
+    disk.put(f"{own}/inputs.json", jsonlib.dumps(record, indent=2).encode() + b"\n")
+    # Last, and durable: with this file the batch is accepted.
+    disk.put(f"{places.INBOX}/{order.batch}.json", order.encode(), durable=True)
+
+
+def _told(folder: Path, order: ExecutePlan, terminal: Terminal, *, json: bool) -> None:
+    own = folder / places.batch_folder(order.plan, order.batch)
+    if json:
+        terminal.show(jsonlib.dumps({"batch": order.batch, "plan": order.plan, "path": str(own)}))
+    else:
+        terminal.show(order.batch)
+    for name, value in order.inputs.items():
+        if isinstance(value, BelowRoot):
+            terminal.note(plain(f"{name} is in the shared folder: machines read it as {{ROOT}}/{value.path}"))
+    if coordinator_of(FolderDisk(folder)).is_dead:
+        terminal.note(f"no coordinator runs; start one: {fleet_command(folder, 'coordinator')}")
+    terminal.note(f"follow it with: {fleet_command(folder, 'plan', 'status', order.batch, '--follow')}")
+
+
+# ------------------------------------------------------------------ --dry-run
+
+
+def _show_commands(
+    folder: Path, order: ExecutePlan, plan: Plan, settled: Mapping[str, str], terminal: Terminal
+) -> None:
+    own = folder / places.batch_folder(order.plan, order.batch)
+    known = {
+        **settled, "BATCH_ID": order.batch, "BATCH_PATH": str(own), "PLAN_PATH": str(folder / "plans" / order.plan),
+        "ROOT": str(folder),
+    }  # fmt: skip
+    for task in plan.tasks:
+        known["TASK_PATH"] = str(own / "tasks" / task.name / "a1")
+        for head, text in _commands(folder, plan, task, known):
+            terminal.show(plain(f"# {head}"), plain(text), "")
+
+
+def _commands(folder: Path, plan: Plan, task: Task, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each command of a task, as far as its items are known before anything ran."""
+    after = ", ".join(each.name for each in task.depends_on)
+    head = f"{task.name} ({task.task_class.value}{f', after {after}' if after else ''})"
+
+    def value_of(place: Placeholder) -> str:
+        return str(place) if place.is_item else known[place.name]
+
+    items = _items_now(folder, plan, task, known)
+    if task.foreach is None:
+        yield head, _text_of(plan, task, value_of)
+    elif items is None:
+        yield (
+            f"{head}: once for each item of {fill(task.foreach.file, value_of)}",
+            _text_of(plan, task, value_of),
+        )
+    else:
+        for number, item in enumerate(items, start=1):
+            yield f"{head}, item {number} of {len(items)}", _text_of(plan, task, values_of(item, value_of))
+
+
+def _items_now(folder: Path, plan: Plan, task: Task, known: Mapping[str, str]) -> Sequence[object] | None:
+    """The items of a foreach whose manifest is there already, and which no task could still write."""
+    if task.foreach is None or task.depends_on:
+        return None
+    file = fill(task.foreach.file, lambda place: known[place.name])
+    path = Path(known["PLAN_PATH"]) / file
+    try:
+        with path.open("rb") as opened:
+            return items_at(opened.read(limits.PLAN_MANIFEST_BYTES_MAX + 1), task.foreach)
+    except OSError as error:
+        raise OursError(
+            f"plan.md:{task.line_of('foreach')}: {path}: {os.strerror(error.errno or 0).lower()}"
+        ) from None
+
+
+def _text_of(plan: Plan, task: Task, value_of: Callable[[Placeholder], str]) -> str:
+    command = plan.commands.get(task.name)
+    if command is not None:
+        return shown_command(command, value_of)
+    prompt = task.prompt.text if task.prompt is not None else ""
+    return f"{task.type.value}: {fill(prompt, value_of)}"

@@ -1,0 +1,309 @@
+"""How batches are shown: lists, tables and live progress, from the shared folder alone. Standard library only."""
+
+import json as jsonlib
+import shlex
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.files.atomic import NotAFile
+from watchbill.files.host import boot_id
+from watchbill.fleet import places
+from watchbill.fleet.board import Board, Holdings
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
+from watchbill.fleet.progress import BatchProgress, BatchState, progress_of
+from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
+from watchbill.fleet.requests import has_request
+from watchbill.fleet.values import Fields, fields_of
+from watchbill.units import format_millis
+
+__all__ = [
+    "BatchView", "coordinator_of", "fleet_command", "follow", "overview", "overview_fields", "show_batch",
+    "show_overview", "wait",
+]  # fmt: skip
+
+_STYLES = {
+    BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
+    BatchState.RUNNING: "cyan", BatchState.SUBMITTED: "dim", BatchState.CANCELLED: "dim",
+}  # fmt: skip
+_ORDER = ("waiting", "ready", "queued", "running", "complete", "failed", "skipped", "manual", "cancelled")
+_PARTS = {"complete": ("█", "green"), "failed": ("▓", "red"), "running": ("▒", "cyan")}
+_BAR_CELLS = 40
+
+
+def fleet_command(folder: Path, *words: str) -> str:
+    """A command that names this folder, and works when it is pasted."""
+    return shlex.join(["watchbill", *words, "--root", str(folder)])
+
+
+# ------------------------------------------------------------------ coordinator and agents
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """The coordinator that says it is in charge."""
+
+    host: str = ""
+    pid: int = 0
+    epoch: int = 0
+    is_dead: bool = True  # known to be dead, or there never was one; one of another machine may live
+
+    def fields(self) -> dict[str, object]:
+        return {"host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead}
+
+
+def coordinator_of(disk: FolderDisk) -> CoordinatorView:
+    """Who coordinates, as far as one look tells."""
+    try:
+        fields = fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
+    except (FileNotFoundError, ValueError, NotAFile):
+        return CoordinatorView()
+    pulse = Pulse.of(fields)
+    return CoordinatorView(fields.text("host"), pulse.pid, fields.whole("epoch"), _is_known_dead(pulse))
+
+
+def _is_known_dead(pulse: Pulse) -> bool:
+    return pulse.boot_id == boot_id() and not kernel_says(pulse.pid, pulse.start_time)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """An agent as its last heartbeat shows it."""
+
+    name: str
+    state: str
+    running: int
+    is_dead: bool
+    constraints: list[object]
+
+    def fields(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "running": self.running,
+            "is_dead": self.is_dead,
+            "constraints": self.constraints,
+        }
+
+
+def _agents(disk: FolderDisk, holdings: Holdings) -> list[AgentView]:
+    return [_agent(name, each, holdings) for name, each in heartbeats(disk).items()]
+
+
+def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
+    fields = Fields(heartbeat.values)
+    running = len(holdings.processing.get(name, ()))
+    return AgentView(
+        name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints")
+    )
+
+
+# ------------------------------------------------------------------ one batch
+
+
+class BatchView:
+    """One batch, looked at again and again."""
+
+    def __init__(self, disk: FolderDisk, place: BatchPlace) -> None:
+        self._disk = disk
+        self._place = place
+        self._follower = Follower(disk, place)
+
+    def look(self) -> BatchProgress:
+        """How far it is now."""
+        is_to_go_on = has_request(
+            self._disk, self._place.batch
+        )  # before the journal: it is in one of the two
+        ledger = self._follower.read()
+        if ledger.is_open:
+            found = progress_of(ledger, Board(self._disk).look_around())
+            return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
+        return _without_journal(self._disk, self._place)
+
+    @property
+    def refusal(self) -> str:
+        """Why it was refused; "" where it was not."""
+        return refusal_of(self._disk, f"{self._place.batch}.json")
+
+
+def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
+    """A batch that no coordinator has opened, or that retention has reduced to its summary."""
+    refusal = refusal_of(disk, f"{place.batch}.json")
+    try:
+        fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
+    except (FileNotFoundError, ValueError, NotAFile):
+        state = BatchState.REFUSED if refusal else BatchState.SUBMITTED
+        return BatchProgress(place.batch, place.plan, state, {}, [])
+    counts = {
+        key: value for key, value in fields.mapping("counts").items() if isinstance(value, int) and value
+    }
+    outcome = fields.text("outcome")
+    state = next((each for each in BatchState if each.value == outcome), BatchState.FAILED)
+    return BatchProgress(place.batch, place.plan, state, counts, [])
+
+
+def show_batch(view: BatchView, terminal: Terminal, *, tasks_max: int) -> BatchProgress:
+    """Print a batch: head, counts, agents, and the tasks that are not simply done."""
+    progress = view.look()
+    terminal.show(*_lines(progress, view.refusal, terminal, tasks_max))
+    return progress
+
+
+def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max: int) -> Iterable[str]:
+    state = terminal.mark(progress.state.value, _STYLES[progress.state])
+    yield f"{plain(progress.batch)}  {plain(progress.plan)}  {state}{_times(progress)}"
+    if refusal:
+        yield plain(refusal)
+    if progress.total:
+        yield f"{_bar(progress, terminal)}  {_counted(progress)}"
+    if progress.agents:
+        columns = [Column("agent"), *(Column(word, right=True) for word in ("running", "complete", "failed"))]
+        rows = [
+            [plain(name), str(share.running), str(share.complete), str(share.failed)]
+            for name, share in progress.agents.items()
+        ]
+        yield from ("", *terminal.table(columns, rows))
+    told = [each for each in progress.tasks if each.state in ("running", "failed", "manual")]
+    told += [each for each in progress.tasks if each.state == "skipped"]
+    if told:
+        rows = [
+            [plain(each.id), each.state, str(each.attempt), plain(each.agent), _exit(each.exit),
+             plain(f"because of {each.culprit}" if each.culprit else each.why)]
+            for each in told[:tasks_max]
+        ]  # fmt: skip
+        columns = [
+            Column("task"), Column("state"), Column("attempt", right=True), Column("agent"), Column("exit", right=True),
+            Column("why"),
+        ]  # fmt: skip
+        yield from ("", *terminal.table(columns, rows))
+        if len(told) > tasks_max:
+            yield f"{len(told) - tasks_max:,} more; --json lists all"
+
+
+def _exit(code: int | None) -> str:
+    return "" if code is None else str(code)
+
+
+def _bar(progress: BatchProgress, terminal: Terminal) -> str:
+    rest = progress.total - sum(progress.counts.get(state, 0) for state in _PARTS)
+    parts = [Part(progress.counts.get(state, 0), *cell) for state, cell in _PARTS.items()]
+    return terminal.bar([*parts, Part(rest, "·", "dim")], _BAR_CELLS)
+
+
+def _counted(progress: BatchProgress) -> str:
+    known = [(state, progress.counts.get(state, 0)) for state in _ORDER]
+    return ", ".join(f"{number:,} {state}" for state, number in known if number) or "no tasks"
+
+
+def _times(progress: BatchProgress) -> str:
+    told: list[str] = []
+    if progress.started is not None and progress.finished is not None:
+        told.append(f"in {format_millis(max(0, progress.finished - progress.started))}")
+    if not progress.state.has_ended and progress.rate_per_min:
+        told.append(f"{progress.rate_per_min:,g} tasks a minute")
+    if progress.left_ms is not None and not progress.state.has_ended:
+        told.append(f"about {format_millis(progress.left_ms)} left")
+    return f"  ({', '.join(told)})" if told else ""
+
+
+def follow(view: BatchView, terminal: Terminal, *, json: bool) -> BatchProgress:
+    """Show a batch until it has ended: a line whenever something changed."""
+    last = ""
+    while True:
+        progress = view.look()
+        line = jsonlib.dumps(_short(progress)) if json else _one_line(progress, terminal)
+        if line != last:
+            terminal.show(line)
+            last = line
+        if progress.state.has_ended:
+            return progress
+        time.sleep(limits.CLI_FOLLOW_S)
+
+
+def wait(view: BatchView, timeout_s: float | None) -> BatchProgress:
+    """Wait until a batch has ended, or the time is over."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        progress = view.look()
+        left_s = limits.CLI_FOLLOW_S if until is None else until - time.monotonic()
+        if progress.state.has_ended or left_s <= 0:
+            return progress
+        time.sleep(min(limits.CLI_FOLLOW_S, left_s))
+
+
+def _short(progress: BatchProgress) -> dict[str, object]:
+    return {key: value for key, value in progress.fields().items() if key != "tasks"}
+
+
+def _one_line(progress: BatchProgress, terminal: Terminal) -> str:
+    state = terminal.mark(progress.state.value, _STYLES[progress.state])
+    return f"{progress.done:,} of {progress.total:,}  {state}: {_counted(progress)}{_times(progress)}"
+
+
+# ------------------------------------------------------------------ all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The fleet at one moment."""
+
+    root: Path
+    coordinator: CoordinatorView
+    agents: list[AgentView]
+    batches: list[BatchProgress]
+
+
+def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
+    """Coordinator, agents, and the batches that run and the last ones that ended."""
+    places_found = batches_of(disk)
+    active = [each for each in places_found if each.is_active or each.is_submitted]
+    rest = [each for each in places_found if each not in active][-batches_max:]
+    holdings = Board(disk).look_around()
+    progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
+    return Overview(root, coordinator_of(disk), _agents(disk, holdings), progress)
+
+
+def overview_fields(found: Overview) -> dict[str, object]:
+    """Its JSON."""
+    return {
+        "root": str(found.root), "coordinator": found.coordinator.fields(),
+        "agents": {each.name: each.fields() for each in found.agents},
+        "batches": [_short(each) for each in found.batches],
+    }  # fmt: skip
+
+
+def show_overview(found: Overview, terminal: Terminal) -> None:
+    """Print it."""
+    brain = found.coordinator
+    if brain.is_dead:
+        terminal.show(f"coordinator: none; start one: {fleet_command(found.root, 'coordinator')}")
+    else:
+        terminal.show(f"coordinator: {plain(brain.host)}, pid {brain.pid}, epoch {brain.epoch}")
+    living = [each for each in found.agents if not each.is_dead]
+    for each in living:
+        limits_told = (
+            f", constrained: {plain(', '.join(map(str, each.constraints)))}" if each.constraints else ""
+        )
+        terminal.show(
+            f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running{limits_told}"
+        )
+    if not living:
+        terminal.show("agents: none lives; tasks wait in tasks/queue/")
+    if not found.batches:
+        terminal.show("no batches; submit a plan: watchbill plan submit PLAN")
+        return
+    rows = [
+        [
+            plain(each.batch),
+            plain(each.plan),
+            each.state.value,
+            f"{each.done:,}/{each.total:,}",
+            _counted(each),
+        ]
+        for each in found.batches
+    ]
+    columns = [Column("batch"), Column("plan"), Column("state"), Column("done", right=True), Column("tasks")]
+    terminal.show("", *terminal.table(columns, rows))

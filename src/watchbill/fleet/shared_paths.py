@@ -1,0 +1,61 @@
+"""Paths that a plan names, as the coordinator sees them: with their values, relative to the root of the shared folder.
+
+Only an agent knows where its machine mounts the folder. What the coordinator reads or writes itself (a manifest, the
+answer of a model) or looks for (what a task produces) is below the root, or it is not the coordinator's business.
+"""
+
+import glob
+from collections.abc import Callable, Iterator
+
+from watchbill.errors import OursError
+from watchbill.fleet import places
+from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.values import Fields
+from watchbill.plans.expand import item_of, values_of
+from watchbill.plans.placeholders import Placeholder, fill
+
+__all__ = ["manifest_path", "patterns_of"]
+
+
+def manifest_path(ledger: Ledger, text: str) -> str:
+    """Where a manifest is. Raises OursError for a path outside, and for a placeholder without a value here."""
+    return _filled(ledger, text, lambda place: _value(ledger, place))
+
+
+def patterns_of(ledger: Ledger, task: str, texts: tuple[str, ...]) -> Iterator[str]:
+    """These paths of a task, for each of its items, as patterns; those that are not below the root are left out."""
+    items = [item_of(text) for text in ledger.items(task)] or [None]
+    for text in texts:
+        for item in items:
+            value_of = values_of(item, lambda place: _value(ledger, place))
+            try:  # what comes from a value is no pattern
+                yield _filled(ledger, text, lambda place, value_of=value_of: glob.escape(value_of(place)))
+            except OursError:  # on a disk of the agent, or with a value that only the agent has
+                continue
+
+
+def _filled(ledger: Ledger, text: str, value_of: Callable[[Placeholder], str]) -> str:
+    """What does not begin with a placeholder is below the plan's folder."""
+    filled = fill(text, value_of)
+    if not text.startswith(("{", "/")):
+        filled = f"plans/{ledger.plan}/{filled}"
+    places.refuse_outside(filled)
+    return filled
+
+
+def _value(ledger: Ledger, place: Placeholder) -> str:
+    """A built-in or an input, with paths relative to the root."""
+    known: dict[str, object] = {
+        **ledger.inputs,
+        "BATCH_ID": ledger.batch,
+        "BATCH_PATH": places.batch_folder(ledger.plan, ledger.batch),
+        "PLAN_PATH": f"plans/{ledger.plan}",
+        "ROOT": ".",
+    }
+    value = known.get(place.name)
+    if isinstance(value, str):
+        return value
+    below = Fields(known).fields(place.name).text("below_root")
+    if not below:
+        raise OursError(f"{place} has no value here")
+    return below

@@ -1,0 +1,102 @@
+"""Watchers: what is noticed about agents and their tasks over time, and the steps it leads to. Pure.
+
+A task is **stuck** when it has shown no sign of progress for `stuck_after`, or for its timeout where it has one. Then:
+
+    1. abort     the agent is asked to end the worker
+    2. kill      two minutes later, if the task is still held
+    3. give up   two minutes later: the task is left to a person
+
+Time in which the agent's device is constrained does not count: a card that cools down is not stuck (FLEET-04). An agent
+on which different tasks fail one after the other is **bad**: it is told to hold, because an agent that pulls its
+tasks cannot be kept from claiming otherwise.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from watchbill import limits
+from watchbill.fleet.results import End
+
+__all__ = ["BadAgents", "Held", "Ladder", "Step"]
+
+
+class Step(IntEnum):
+    """How far the ladder has been climbed."""
+
+    NONE = 0
+    ABORT = 1
+    KILL = 2
+    GIVE_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A task that an agent holds, as a look finds it."""
+
+    name: str  # of its slip
+    agent: str
+    progress: object  # anything that differs when the task got on
+    timeout_ms: int = 0
+    is_constrained: bool = False
+
+
+@dataclass(slots=True)
+class _Climb:
+    progress: object
+    seen_ms: int
+    idle_ms: int = 0
+    step: Step = Step.NONE
+    step_ms: int = 0
+
+
+class Ladder:
+    """Who is stuck. Knows only what it saw itself: a new coordinator counts from its start."""
+
+    def __init__(self, stuck_after_ms: int = limits.STUCK_AFTER_MS) -> None:
+        self._stuck_after_ms = stuck_after_ms
+        self._climbs: dict[str, _Climb] = {}
+
+    def look(self, held: Iterable[Held], now_ms: int) -> list[tuple[Held, Step]]:
+        """The steps that are due, given everything that is held now."""
+        climbs: dict[str, _Climb] = {}
+        due: list[tuple[Held, Step]] = []
+        for each in held:
+            climb = climbs[each.name] = self._climbs.get(each.name) or _Climb(each.progress, now_ms)
+            step = self._next(climb, each, now_ms)
+            if step is not Step.NONE:
+                climb.step, climb.step_ms = step, now_ms
+                due.append((each, step))
+        self._climbs = climbs
+        return due
+
+    def _next(self, climb: _Climb, held: Held, now_ms: int) -> Step:
+        passed_ms, climb.seen_ms = now_ms - climb.seen_ms, now_ms
+        if climb.step is Step.NONE:
+            if climb.progress != held.progress:
+                climb.progress, climb.idle_ms = held.progress, 0
+            elif not held.is_constrained:
+                climb.idle_ms += passed_ms
+            bound_ms = held.timeout_ms or self._stuck_after_ms
+            return Step.ABORT if climb.idle_ms >= bound_ms else Step.NONE
+        if climb.step is Step.GIVE_UP or now_ms - climb.step_ms < limits.STUCK_STEP_MS:
+            return Step.NONE
+        return Step(climb.step + 1)
+
+
+class BadAgents:
+    """Agents on which different tasks failed one after the other."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, dict[str, None]] = {}
+
+    def hear(self, agent: str, task: str, end: End) -> bool:
+        """Whether this result makes the agent a bad one: True once per row."""
+        if end is End.DONE:
+            self._in_a_row.pop(agent, None)
+        elif end in (End.FAILED, End.NOT_RUNNABLE):
+            failed = self._in_a_row.setdefault(agent, {})
+            is_new = task not in failed
+            failed[task] = None
+            return is_new and len(failed) == limits.FAILURES_IN_A_ROW_MAX
+        return False

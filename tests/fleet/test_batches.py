@@ -1,0 +1,270 @@
+"""Batches as a user runs them: `plan submit`, a coordinator process, agents, `plan status`."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.eventually import PATIENCE_S, wait_until
+from support.fleet_folder import FleetFolder, shared_folder
+from watchbill.fleet import places
+
+FAN_OUT = """### scan
+- **command**: `printf '{"words": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}' > {BATCH_PATH}/manifest.json`
+### each
+- **command**: `echo {ITEM.id} {WORD} > {BATCH_PATH}/results/{ITEM.id}`
+- **foreach**: {BATCH_PATH}/manifest.json:words
+- **depends_on**: scan
+- **produces**: {BATCH_PATH}/results/{ITEM.id}
+### sum
+- **command**: `cat {BATCH_PATH}/results/* > {BATCH_PATH}/output/all`
+- **depends_on**: each
+"""
+WORD = "- `WORD` (default: hello)"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
+    with shared_folder(tmp_path) as found:
+        yield found
+
+
+def test_a_submitted_plan_runs_to_its_end_and_every_view_tells_it(fleet: FleetFolder) -> None:
+    """PLAN-03, PLAN-04, PLAN-06, FLEET-12."""
+    fleet.write_plan("words", FAN_OUT, inputs=WORD)
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("words", "--set", "WORD=it's $(here)")
+    assert fleet.wait(batch) == 0
+    assert (fleet.batch("words", batch) / "output" / "all").read_text() == "".join(
+        f"{letter} it's $(here)\n" for letter in "abc"
+    )
+    status = fleet.status(batch)
+    assert (status["batch"], status["plan"], status["state"]) == (batch, "words", "complete")
+    assert status["counts"] == {"complete": 5}
+    assert {
+        task["id"]: (task["state"], task["attempt"], task["agent"], task["exit"]) for task in status["tasks"]
+    } == dict.fromkeys(("scan", "each_a", "each_b", "each_c", "sum"), ("complete", 1, "cpu-1", 0))
+    assert all(task["started"] <= task["finished"] for task in status["tasks"])
+    summary = fleet.summary("words", batch)
+    assert (summary["outcome"], summary["counts"]["complete"], summary["agents"]["cpu-1"]["complete"]) == (
+        "complete",
+        5,
+        5,
+    )
+    assert (fleet.batch("words", batch) / "RUN_SUMMARY.md").read_text().startswith("# words: complete\n")
+    assert batch in fleet.plan("list").stdout
+    assert "agent cpu-1" in fleet.plan("status").stdout
+    followed = fleet.plan("status", batch, "--follow")
+    assert followed.returncode == 0 and "5 of 5  complete" in followed.stdout
+
+
+def test_a_bad_plan_is_refused_with_its_line_and_nothing_is_written(fleet: FleetFolder) -> None:
+    """PLAN-03: exit code 2, FILE:LINE on standard error, nothing under history/."""
+    folder = fleet.write_plan("bad", "### a\n- **command**: `echo {NOBODY}`\n- **depends_on**: b\n")
+    done = fleet.plan("submit", "bad")
+    assert done.returncode == 2 and f"{folder}/plan.md:" in done.stderr and "NOBODY" in done.stderr
+    told = json.loads(fleet.plan("submit", "bad", "--json").stdout)
+    assert {"line", "text", "hint"} <= told["errors"][0].keys()
+    assert os.listdir(folder) == ["scripts", "plan.md"] or "history" not in os.listdir(folder)
+    assert not (fleet.root / places.INBOX).exists()
+
+
+def test_inputs_are_checked_before_anything_is_written(fleet: FleetFolder) -> None:
+    """PLAN-03."""
+    folder = fleet.write_plan("words", FAN_OUT, inputs="- `WORD`")
+    for options, told in (
+        ((), "WORD is missing"),
+        (("--set", "WORDS=1"), "did you mean WORD?"),
+        (("--set", "x"), "--set NAME=VALUE"),
+    ):
+        done = fleet.plan("submit", "words", *options)
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert "history" not in os.listdir(folder)
+
+
+def test_a_dry_run_shows_every_command_with_its_values_and_submits_nothing(fleet: FleetFolder) -> None:
+    """PLAN-03."""
+    tasks = FAN_OUT + '### now\n- **command**: `process {ITEM} "a {WORD}"`\n- **foreach**: items.json\n'
+    folder = fleet.write_plan("words", tasks, inputs=WORD)
+    (folder / "items.json").write_text('["x y", "$z"]')
+    done = fleet.plan("submit", "words", "--dry-run", "--set", 'WORD=it"s $1')
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert 'process \'x y\' "a it\\"s \\$1"' in lines and 'process \'$z\' "a it\\"s \\$1"' in lines
+    [each] = [line for line in lines if line.startswith("echo ")]
+    assert each.startswith("echo '{ITEM.id}' 'it\"s $1' > ") and "history" not in os.listdir(folder)
+
+
+def test_inputs_in_the_shared_folder_travel_relative_to_it(fleet: FleetFolder) -> None:
+    """FLEET-01, FLEET-13: machines may mount the folder in different places."""
+    fleet.write_plan("words", "### a\n- **command**: `cat {FILE}`\n", inputs="- `FILE`")
+    (fleet.root / "data").write_text("here")
+    done = fleet.plan("submit", "words", "--set", f"FILE={fleet.root}/data")
+    assert "{ROOT}/data" in done.stderr
+    order = json.loads((fleet.root / places.INBOX / f"{done.stdout.strip()}.json").read_text())
+    assert order["inputs"] == {"FILE": {"below_root": "data"}}
+
+
+def test_a_failing_task_is_named_in_status_logs_summary_and_escalation(fleet: FleetFolder) -> None:
+    """PLAN-05, PLAN-06, FLEET-08."""
+    tasks = (
+        "### good\n- **command**: `true`\n### bad\n- **command**: `echo why >&2; exit 3`\n- **retries**: 0\n"
+    )
+    fleet.write_plan("p", f"{tasks}### after\n- **command**: `true`\n- **depends_on**: bad, good\n")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 1
+    status = fleet.status(batch)
+    assert status["state"] == "partial"
+    assert {task["id"]: task["state"] for task in status["tasks"]} == {
+        "good": "complete",
+        "bad": "failed",
+        "after": "skipped",
+    }
+    assert [task["culprit"] for task in status["tasks"] if task["id"] == "after"] == ["bad"]
+    assert fleet.plan("logs", "bad").stdout == "why\n"
+    told = (fleet.root / "brain" / "escalations" / f"{batch}.md").read_text()
+    assert all(
+        text in told
+        for text in ("Show it.", "### bad", "exit code 3", "why", f"plan resume {batch}", "exit 3")
+    )
+    assert "because of bad" in fleet.plan("status", batch).stdout
+
+
+def test_a_task_that_does_not_produce_what_it_promises_fails(fleet: FleetFolder) -> None:
+    """PLAN-02: `produces` is looked at again when the result is accepted."""
+    fleet.write_plan(
+        "p", "### a\n- **command**: `true`\n- **produces**: {BATCH_PATH}/results/never\n- **retries**: 0\n"
+    )
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 1
+    [failed] = fleet.entries("p", batch, "fail")
+    assert failed["end"] == "missing_output" and "results/never is not there" in failed["tail"]
+
+
+def test_a_second_coordinator_on_this_machine_is_refused_with_the_pid_of_the_first(
+    fleet: FleetFolder,
+) -> None:
+    """FLEET-09."""
+    first = fleet.start_coordinator()
+    wait_until((fleet.root / places.COORDINATOR).exists)
+    done = fleet.run("coordinator", "--root", str(fleet.root))
+    assert done.returncode == 2 and f"pid {first.pid}" in done.stderr
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == 0
+
+
+def test_an_empty_folder_is_no_fleet(fleet: FleetFolder, tmp_path: Path) -> None:
+    """FLEET-09: an unmounted mount point is an empty folder. The hint makes one."""
+    (tmp_path / "mount").mkdir()
+    for words in (("coordinator",), ("plan", "status")):
+        done = fleet.run(*words, "--root", str(tmp_path / "mount"))
+        assert done.returncode == 2 and "fleet.json" in done.stderr
+    assert os.listdir(tmp_path / "mount") == []
+
+
+def test_a_stopped_coordinator_that_was_replaced_changes_nothing_and_leaves(fleet: FleetFolder) -> None:
+    """R13 for a coordinator."""
+    fleet.write_plan("p", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(20)))
+    first = fleet.start_coordinator()
+    wait_until((fleet.root / places.COORDINATOR).exists)
+    first.send_signal(signal.SIGSTOP)
+    # What a second machine sees: another boot. The lock of this machine is let go by hand.
+    record = json.loads((fleet.root / places.COORDINATOR).read_text())
+    (fleet.root / "brain" / ".lock").unlink()
+    (fleet.root / places.COORDINATOR).write_text(json.dumps({**record, "pid": 2**22 + 1}))
+    second = fleet.start_coordinator()
+    wait_until(lambda: len(os.listdir(fleet.root / places.EPOCHS)) == 2)
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(PATIENCE_S) == 1
+    assert fleet.wait(batch) == 0
+    assert second.poll() is None and len(fleet.entries("p", batch, "accept")) == 20
+
+
+def test_a_batch_can_be_cancelled_and_resumed(fleet: FleetFolder) -> None:
+    """PLAN-07."""
+    fleet.write_plan(
+        "p",
+        "### one\n- **command**: `true`\n### two\n- **command**: `cat {BATCH_PATH}/go`\n- **depends_on**: one\n",
+    )
+    fleet.start_coordinator()
+    agent = fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.entries("p", batch, "fail") if fleet.batch("p", batch).exists() else False)
+    assert fleet.plan("cancel", batch).returncode == 0
+    assert fleet.wait(batch) == 1
+    assert fleet.status(batch)["state"] == "cancelled"
+    (fleet.batch("p", batch) / "go").touch()
+    explained = fleet.plan("resume", batch, "--explain")
+    assert [line.split()[:2] for line in explained.stdout.splitlines()[1:]] == [
+        ["one", "kept"],
+        ["two", "runs"],
+    ]
+    assert fleet.plan("resume", batch).returncode == 0
+    assert fleet.wait(batch) == 0
+    one, two = fleet.status(batch)["tasks"]
+    assert (one["attempt"], one["state"], two["state"]) == (1, "complete", "complete")
+    assert agent.poll() is None
+
+
+def test_a_corrected_plan_goes_on_where_the_old_one_stopped(fleet: FleetFolder) -> None:
+    """PLAN-07, FLEET-08: what is complete and unchanged is kept, and --explain says why for the rest."""
+    words = FAN_OUT.replace("echo {ITEM.id}", "bash scripts/each {ITEM.id}")
+    words = words.replace("- **produces**", "- **retries**: 0\n- **produces**")
+    fleet.write_plan("words", words, inputs=WORD, each='[ "$1" != b ] && echo $1 $2 && echo x >> "$RUNS"\n')
+    runs = fleet.home / "runs"
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1", RUNS=str(runs))
+    batch = fleet.submit("words")
+    assert fleet.wait(batch) == 1
+    assert runs.read_text() == "x\n" * 2
+    explained = json.loads(fleet.plan("resume", batch, "--explain", "--json").stdout)["tasks"]
+    assert {name: (each["kept"], each["why"]) for name, each in explained.items()} == {
+        "scan": (True, "kept"), "each_a": (True, "kept"), "each_b": (False, "not_complete"),
+        "each_c": (True, "kept"), "sum": (False, "waits"),
+    }  # fmt: skip
+    assert os.listdir(fleet.root / places.INBOX) == []
+    fleet.write_plan("words", words, inputs=WORD, each='echo $1 $2 && echo x >> "$RUNS"\n')
+    explained = json.loads(fleet.plan("resume", batch, "--explain", "--json").stdout)["tasks"]
+    assert (explained["each_a"]["why"], explained["each_a"]["about"]) == ("script", "scripts/each")
+    assert fleet.plan("resume", batch).returncode == 0
+    assert fleet.wait(batch) == 0
+    assert runs.read_text() == "x\n" * 5  # the script changed: all three ran again
+    assert (fleet.batch("words", batch) / "output" / "all").read_text() == "a hello\nb hello\nc hello\n"
+    assert not (fleet.root / "brain" / "escalations" / f"{batch}.md").exists()
+    assert fleet.summary("words", batch)["outcome"] == "complete"
+
+
+def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet: FleetFolder) -> None:
+    """PLAN-07: retried in parts; what depends on the task runs, too."""
+    test = "- **command**: `echo >> {BATCH_PATH}/NAME.ran; test -e {BATCH_PATH}/NAME.go`\n- **retries**: 0\n"
+    tasks = "".join(f"### {name}\n{test.replace('NAME', name)}" for name in ("left", "again"))
+    tasks += "### good\n- **command**: `echo >> {BATCH_PATH}/good.ran`\n"
+    tasks += "### after\n- **command**: `true`\n- **depends_on**: again, good\n"
+    fleet.write_plan("p", tasks)
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 1
+    folder = fleet.batch("p", batch)
+    (folder / "again.go").touch()
+    assert fleet.plan("retry", "again").returncode == 0
+    assert fleet.wait(batch) == 1
+    states = {task["id"]: task["state"] for task in fleet.status(batch)["tasks"]}
+    assert states == {"left": "failed", "again": "complete", "good": "complete", "after": "complete"}
+    assert [(folder / f"{name}.ran").read_text() for name in ("left", "again", "good")] == [
+        "\n",
+        "\n\n",
+        "\n",
+    ]
+    refused = fleet.plan("retry", "nobody")
+    assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr

@@ -1,0 +1,105 @@
+"""The machine that only submits plans: the shared folder and the standard library, no daemon, no package (FLEET-13)."""
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from cyclopts import Parameter
+
+from support.fleet_folder import FleetFolder, shared_folder
+from watchbill.cli import plan as declared
+from watchbill.cli.plan_quick import VERBS, understand_plan
+
+SOURCE = Path(declared.__file__).parents[2]
+#: Isolated and without site: nothing but the standard library and our own source can be imported.
+BARE = (
+    "import sys; sys.path.insert(0, {source!r}); from watchbill.cli import run; sys.exit(run(sys.argv[1:]))"
+)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
+    with shared_folder(tmp_path) as found:
+        yield found
+
+
+def bare(fleet: FleetFolder, *words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-I", "-S", "-c", BARE.format(source=str(SOURCE)), *words]
+    return subprocess.run(
+        program, env=fleet.environment(), cwd=fleet.home, capture_output=True, text=True, check=False
+    )
+
+
+def test_plans_are_checked_submitted_and_followed_with_the_standard_library_alone(fleet: FleetFolder) -> None:
+    """FLEET-12, FLEET-13."""
+    root = ("--root", str(fleet.root))
+    fleet.write_plan("p", "### a\n- **command**: `echo {WORD}`\n", inputs="- `WORD`")
+    assert bare(fleet, "plan", "check", "p", *root).returncode == 0
+    assert "a" in bare(fleet, "plan", "graph", "p", *root).stdout
+    shown = bare(fleet, "plan", "submit", "p", "--set", "WORD=x", "--dry-run", *root)
+    assert "echo x" in shown.stdout.splitlines(), shown.stderr
+    submitted = bare(fleet, "plan", "submit", "p", "--set=WORD=x", "--json", "--quiet", *root)
+    batch = json.loads(submitted.stdout)["batch"]
+    status = bare(fleet, "plan", "status", batch, "--json", *root)
+    assert json.loads(status.stdout)["state"] == "submitted", status.stderr
+    assert bare(fleet, "plan", "wait", batch, "--timeout", "0.1", *root).returncode == 124
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    assert bare(fleet, "plan", "wait", batch, *root).returncode == 0
+    assert bare(fleet, "plan", "logs", "a", *root).stdout == "x\n"
+    assert (
+        json.loads(bare(fleet, "plan", "list", "--json", *root).stdout)["batches"][0]["state"] == "complete"
+    )
+    assert "1 complete" in bare(fleet, "plan", "status", *root).stdout
+    assert "kept" in bare(fleet, "plan", "resume", batch, "--explain", *root).stdout
+    assert bare(fleet, "plan", "retry", "a", *root).returncode == 0
+    assert bare(fleet, "plan", "wait", batch, *root).returncode == 0
+    assert bare(fleet, "plan", "cancel", batch, *root).returncode == 2
+
+
+def test_what_needs_a_package_says_so(fleet: FleetFolder) -> None:
+    """FLEET-13."""
+    done = bare(fleet, "plan", "--help")
+    assert done.returncode == 2 and "cyclopts" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_short_way_knows_every_command_and_option_of_the_long_one() -> None:
+    """Two parsers, one list of options."""
+    functions = {
+        name.rstrip("_"): function
+        for name, function in vars(declared).items()
+        if inspect.isfunction(function) and function.__module__ == declared.__name__
+    }
+    assert functions.keys() == VERBS.keys()
+    for verb, function in functions.items():
+        assert _options(function) == set(VERBS[verb].options), verb
+
+
+def _options(function: Any) -> set[str]:
+    found: set[str] = set()
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        names = [name.replace("_", "-")]
+        if get_origin(parameter.annotation) is not None:
+            for mark in get_args(parameter.annotation):
+                if isinstance(mark, Parameter) and mark.name:
+                    names = [mark.name] if isinstance(mark.name, str) else list(mark.name)
+        found |= {each if each.startswith("-") else f"--{each}" for each in names}
+    return found
+
+
+def test_the_short_way_leaves_alone_what_it_does_not_understand() -> None:
+    """Mistakes are judged where the messages are."""
+    for words in (
+        ["plan"], ["plan", "submit"], ["plan", "check", "a", "b"], ["plan", "check", "--jso"],
+        ["plan", "wait", "b", "--timeout", "x"],
+        ["plan", "status", "--root"], ["plan", "status", "--root", "a", "--root", "b"], ["plan", "check", "--help"],
+        ["plan", "list", "--json=yes"], ["plan", "status", "--root="],
+    ):  # fmt: skip
+        assert understand_plan(words) is None, words
