@@ -29,6 +29,7 @@ NOT_RUN = {
     "runs the whole test suite, which runs this page",
     "starts a daemon in the foreground and stays",
     "stays until it is told to leave",
+    "starts processes that stay",
 }
 
 #: Files that the reader makes.
