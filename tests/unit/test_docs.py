@@ -35,6 +35,8 @@ NOT_RUN = {
 #: Files that the reader makes.
 MADE_BY_READERS = {
     "plan.md",
+    "RUN_SUMMARY.md",
+    "brain/escalations/BATCH.md",
     "watchbill.toml",
     "queue_log.md",
     "./watchbill.toml",
