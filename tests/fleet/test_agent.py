@@ -347,7 +347,7 @@ def far_brain(rig: FleetRig) -> Any:
     from watchbill.fleet.heartbeat import Pulse, Watcher
 
     brain = Coordinator(
-        rig.disk, Watcher("another-boot"), Pulse("another-boot", 1, 1, 0), today=lambda: "2026-01-01"
+        rig.disk, Watcher("another-boot"), Pulse("another-boot", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000
     )
     brain.start(0)
     rig.brain = brain

@@ -16,6 +16,7 @@ from watchbill.fleet.entries import encode_entry
 from watchbill.fleet.epochs import Office, Superseded
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
 from watchbill.fleet.journals import read_past
+from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen
 from watchbill.fleet.results import End, Result, ResultLog
 from watchbill.fleet.slips import Slip
 from watchbill.plans.batch import ExecutePlan
@@ -343,3 +344,79 @@ def test_a_group_of_entries_that_a_power_cut_tore_anywhere_is_finished_by_the_ne
             "accept",
             "ended",
         ], kept
+
+
+def test_a_file_that_a_task_produced_may_show_late_and_one_that_never_does_fails_it(rig: Rig) -> None:
+    """PLAN-02: the coordinator looks itself, and caches of a network mount may hide the file for a while."""
+    task = "- **command**: `true`\n- **produces**: {BATCH_PATH}/NAME.*\n- **retries**: 0\n"
+    rig.submit("b1", "p", "".join(f"### {name}\n{task.replace('NAME', name)}" for name in ("late", "never")))
+    rig.brain.turn(0)
+    for name, _ in list(rig.claim()):
+        rig.report(name)
+    rig.brain.turn(1)
+    assert rig.kinds("b1", "accept") == [] == rig.kinds("b1", "fail")
+    (rig.root / places.batch_folder("p", "b1") / "late.txt").touch()
+    rig.brain.turn(2)
+    assert [entry["task"] for entry in rig.kinds("b1", "accept")] == ["late"]
+    rig.brain.turn(limits.PRODUCES_MS_MAX + 1)
+    [failed] = rig.kinds("b1", "fail")
+    assert (failed["task"], failed["end"]) == ("never", "missing_output")
+    assert "never.* is not there" in str(failed["tail"])
+
+
+def test_a_task_without_progress_is_aborted_then_killed_then_left_to_a_person(rig: Rig) -> None:
+    """FLEET-07: the ladder; a file that is obeyed ends it, and a constrained device does not count."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    folder = rig.root / places.SIGNALS
+    seen: dict[int, list[str]] = {}
+    for now_ms in range(0, limits.STUCK_AFTER_MS + 3 * limits.STUCK_STEP_MS, limits.STUCK_LOOK_MS):
+        rig.beat()
+        rig.brain.turn(now_ms)
+        if sorted(os.listdir(folder)) not in seen.values():
+            seen[now_ms] = sorted(os.listdir(folder))
+    times = list(seen)
+    assert list(seen.values()) == [[], ["cpu-1.abort.a"], ["cpu-1.abort.a", "cpu-1.kill.a"]]
+    assert limits.STUCK_AFTER_MS <= times[1] <= limits.STUCK_AFTER_MS + 3 * limits.STUCK_LOOK_MS
+    assert times[2] - times[1] == limits.STUCK_STEP_MS
+    assert [entry["cause"] for entry in rig.kinds("b1", "hold")] == ["stuck"]
+    assert os.listdir(rig.root / places.MANUAL) == [name]
+
+
+def test_a_cancel_that_arrives_with_its_plan_is_obeyed(rig: Rig) -> None:
+    """PLAN-07: the inbox is read in an order in which nothing is lost."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    ask_to_cancel(rig.disk, "b1")
+    for now_ms in (0, 1):
+        rig.brain.turn(now_ms)
+    assert rig.kinds("b1", "cancel") and rig.board.offered() == []
+    assert os.listdir(rig.root / places.INBOX) == [] == os.listdir(rig.root / places.ACTIVE)
+
+
+def test_a_retry_in_a_running_batch_leaves_the_running_tasks_their_tokens(rig: Rig) -> None:
+    """PLAN-07: also across a coordinator that dies at once, and each task is accepted once."""
+    fan_out = "### each\n- **command**: `true`\n- **foreach**: items.json\n- **retries**: 0\n"
+    rig.submit("b1", "p", f"{fan_out}### sum\n- **command**: `true`\n- **depends_on**: each\n")
+    (rig.root / "plans/p/items.json").write_text('["x", "y", "z"]')
+    rig.brain.turn(0)
+    claimed = {slip.task: name for name, slip in rig.claim()}
+    rig.report(claimed["each_1"])
+    rig.report(claimed["each_2"], End.FAILED)
+    rig.brain.turn(1)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("each_2",)))
+    rig.brain.turn(2)
+    rig.brain = rig.new_brain(3)
+    [(again, slip)] = rig.claim()
+    assert (slip.task, slip.attempt) == ("each_2", 2)
+    rig.report(claimed["each_3"])
+    rig.report(again)
+    rig.brain.turn(4)
+    [(last, slip)] = rig.claim()
+    rig.report(last)
+    rig.brain.turn(5)
+    counted = [entry for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert sorted((str(entry["task"]), entry["attempt"]) for entry in counted) == [
+        ("each_1", 1), ("each_2", 2), ("each_3", 1), ("sum", 1),
+    ]  # fmt: skip
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]

@@ -61,7 +61,9 @@ class FleetFolder:
 
     def start_agent(self, name: str, **environment: str) -> subprocess.Popen[bytes]:
         wait_until((self.root / places.RESULTS).is_dir)
-        return self.start("-m", "support.small_agent", str(self.root), name, **environment)
+        return self.start(
+            "-m", "watchbill", "agent", name, "--root", str(self.root), "--cpu-slots", "2", **environment
+        )
 
     def close(self) -> None:
         for process in self.started:

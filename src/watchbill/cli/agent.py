@@ -2,13 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from watchbill import limits
+from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
@@ -16,11 +16,16 @@ from watchbill.files.host import host_name
 from watchbill.root import find_root
 from watchbill.suggest import did_you_mean
 
-__all__ = ["agent", "find_fleet", "signal"]
+__all__ = ["agent", "signal"]
 
 _Fleet = Annotated[
     Path | None,
-    Parameter(name="--root", show_default=False, help="The shared folder. Default: $WATCHBILL_FLEET."),
+    Parameter(
+        name="--root",
+        show_default=False,
+        help="The shared folder. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the daemon's "
+        "ROOT/fleet.",
+    ),
 ]
 _Quiet = Annotated[bool, QUIET]
 
@@ -113,14 +118,6 @@ def signal(
     about = f" {task}" if task else ""
     Terminal(quiet=quiet).note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
     return 0
-
-
-def find_fleet(root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The shared folder that is meant. Raises ConfigError where none is named."""
-    named = root or environment.get("WATCHBILL_FLEET")
-    if not named:
-        raise ConfigError("no shared folder is named; add --root FOLDER, or set WATCHBILL_FLEET")
-    return Path(named).absolute()
 
 
 def log_level(word: str) -> int:
