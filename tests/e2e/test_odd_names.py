@@ -20,7 +20,7 @@ EVENT = b'{"id": "1", "kind": "note", "ts": 0}\n'
 @pytest.mark.parametrize("name", ["mü dir".encode(), b"latin \xfc"], ids=["utf-8", "latin-1"])
 def test_a_root_a_config_and_a_spool_may_have_any_name(tmp_path: Path, locale: str, name: bytes) -> None:
     """pitfalls: no locale and no file name ends in a traceback, and a script can work with each path it is told."""
-    home = os.path.join(os.fsencode(tmp_path), name)
+    home, is_text = os.path.join(os.fsencode(tmp_path), name), b"\xfc" not in name
     os.mkdir(home)
     root, config, events = (os.path.join(home, name + each) for each in (b"", b".toml", b".jsonl"))
     Path(os.fsdecode(config)).write_bytes(CONFIG)
@@ -33,12 +33,13 @@ def test_a_root_a_config_and_a_spool_may_have_any_name(tmp_path: Path, locale: s
             stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
         )  # fmt: skip
         assert b"Traceback" not in done.stderr, done.stderr
+        done.stderr.decode()  # a message is text, whatever it speaks of
         return done.returncode, done.stdout + done.stderr
 
     code, said = run("up", "--detach", "--port", "0", "--config", config)
     assert code == 0, said
     try:
-        assert os.path.join(root, b"logs") in said
+        assert not is_text or os.path.join(root, b"logs") in said
         for words in (["status"], ["models"], ["config", "show"], ["config", "show", "--json"], ["doctor"]):
             assert run(*words)[0] == 0, words
         assert config in run("config", "check")[1]
@@ -49,13 +50,13 @@ def test_a_root_a_config_and_a_spool_may_have_any_name(tmp_path: Path, locale: s
         code, leased = run("spool", "dequeue", "--spool", spool, "--quiet")
         assert (code, Path(os.fsdecode(leased.rstrip(b"\n"))).read_bytes()) == (0, EVENT)
         assert run("spool", "done", leased.rstrip(b"\n"), "--spool", spool)[0] == 0
-        assert events in run("spool", "enqueue", events + b"x", "--spool", spool)[1]
+        assert not is_text or events in run("spool", "enqueue", events + b"x", "--spool", spool)[1]
         units = run("systemd", "units", "--self", "--user", "--dir", os.path.join(home, b"units"))
         assert units[0] == 0 or b"cannot be written into a unit file" in units[1]  # which is UTF-8 text
     finally:
         code, said = run("down")
     assert code == 0, said
-    assert root in run("status")[1]
+    assert not is_text or root in run("status")[1]
 
 
 def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:

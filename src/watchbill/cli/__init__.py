@@ -11,6 +11,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
 from typing import TextIO
 
 from watchbill.cli.quick import lead_with_command, run_quickly, understand
@@ -21,17 +23,18 @@ __all__ = ["DONE", "FAILED", "NO_DAEMON", "STOPPED", "WRONG_USE", "main", "run"]
 
 DONE, FAILED, WRONG_USE, NO_DAEMON = 0, 1, 2, 3
 
-#: The name of the error handler of the standard streams.
-_SPELLING = "watchbill"
+#: How results and messages spell what their stream's encoding cannot say: names of error handlers.
+_EXACT, _READABLE = "watchbill-exact", "watchbill-readable"
 
 
 def main() -> None:
     """Runs the `watchbill` command and leaves with its exit code."""
     _stand_in_for_closed_streams()
-    codecs.register_error(_SPELLING, _spell)
-    for stream in (sys.stdout, sys.stderr):
+    codecs.register_error(_EXACT, partial(_spell, is_exact=True))
+    codecs.register_error(_READABLE, partial(_spell, is_exact=False))
+    for stream, errors in ((sys.stdout, _EXACT), (sys.stderr, _READABLE)):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_SPELLING)
+            stream.reconfigure(errors=errors)
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # a second one, while the first was dealt with
@@ -69,14 +72,30 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What a stream's encoding cannot say. An answer in Greek must not end in an error on an ASCII terminal, and a path
-    must come out byte for byte, whatever the locale takes its letters for: a script works with it."""
+def _spell(error: UnicodeError, *, is_exact: bool) -> tuple[str | bytes, int]:
+    """What a stream's encoding cannot say. An answer in Greek must not end in an error on an ASCII terminal.
+
+    A path that Python could not decode is written byte for byte: in a result always, because a script works with it; in
+    a message where its bytes are UTF-8, because a message is text.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    letter = error.object[error.start]
-    is_byte = "\udc80" <= letter <= "\udcff"  # of a name that Python could not decode
-    return bytes([ord(letter) - 0xDC00]) if is_byte else "?", error.start + 1
+    rest = error.object[error.start : error.end]
+    undecoded = "".join(takewhile(lambda letter: "\udc80" <= letter <= "\udcff", rest))
+    if not undecoded:
+        return "?", error.start + 1
+    content = undecoded.encode("utf-8", "surrogateescape")
+    if not is_exact and not _is_utf8(content):
+        return "?" * len(undecoded), error.start + len(undecoded)
+    return content, error.start + len(undecoded)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
