@@ -182,14 +182,22 @@ UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
 UPSTREAM_HEADERS_MAX = 128
 #: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
+#: How much of an engine's answer is parsed, and how much is given out, in one turn of the event loop. Translating so
+#: much of an answer in tiny events takes some milliseconds.
+UPSTREAM_TURN_BYTES = 16 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
 #: The part of an engine's error that is read.
 ERROR_BYTES_MAX = 64 * 2**10
 #: The part of a stream that is buffered to be read at once, for a caller that wants a whole answer: some dozen events.
 ASSEMBLY_HELD_BYTES = 16 * 2**10
-#: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB.
-SSE_EVENT_BYTES_MAX = 16 * 2**20
+#: One event of a stream: a token with its log probabilities is some KiB, an image in base64 some MiB. It is decoded at
+#: once, 8 MiB of escaped characters in 50 ms.
+SSE_EVENT_BYTES_MAX = 4 * 2**20
+#: What is kept of an answer that is put together from a stream: so many characters, of which any other value weighs
+#: as many as the second figure says. Encoding it takes 40 ms at the worst.
+GROWN_WEIGHT_MAX = 4 * 2**20
+GROWN_VALUE_WEIGHT = 16
 #: The part of a large request that is copied, encrypted and sent at once; other requests go between two pieces.
 UPSTREAM_PIECE_BYTES_MAX = 256 * 2**10
 #: Addresses of one name that are tried, and how long each is tried alone before the next is tried beside it.
@@ -294,8 +302,8 @@ KEEP_ALIVE_COMMENT_MS = 12_000
 RETRY_AFTER_S_MAX = 60
 #: After an engine failed a request before its first byte: its death is about to be reported to the scheduler.
 RETRY_PAUSE_MS = 200
-#: An incomplete event is held back, so that an interrupted answer ends between two events.
-HALF_EVENT_BYTES_MAX = 2**20
+#: What is held back until it is known which event of an engine is the first.
+FIRST_EVENTS_BYTES_MAX = 2**20
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
 #: A longer text is not kept to be continued; its safe boundary is its end.
@@ -414,6 +422,8 @@ DONE_COLLECT_MS = 3_600_000
 CAPTURE_EVENTS_MAX = 10_000
 CAPTURE_CHARS_MAX = 64 * 2**20
 CAPTURE_ANSWER_BYTES_MAX = 8 * 2**20
+#: The long texts of a prompt are put back up to this size, at once; a larger prompt is captured without them.
+CAPTURE_PROMPT_BYTES_MAX = 4 * 2**20
 #: Captured events of one commit.
 CAPTURE_BATCH_MAX = 256
 #: A spool that cannot take captured events is tried again after this, growing to the last.
@@ -425,7 +435,7 @@ CAPTURE_STOP_MS = 5_000
 # ------------------------------------------------------------------ client protocols
 
 #: One line of NDJSON, as one event of a stream.
-NDJSON_LINE_BYTES_MAX = 16 * 2**20
+NDJSON_LINE_BYTES_MAX = 4 * 2**20
 #: Model files whose headers are remembered for Ollama's lists.
 MODEL_FILES_REMEMBERED_MAX = 512
 #: Models that are remembered as not speaking Anthropic's protocol.

@@ -3,7 +3,9 @@
 Owns the socket, what of a large request is still to be sent, and the received bytes that were not taken yet. Promises
 that an answer is either whole or an error: a short Content-Length, a chunked body without its end, a reset and a
 silence past the deadline all raise UpstreamFailed. Reading pauses while the taker is slow, so that the engine feels
-the back-pressure. Never follows a redirect, never decompresses, never sends anything by itself.
+the back-pressure. An engine that sends fast gets a share of each turn of the event loop and no more: of what came, so
+much is parsed, and so much is given out, as UPSTREAM_TURN_BYTES says; the rest waits for the next turn, behind every
+other connection. Never follows a redirect, never decompresses, never sends anything by itself.
 
 A cut request is not simply dropped: a socket that we close says nothing about the engine, which may work on for
 minutes. We half-close the connection, which engines that watch their clients take for a client that left, and read on
@@ -36,6 +38,7 @@ from watchbill.limits import (
     UPSTREAM_PIECE_BYTES_MAX,
     UPSTREAM_RESET_MS_MIN,
     UPSTREAM_SILENCE_MS,
+    UPSTREAM_TURN_BYTES,
 )
 
 __all__ = ["Connection", "Deadlines", "FailureKind", "Outgoing", "UpstreamFailed"]
@@ -92,10 +95,10 @@ class Connection(asyncio.Protocol):
     """Carries one request and its answer at a time; `begin` makes it ready for the next."""
 
     __slots__ = (
-        "_begun", "_deadline", "_deadlines", "_heard_at", "_interim", "_is_full", "_is_known", "_loop",
-        "_on_let_go", "_on_lost", "_parser", "_parted_at", "_paused", "_received", "_reset_ms", "_silent_s", "_timer",
-        "_transport", "_unread", "_unsent", "_waiter", "_wordless", "failure", "followed_stream", "headers",
-        "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status", "streamed",
+        "_backlog", "_begun", "_deadline", "_deadlines", "_heard_at", "_interim", "_is_full", "_is_known",
+        "_is_reading", "_loop", "_on_let_go", "_on_lost", "_parser", "_parted_at", "_paused", "_received", "_reset_ms",
+        "_silent_s", "_timer", "_transport", "_unread", "_unsent", "_waiter", "_wordless", "failure", "followed_stream",
+        "has_had_share", "headers", "idle_since", "is_done", "is_kept", "keeps_alive", "pieces", "status", "streamed",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Connection], None]") -> None:
@@ -109,10 +112,13 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self.failure: UpstreamFailed | None = None  # final; pieces that came before it can be taken
         self.pieces: list[bytes] = []  # received and not taken yet
+        self.has_had_share = False  # what is left of them can be taken in the next turn of the loop
+        self._backlog: memoryview | None = None  # received and not parsed yet
+        self._is_reading = True
         self._unsent: Iterator[memoryview] | None = None  # the rest of a large request
         self._is_full = False  # the transport holds enough of it
         self._unread = 0
-        self._paused = False
+        self._paused = False  # the taker is slow
         self._interim = False
         self.is_done = True  # whether no answer, or no more of it, is to come
         self.keeps_alive = False  # once it is done: whether the connection can serve another request
@@ -139,7 +145,9 @@ class Connection(asyncio.Protocol):
 
     def can_serve(self) -> bool:
         """Whether another request may be sent."""
-        return self.failure is None and self._transport is not None and not self._transport.is_closing()
+        if self.failure is not None or self._backlog is not None:
+            return False
+        return self._transport is not None and not self._transport.is_closing()
 
     def begin(self, request: bytes | tuple[bytes, ...], deadlines: Deadlines, *, streamed: bool) -> None:
         """Sends a request. The previous answer must have been taken whole."""
@@ -167,16 +175,43 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def take(self) -> bytes:
-        """Everything that was received and not taken yet, without waiting."""
+        """What was received and not taken yet, without waiting; of much, the share of this turn."""
         pieces = self.pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._unread = 0
-        if self._paused and self._transport is not None:
+        if self._unread <= UPSTREAM_TURN_BYTES:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            self._unread = 0
+        else:
+            data = self._take_share()
+        if self._paused and self._unread <= UPSTREAM_TURN_BYTES:
             self._paused = False
             self._deadline = self._loop.time() + self._deadlines.silence_ms / 1000
-            self._transport.resume_reading()
+            self._go_on_reading()
         return data
+
+    def _take_share(self) -> bytes:
+        """As many of the pieces as belong to one turn: none is larger than that."""
+        count = size = 0
+        for piece in self.pieces:
+            if size and size + len(piece) > UPSTREAM_TURN_BYTES:
+                break
+            count, size = count + 1, size + len(piece)
+        data = b"".join(self.pieces[:count])
+        del self.pieces[:count]
+        self._unread -= size
+        self.has_had_share = bool(self.pieces)
+        if self.has_had_share:
+            self._loop.call_soon(self._next_turn)
+        return data
+
+    def _next_turn(self) -> None:
+        self.has_had_share = False
+        self._wake()
+
+    def drop(self) -> None:
+        """Forgets what was received and not taken."""
+        self.pieces.clear()
+        self._unread = 0
 
     def abort(self) -> None:
         """Drops the socket at once, whatever its engine does."""
@@ -218,14 +253,14 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing() or self._parted_at:
             return
         self._parted_at, self._silent_s = self._loop.time(), silent_ms / 1000
-        self.pieces.clear()
+        self.drop()
         is_unsent = self._unsent is not None or transport.get_write_buffer_size()
         if is_unsent or not transport.can_write_eof():
             transport.abort()  # the engine has not received the whole request, or there is no half-close
             return
         if self._paused:
             self._paused = False
-            transport.resume_reading()
+            self._go_on_reading()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(UPSTREAM_LET_GO_MS / 1000, self._give_up)
@@ -258,8 +293,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserUpgrade, httptools.HttpParserError):
             transport.abort()
             return
-        self.pieces.clear()
-        self._unread = 0
+        self.drop()
         if self.is_done:
             transport.abort()  # the answer has ended: the engine has let go
         elif now - self._parted_at >= UPSTREAM_GOODBYE_MS / 1000:
@@ -340,6 +374,39 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._backlog is not None:  # it came although reading pauses
+            self._backlog = memoryview(b"".join((self._backlog, data)))
+        elif len(data) <= UPSTREAM_TURN_BYTES:
+            self._hear(data)
+        else:
+            self._backlog = memoryview(data)
+            self._pause_reading()
+            self._hear_share()
+
+    def _hear_share(self) -> None:
+        """Parses this turn's share of what came at once. The rest waits for the next turn, or for a slow taker."""
+        backlog, transport = self._backlog, self._transport
+        if backlog is None or self._paused or transport is None or transport.is_closing():
+            return
+        self._backlog = backlog[UPSTREAM_TURN_BYTES:] if len(backlog) > UPSTREAM_TURN_BYTES else None
+        self._hear(bytes(backlog[:UPSTREAM_TURN_BYTES]))
+        if not self._paused:
+            self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        """In the next turn: first what came already, then the socket."""
+        if self._backlog is not None:
+            self._loop.call_soon(self._hear_share)
+        elif not self._is_reading and self._transport is not None and not self._transport.is_closing():
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self._is_reading and self._transport is not None:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def _hear(self, data: bytes) -> None:
         if self._parted_at:
             self._hear_rest(data)
             return
@@ -374,7 +441,7 @@ class Connection(asyncio.Protocol):
         if self._unread > UPSTREAM_BUFFER_BYTES_MAX and self._transport is not None:
             self._paused = True
             self._deadline = _NEVER  # it is our reader that is slow now, not the engine
-            self._transport.pause_reading()
+            self._pause_reading()
         else:
             self._heard_at = self._loop.time()
             self._deadline = self._heard_at + self._deadlines.silence_ms / 1000
@@ -387,6 +454,9 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        backlog, self._backlog = self._backlog, None
+        if backlog is not None and self.failure is None:
+            self._hear(bytes(backlog))  # at most what one reading of a socket gives
         if self.failure is None:
             if self.is_done:
                 self.failure = UpstreamFailed("closed", "the engine closed the connection")

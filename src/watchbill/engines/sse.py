@@ -1,25 +1,66 @@
-"""A reader of server-sent events without any I/O: bytes in, payloads out.
+"""Readers of server-sent events without any I/O: bytes in, payloads or whole events out.
 
-Owns the bytes of an event that is not complete yet, and nothing else. Promises the same payloads however the
-bytes were split, for all three kinds of newline; a single event larger than its bound is an error, so that an
-engine which never ends a line cannot fill the memory. Never decodes JSON.
+Each owns the bytes of an event that is not complete yet, and nothing else. Promises the same however the bytes were
+split, for all three kinds of newline; a single event larger than its bound is an error, so that an engine which never
+ends a line cannot fill the memory. Never decodes JSON.
 """
 
 from watchbill.errors import EngineFailed
 from watchbill.limits import SSE_EVENT_BYTES_MAX
 
-__all__ = ["DONE", "EventReader", "EventTooLarge", "whole_events"]
+__all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents"]
 
 #: The payload with which OpenAI's protocol ends a stream.
 DONE = b"[DONE]"
 
 #: As numbers, which bytes are searched for at once; for bytes in bytes an exception is raised and dropped inside.
 _CR, _LF = 13, 10
+#: The ends of an event: a blank line, of any kind of newline.
+_BLANKS = (b"\n\n", b"\n\r\n", b"\r\r")
+_SEAM_BYTES = 2
 _BOM = b"\xef\xbb\xbf"
 
 
 class EventTooLarge(EngineFailed):
     """The engine sent a stream event larger than the limit."""
+
+
+class WholeEvents:
+    """Passes a stream on as it is, in whole events."""
+
+    __slots__ = ("_half", "_seam", "_size")
+
+    def __init__(self) -> None:
+        self._half: list[bytes] = []  # of the event that has no end yet; joined once, not for every piece
+        self._size = 0
+        self._seam = b""  # the last bytes that came: a blank line may begin in them
+
+    def feed(self, piece: bytes) -> bytes:
+        """The events that are whole with `piece`. Raises EventTooLarge."""
+        if not self._half and piece.endswith((b"\n\n", b"\r\n\r\n")):
+            self._seam = piece[-_SEAM_BYTES:]
+            return piece
+        seam, self._seam = self._seam, (self._seam + piece)[-_SEAM_BYTES:]
+        cut = max(0, _end_of_whole(seam + piece) - len(seam))
+        whole, half = b"", piece[cut:]
+        if cut:
+            whole = self.rest() + piece[:cut]
+        if half:
+            self._half.append(half)
+            self._size += len(half)
+        if self._size > SSE_EVENT_BYTES_MAX:
+            raise EventTooLarge
+        return whole
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether nothing is held back."""
+        return not self._half
+
+    def rest(self) -> bytes:
+        """What is held back, which is then forgotten."""
+        rest, self._half, self._size = b"".join(self._half), [], 0
+        return rest
 
 
 class EventReader:
@@ -121,7 +162,7 @@ def _split_lines(text: bytes) -> tuple[list[bytes], bytes]:
     return lines[:-1], lines[-1] + held
 
 
-def whole_events(piece: bytes) -> int:
+def _end_of_whole(piece: bytes) -> int:
     """How many bytes of a stream belong to events that are complete."""
-    plain, windows = piece.rfind(b"\n\n"), piece.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, windows + 4 if windows >= 0 else 0)
+    ends = ((piece.rfind(blank), len(blank)) for blank in _BLANKS)
+    return max(at + size if at >= 0 else 0 for at, size in ends)

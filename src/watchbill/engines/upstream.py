@@ -194,6 +194,8 @@ class Call:
         connection = self._connection
         assert connection is not None
         if connection.pieces:
+            if connection.has_had_share:
+                return None
             piece = connection.take()
         elif connection.is_done:
             piece = b""
@@ -201,7 +203,7 @@ class Call:
             raise connection.failure
         else:
             return None
-        if connection.is_done:
+        if connection.is_done and not connection.pieces:
             self._release(connection)
         return piece
 
@@ -218,7 +220,7 @@ class Call:
         if connection is None:
             return
         if connection.is_done:
-            connection.take()
+            connection.drop()
             self._release(connection)
         else:
             self._pool.part(connection)

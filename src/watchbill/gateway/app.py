@@ -87,6 +87,7 @@ class Gateway(Services):
 
     async def close(self) -> None:
         """Ends what is our own; after `drain`."""
+        await self.capturing.close()
         if self._owns_upstream:
             await self.upstream.close()
 

@@ -2,13 +2,15 @@
 
 Engines are always asked to stream, because llama.cpp notices that a caller left only while it streams. What a
 whole answer would have contained is put together here: texts are joined, tool calls by their index, log
-probabilities in order, choices by theirs; fields nobody has heard of are kept. Does no I/O.
+probabilities in order, choices by theirs; fields nobody has heard of are kept. Choices, tool calls and all that is
+kept together have a bound. Does no I/O.
 
 Nearly every event of a chat carries a few words of its only choice and nothing else. Those are read many at once
 and by type (`_Plain`), at a fraction of the cost; whatever is not exactly of that shape is read one by one, as
 fields.
 """
 
+from io import StringIO
 from typing import Literal, cast
 
 import msgspec
@@ -16,8 +18,9 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.wire import NO_STREAM, decode_fields, is_decodable
-from watchbill.limits import ASSEMBLY_HELD_BYTES, JSON_AT_ONCE_BYTES_MAX
+from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, JSON_AT_ONCE_BYTES_MAX, TOOL_CALLS_MAX
 
 __all__ = ["Assembly"]
 
@@ -63,8 +66,8 @@ class Assembly:
     """One answer in the making. `feed` bytes of the stream, then `result`."""
 
     __slots__ = (
-        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_held_max", "_is_done", "_last", "_more",
-        "_reader", "_top", "_words", "chat",
+        "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_held_max", "_is_done", "_kept", "_last",
+        "_more", "_reader", "_top", "_words", "chat",
     )  # fmt: skip
 
     def __init__(self, *, chat: bool) -> None:
@@ -74,6 +77,7 @@ class Assembly:
         self._held_bytes = 0
         self._held_max = ASSEMBLY_HELD_BYTES
         self._is_done = False
+        self._kept = Kept()
         # what plain events said since the last other one
         self._last: _Plain | None = None
         self._words: list[str] = []
@@ -174,7 +178,9 @@ class Assembly:
 
     def _said(self, last: _Plain) -> Fields:
         """The whole answer that plain events are."""
-        choices = [_chat_choice(0, "".join(self._words), self._finish_reason)] if self._has_choice else []
+        text = "".join(self._words)
+        Kept().text(text)
+        choices = [_chat_choice(0, text, self._finish_reason)] if self._has_choice else []
         top: Fields = {"id": last.id, "object": _CHAT, "created": last.created, "model": last.model}
         return {**top, **self._more, "choices": choices}
 
@@ -201,7 +207,11 @@ class Assembly:
     def _take_fields(self, event: Fields) -> None:
         choices = event.pop("choices", None)
         # "usage": null in every event but the last must not hide the last one's
-        self._top.update({name: value for name, value in event.items() if value is not None})
+        for name, value in event.items():
+            if value is not None:
+                if name not in self._top:
+                    self._kept.value(name)
+                self._top[name] = value
         if isinstance(choices, list):
             for choice in cast("list[object]", choices):
                 if isinstance(choice, dict):
@@ -214,13 +224,62 @@ class Assembly:
         choice = self._choices.get(index) or self._begin(index)
         for name, value in piece.items():
             if name == "delta" and isinstance(value, dict):
-                _merge(_message_of(choice), cast("Fields", value))
+                self._merge(_message_of(choice), cast("Fields", value))
             elif name in ("logprobs", "text"):
-                _merge_value(choice, name, value)
+                self._merge_value(choice, name, value)
             elif name != "index" and (value is not None or name not in choice):
+                if name not in choice:
+                    self._kept.value(name)
                 choice[name] = value
 
+    def _merge(self, into: Fields, delta: Fields) -> None:
+        for name, value in delta.items():
+            if name == "tool_calls" and isinstance(value, list):
+                calls = into.setdefault("tool_calls", [])
+                self._merge_calls(cast("list[Fields]", calls), cast("list[object]", value))
+            else:
+                self._merge_value(into, name, value)
+
+    def _merge_calls(self, calls: list[Fields], pieces: list[object]) -> None:
+        for piece in pieces:
+            if not isinstance(piece, dict):
+                continue
+            fields = cast("Fields", piece)
+            index = fields.get("index", len(calls))
+            call = next((known for known in reversed(calls) if known.get("index") == index), None)
+            if call is None:
+                if len(calls) >= TOOL_CALLS_MAX:
+                    raise EngineFailed(f"the model made more than {TOOL_CALLS_MAX} tool calls")
+                call = {"index": index}
+                calls.append(call)
+            for name, value in fields.items():
+                self._merge_value(call, name, value)
+
+    def _merge_value(self, into: Fields, name: str, value: object) -> None:
+        """Continues a text, extends a list, goes into an object; anything else is replaced."""
+        known = into.get(name)
+        if value is None:
+            into.setdefault(name, None)
+        elif isinstance(known, str | StringIO) and isinstance(value, str):
+            if name not in _LABELS:
+                self._kept.text(value)
+                growing_text(into, name).write(value)
+            elif not known:
+                into[name] = value
+        elif isinstance(known, list) and isinstance(value, list):
+            self._kept.value(cast("object", value))
+            cast("list[object]", known).extend(cast("list[object]", value))
+        elif isinstance(known, dict) and isinstance(value, dict):
+            for inner, content in cast("Fields", value).items():
+                self._merge_value(cast("Fields", known), inner, content)
+        else:
+            if known is None:
+                self._kept.value(value)
+            into[name] = value
+
     def _begin(self, index: int) -> Fields:
+        if len(self._choices) >= CHOICES_MAX:
+            raise EngineFailed(f"the engine gave more than {CHOICES_MAX} choices")
         choice: Fields = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
         if self.chat:
             choice = _chat_choice(index, None, None)
@@ -232,12 +291,14 @@ class Assembly:
         self._merge_plain()
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
+            whole_texts(choice)
             message = choice.get("message")
             if isinstance(message, dict):
                 _finish_message(cast("Fields", message))
         answer = self._top
         answer["object"] = _CHAT if self.chat else "text_completion"
         answer["choices"] = choices
+        Kept().value(answer)  # exactly; so far fields that were replaced by larger ones did not count
         reasons = [choice.get("finish_reason") for choice in choices]
         return answer, bool(reasons) and None not in reasons
 
@@ -258,48 +319,8 @@ def _finish_message(message: Fields) -> None:
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         for call in cast("list[Fields]", calls):
+            whole_texts(call)
             call.pop("index", None)  # a whole answer has no such field
     elif message.get("content") is None:
         message["content"] = ""
 
-
-def _merge(into: Fields, delta: Fields) -> None:
-    for name, value in delta.items():
-        if name == "tool_calls" and isinstance(value, list):
-            calls = into.setdefault("tool_calls", [])
-            _merge_calls(cast("list[Fields]", calls), cast("list[object]", value))
-        else:
-            _merge_value(into, name, value)
-
-
-def _merge_calls(calls: list[Fields], pieces: list[object]) -> None:
-    for piece in pieces:
-        if not isinstance(piece, dict):
-            continue
-        fields = cast("Fields", piece)
-        index = fields.get("index", len(calls))
-        call = next((known for known in calls if known.get("index") == index), None)
-        if call is None:
-            call = {"index": index}
-            calls.append(call)
-        for name, value in fields.items():
-            _merge_value(call, name, value)
-
-
-def _merge_value(into: Fields, name: str, value: object) -> None:
-    """Continues a text, extends a list, goes into an object; anything else is replaced."""
-    known = into.get(name)
-    if value is None:
-        into.setdefault(name, None)
-    elif isinstance(known, str) and isinstance(value, str):
-        if name not in _LABELS:
-            into[name] = known + value
-        elif not known:
-            into[name] = value
-    elif isinstance(known, list) and isinstance(value, list):
-        cast("list[object]", known).extend(cast("list[object]", value))
-    elif isinstance(known, dict) and isinstance(value, dict):
-        for inner, content in cast("Fields", value).items():
-            _merge_value(cast("Fields", known), inner, content)
-    else:
-        into[name] = value

@@ -1,12 +1,13 @@
 """Capturing: finished requests for the spool that a key, a model, a type of work or a lane names (SPOOL-13).
 
 A tap listens to the engine's bytes as they pass and keeps them, within a bound. When the request is over, its answer
-is put together on the next turn of the loop, after the caller has its own, and handed to the spool's thread. A request
-that says `X-Watchbill-Private: 1` is never captured.
+is put together from the next turn of the loop on, after the caller has its own, a piece per turn, and handed to the
+spool's thread. A request that says `X-Watchbill-Private: 1` is never captured.
 """
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from watchbill.catalog import Catalog
@@ -14,7 +15,7 @@ from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import CAPTURE_ANSWER_BYTES_MAX
+from watchbill.limits import CAPTURE_ANSWER_BYTES_MAX, CAPTURE_PROMPT_BYTES_MAX, CAPTURE_STOP_MS
 from watchbill.runtime.capture import Captured
 from watchbill.runtime.ticket import Submission
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Capturing", "Tap"]
 
+_Finish = Callable[[Coroutine[object, object, None]], None]
+
 
 class Capturing:
     """Which requests are captured, and where to."""
@@ -30,13 +33,24 @@ class Capturing:
     def __init__(self) -> None:
         #: Where events go; the daemon sets it when the config has spools.
         self.sink: Capture | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # taps whose answers are put together
 
     def begin(self, catalog: Catalog, context: RequestContext, submission: Submission) -> "Tap | None":
         """Listens to a request, if anybody wants it."""
         if self.sink is None or context.request.headers.get("x-watchbill-private") == "1":
             return None
         spool = _spool_of(catalog, context, submission)
-        return None if spool is None else Tap(self.sink, spool, context)
+        return None if spool is None else Tap(self.sink, spool, context, self._finish)
+
+    def _finish(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Waits for the answers that are put together, for a bounded time."""
+        if self._ending:
+            await asyncio.wait(set(self._ending), timeout=CAPTURE_STOP_MS / 1000)
 
 
 def _spool_of(catalog: Catalog, context: RequestContext, submission: Submission) -> str | None:
@@ -55,8 +69,8 @@ def _spool_of(catalog: Catalog, context: RequestContext, submission: Submission)
 class Tap:
     """One request that is captured."""
 
-    def __init__(self, sink: "Capture", spool: str, context: RequestContext) -> None:
-        self._sink, self._spool, self._context = sink, spool, context
+    def __init__(self, sink: "Capture", spool: str, context: RequestContext, finish: _Finish) -> None:
+        self._sink, self._spool, self._context, self._finish = sink, spool, context, finish
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -72,29 +86,31 @@ class Tap:
 
     def end(self, outcome: str) -> None:
         """The request is over; its caller waits for nothing of what follows."""
-        asyncio.get_running_loop().call_soon(self._hand_over, outcome)
+        self._finish(self._hand_over(outcome))
 
-    def _hand_over(self, outcome: str) -> None:
+    async def _hand_over(self, outcome: str) -> None:
         context = self._context
         asked = context.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
         if context.lifted is not None:
-            prompt = context.lifted.restore(prompt, CAPTURE_ANSWER_BYTES_MAX)
-        answer = _text_of(b"".join(self._pieces))
+            prompt = context.lifted.restore(prompt, CAPTURE_PROMPT_BYTES_MAX)
+        answer = await _text_of(self._pieces)
         model = context.model or str(asked.get("model") or "")
         event = Captured(context.id, time.time(), context.lane, model, "local", prompt, answer, outcome)
         self._sink.capture(self._spool, event)
 
 
-def _text_of(answer: bytes) -> object:
+async def _text_of(pieces: list[bytes]) -> object:
     """The answer's message or text; what is not in OpenAI's words is kept as the engine sent it."""
     for chat in (True, False):
         assembly = Assembly(chat=chat)
         try:
-            assembly.feed(answer)
+            for piece in pieces:
+                assembly.feed(piece)
+                await asyncio.sleep(0)
             choices = assembly.result().get("choices")
         except (EngineFailed, EngineRefused):
             continue
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
             return choices[0].get("message") or choices[0].get("text")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  any JSON
-    return answer.decode("utf-8", "replace") or None
+    return b"".join(pieces).decode("utf-8", "replace") or None

@@ -13,11 +13,11 @@ from typing import cast
 import msgspec
 
 from watchbill.engines.connection import Outgoing
-from watchbill.engines.sse import DONE, EventReader, EventTooLarge, whole_events
+from watchbill.engines.sse import DONE, EventReader, WholeEvents
 from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
 from watchbill.gateway.wire import NO_STREAM, decode_fields
-from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX, SSE_EVENT_BYTES_MAX
+from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 
 __all__ = ["Resumption"]
 
@@ -54,7 +54,7 @@ class Resumption:
 
     def _begin_part(self) -> None:
         self._reader = EventReader()
-        self._half = b""
+        self._events = WholeEvents()
         self._finished = False
         self._tokens_max: int | None = None  # at which to stop wherever it is; None: nobody asked to
 
@@ -88,13 +88,11 @@ class Resumption:
 
     def hear(self, piece: bytes) -> bytes:
         """Takes bytes of the engine's stream; gives the whole events among them, as they are passed on."""
-        text = self._half + piece
-        end = whole_events(text) if self._is_possible else len(text)
-        whole, self._half = text[:end], text[end:]
-        if len(self._half) > SSE_EVENT_BYTES_MAX:
-            raise EventTooLarge
-        if not self._is_possible or not whole:
-            return whole
+        if not self._is_possible:
+            return piece if self._events.is_between_events else self._events.rest() + piece
+        whole = self._events.feed(piece)
+        if not whole:
+            return b""
         payloads = self._reader.feed(whole)
         if not self._earlier:
             for payload in payloads:
@@ -104,8 +102,7 @@ class Resumption:
 
     def rest(self) -> bytes:
         """What is left at the end of the stream: an event without its blank line."""
-        half, self._half = self._half, b""
-        return half
+        return self._events.rest()
 
     def _read(self, payload: bytes) -> Fields | None:
         """Counts an event in. None for one that is no object."""
@@ -161,7 +158,7 @@ class Resumption:
     @property
     def is_at_boundary(self) -> bool:
         """Whether the answer stops here, to be continued."""
-        if self._tokens_max is None or not self._can_go_on() or self._half:
+        if self._tokens_max is None or not self._can_go_on() or not self._events.is_between_events:
             return False
         ending = self._parts[-1].rstrip(_CLOSING) or "".join(self._parts[-4:]).rstrip(_CLOSING)
         return self._tokens >= self._tokens_max or ending.endswith(_SENTENCE_ENDS)

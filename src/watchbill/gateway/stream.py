@@ -6,13 +6,12 @@ in the dialect's own shape, never in half an event. Owns no ticket and no engine
 
 from abc import ABC, abstractmethod
 
-from watchbill.engines.sse import DONE, whole_events
+from watchbill.engines.sse import DONE, WholeEvents
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import error_body
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Stream
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import HALF_EVENT_BYTES_MAX
 
 __all__ = ["Out", "StreamOut"]
 
@@ -89,28 +88,21 @@ class StreamOut(Out):
 
     def __init__(self, context: RequestContext) -> None:
         super().__init__(context)
-        self._half = b""  # the beginning of an event whose end has not come
+        self._whole_events = WholeEvents()
 
     async def comment(self, text: str) -> None:
         """A sign of life. One newline only: a blank line would end an event, and clients broke on that."""
         await self.send(f": {text}\n".encode())
 
     async def write(self, piece: bytes) -> None:
-        """Passes bytes on unchanged, up to the end of the last whole event."""
-        if self._half:
-            piece = self._half + piece
-            self._half = b""
-        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
-            cut = whole_events(piece)
-            if len(piece) - cut < HALF_EVENT_BYTES_MAX:
-                piece, self._half = piece[:cut], piece[cut:]
-        if piece and self._response is not None:
-            await self._response.write(piece)
+        """Passes bytes on unchanged, up to the end of the last whole event. Raises EventTooLarge."""
+        whole = self._whole_events.feed(piece)
+        if whole and self._response is not None:
+            await self._response.write(whole)
 
     async def flush(self) -> None:
         """Sends what is held back: the engine ended its answer in good order without a last newline."""
-        if self._half and self._response is not None:
-            half, self._half = self._half, b""
+        if self._response is not None and (half := self._whole_events.rest()):
             await self._response.write(half)
 
     async def fail(self, error: TheirsError) -> None:
@@ -124,7 +116,7 @@ class StreamOut(Out):
 
     def forget_half(self) -> None:
         """The event whose beginning is held back will have no end."""
-        self._half = b""
+        self._whole_events.rest()
 
     def has_ended(self, tail: bytes) -> bool:
         return DONE in tail[-32:] or b'"error"' in tail

@@ -3,20 +3,20 @@
 Does no I/O. A call whose arguments are cut off by the token limit is left out: half of a call must not be run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import StringIO
 from typing import cast
 
 import msgspec
 
 from watchbill.errors import EngineFailed
+from watchbill.gateway.growing import Kept
+from watchbill.gateway.wire import decode_fields
 from watchbill.limits import TOOL_CALLS_MAX
 
 __all__ = ["ToolCall", "ToolCalls"]
 
 Fields = dict[str, object]
-
-_decode = msgspec.json.Decoder(Fields).decode
-
 
 @dataclass(slots=True)
 class ToolCall:
@@ -25,16 +25,14 @@ class ToolCall:
     index: int
     id: str = ""
     name: str = ""
-    arguments: str = ""
+    arguments: StringIO = field(default_factory=StringIO)
 
     def parsed(self) -> Fields:
         """The arguments as an object. Raises EngineFailed when they are none."""
-        try:
-            return _decode(self.arguments.strip() or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise EngineFailed(
-                f"the model called {self.name} with arguments that are no JSON: {error}"
-            ) from None
+        text = self.arguments.getvalue().strip() or "{}"
+        return decode_fields(
+            text.encode("utf-8", "replace"), f"the model called {self.name} with arguments that are no JSON"
+        )
 
 
 class ToolCalls:
@@ -42,6 +40,7 @@ class ToolCalls:
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
+        self._kept = Kept()
 
     def take(self, pieces: list[Fields]) -> list[tuple[ToolCall, str]]:
         """Takes pieces; returns for each the call that it belongs to and the text that its arguments grew by."""
@@ -59,7 +58,7 @@ class ToolCalls:
 
     def _take(self, piece: Fields) -> tuple[ToolCall, str]:
         index = piece.get("index")
-        known = next((call for call in self.calls if call.index == index), None)
+        known = next((call for call in reversed(self.calls) if call.index == index), None)
         if known is None:
             if len(self.calls) >= TOOL_CALLS_MAX:
                 raise EngineFailed(f"the model made more than {TOOL_CALLS_MAX} tool calls")
@@ -71,7 +70,8 @@ class ToolCalls:
         known.name = known.name or _text(fields.get("name"))
         grown = fields.get("arguments")
         text = grown if isinstance(grown, str) else _spelled(grown)
-        known.arguments += text
+        self._kept.text(text)
+        known.arguments.write(text)
         return known, text
 
 

@@ -9,6 +9,7 @@ An answer is a row of blocks (text, thinking, tool_use); one is open at a time, 
 """
 
 from collections.abc import Mapping
+from io import StringIO
 from typing import cast
 
 from watchbill.engines.sse import EventReader
@@ -16,10 +17,11 @@ from watchbill.errors import EngineFailed, TheirsError
 from watchbill.gateway.answers import engine_error, refuse, status_of
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, decode_fields, event, read_chunk
-from watchbill.limits import HALF_EVENT_BYTES_MAX
+from watchbill.limits import FIRST_EVENTS_BYTES_MAX
 
 __all__ = [
     "PING",
@@ -233,7 +235,7 @@ class Opening:
             if (kind := _kind(payload)) != "ping":
                 self._is_open = True
                 return (_start(self._id, self._model) if kind in _INNER else b"") + self.end()
-        self._is_open = len(self._held) >= HALF_EVENT_BYTES_MAX
+        self._is_open = len(self._held) >= FIRST_EVENTS_BYTES_MAX
         return self.end() if self._is_open else b""
 
     def end(self) -> bytes:
@@ -262,7 +264,8 @@ class Gathering:
         self._reader = EventReader()
         self._message: Fields = {}
         self._blocks: dict[int, Fields] = {}
-        self._json: dict[int, str] = {}
+        self._json: dict[int, StringIO] = {}
+        self._kept = Kept()
         self._is_done = False
 
     def feed(self, piece: bytes) -> None:
@@ -276,7 +279,9 @@ class Gathering:
             raise EngineFailed("the engine's stream ended before its answer did")
         for index, text in self._json.items():
             if index in self._blocks:
-                self._blocks[index]["input"] = _arguments(text)
+                self._blocks[index]["input"] = _arguments(text.getvalue())
+        for block in self._blocks.values():
+            whole_texts(block)
         return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
 
     def _take(self, told: Fields) -> None:
@@ -288,10 +293,12 @@ class Gathering:
             case "message_start":
                 self._message = dict(_object(told.get("message")))
             case "content_block_start":
+                self._kept.value(told)
                 self._blocks[at] = dict(_object(told.get("content_block")))
             case "content_block_delta":
                 self._grow(at, _object(told.get("delta")))
             case "message_delta":
+                self._kept.value(told)
                 self._message.update(_object(told.get("delta")))
                 used = {**_object(self._message.get("usage")), **_object(told.get("usage"))}
                 self._message["usage"] = used
@@ -301,12 +308,18 @@ class Gathering:
                 pass  # pings, and what nobody has heard of
 
     def _grow(self, index: int, delta: Fields) -> None:
-        block = self._blocks.setdefault(index, {})
+        if index not in self._blocks:
+            self._kept.value(delta)
+            self._blocks[index] = {}
         kind = str(delta.get("type"))
         if kind == "input_json_delta":
-            self._json[index] = self._json.get(index, "") + str(delta.get("partial_json", ""))
+            text, more = self._json.setdefault(index, StringIO()), str(delta.get("partial_json", ""))
         elif name := _GROWS.get(kind):
-            block[name] = str(block.get(name) or "") + str(delta.get(name, ""))
+            text, more = growing_text(self._blocks[index], name), str(delta.get(name, ""))
+        else:
+            return
+        self._kept.text(more)
+        text.write(more)
 
 
 def _arguments(text: str) -> Fields:
