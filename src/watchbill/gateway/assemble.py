@@ -323,4 +323,3 @@ def _finish_message(message: Fields) -> None:
             call.pop("index", None)  # a whole answer has no such field
     elif message.get("content") is None:
         message["content"] = ""
-

@@ -18,6 +18,7 @@ __all__ = ["ToolCall", "ToolCalls"]
 
 Fields = dict[str, object]
 
+
 @dataclass(slots=True)
 class ToolCall:
     """One call, as far as it has come."""
