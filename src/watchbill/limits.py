@@ -22,6 +22,9 @@ HEADER_TEXT_CHARS_MAX = 256
 
 #: A hundred models with long prompts take some 50 KiB.
 CONFIG_FILE_BYTES_MAX = 2**20
+#: Keys of one table, or values of one list: models, lanes, engines. The scheduler takes a changed config over in one
+#: step, of some 50 us per model.
+CONFIG_TABLE_LEN_MAX = 1_000
 #: How long a check of the file may take. A disk that wakes up takes some seconds; a hanging mount never answers.
 CONFIG_READ_MS = 10_000
 #: Tables within tables. The deepest of our own keys has six parts.

@@ -1,5 +1,6 @@
 """A config that changes while models load, drain, stop and are waited for."""
 
+import time
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -282,3 +283,18 @@ def test_work_class_is_kept_by_a_request_whose_lane_changes(world_of: WorldOf, m
     world.reload(replace(world.catalog, lanes=lanes))
     world.run(60_000)
     assert waiting.outcome == "answered"
+
+
+def test_a_reload_costs_the_number_of_models_and_not_its_square(world_of: WorldOf, model: ModelOf) -> None:
+    """R42: 10,000 models come, change and go; going through all of them for each takes minutes."""
+    world = world_of(model("A"))
+    whole = {f"m{n}": replace(world.catalog.models["A"], name=f"m{n}") for n in range(10_000)}
+    changed = {name: replace(each, engine="B") for name, each in whole.items()}
+    engines = {**world.catalog.engines, "B": EngineRules("B", "process")}
+    began = time.perf_counter()
+    for models in (whole, changed, {}):
+        catalog = replace(world.catalog, models={**world.catalog.models, **models}, engines=engines)
+        world.core.step(m.Reconfigured(catalog, {}), int(world.now))
+        status_view(world.core.state, {}, int(world.now))
+        assert len(world.core.state.models) == 1 + len(models)
+    assert time.perf_counter() - began < 30

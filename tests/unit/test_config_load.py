@@ -388,6 +388,10 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
         (b"b = 1\n[server]\nport = " + b"9" * 5_000, "w.toml:3: has a number of too many digits"),
         (b"[server]\nport = 0x" + b"f" * 5_000, "w.toml:2: server.port: is too large a number"),
         (b"[server]\nports = [1, -9223372036854775809]", "w.toml:2: server.ports[1]: is too large a number"),
+        (b"[server]\n" + b"".join(b"[models.m%d]\n" % n for n in range(20_000)),
+         "w.toml:2: models: has 20,000 entries; the most is 1,000"),
+        (b"[server]\nhosts = [" + b"'a'," * 1_001 + b"]",
+         "w.toml:2: server.hosts: has 1,001 entries; the most is 1,000"),
     ],
 )  # fmt: skip
 def test_a_text_that_is_not_toml_is_refused_with_its_line(

@@ -132,19 +132,19 @@ def _examine_values(
 def _validate(raw: Raw) -> tuple[Document | None, list[Wrong], list[KeyPath]]:
     """The document without the values that are wrong by themselves, so that the rest can be checked, too."""
     wrongs: list[Wrong] = []
-    bad: list[KeyPath] = []
+    bad: dict[KeyPath, None] = {}  # in the order in which they were found
     rest = copy.deepcopy(raw)
     for turn in range(_PRUNING_ROUNDS_MAX):
         try:
-            return Document.model_validate(rest), wrongs, bad
+            return Document.model_validate(rest), wrongs, list(bad)
         except ValidationError as error:
             # Later rounds only find what the pruning itself tore: a table without its required key.
             wrongs = wrongs if turn else wrongs_of(error)
             for detail in error.errors(include_url=False):
                 path = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
-                if not any(path[: len(gone)] == gone for gone in bad):
-                    bad.append(_prune(rest, path))
-    return None, wrongs, bad
+                if not any(path[:depth] in bad for depth in range(len(path) + 1)):
+                    bad[_prune(rest, path)] = None
+    return None, wrongs, list(bad)
 
 
 def _prune(rest: Raw, path: KeyPath) -> KeyPath:

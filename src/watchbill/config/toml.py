@@ -51,7 +51,7 @@ def read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
         raise _too_many_digits(text, origin) from error
     _refuse_deep_values(raw, origin)
     lines = locate(text)
-    _refuse_large_integers(raw, lines, origin)
+    _refuse_values(raw, lines, origin)
     return raw, lines
 
 
@@ -77,20 +77,32 @@ def _inside(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def _refuse_large_integers(raw: Raw, lines: Mapping[KeyPath, int], origin: str) -> None:
-    """TOML's integers have 64 bits. Larger ones come through as hexadecimals, and no message could print them."""
+def _refuse_values(raw: Raw, lines: Mapping[KeyPath, int], origin: str) -> None:
+    """Raises ConfigError for values that nothing behind could work with in time, or name in a message."""
     rest: list[tuple[KeyPath, object]] = [((), raw)]
     problems: list[Problem] = []
     while rest:
         path, value = rest.pop()
-        if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
-            problems.append(Problem(origin, line_of(lines, path), spell_key(path), "is too large a number"))
+        if complaint := _too_large(value):
+            problems.append(Problem(origin, line_of(lines, path), spell_key(path), complaint))
         elif isinstance(value, dict):
             rest += [((*path, key), inner) for key, inner in cast("dict[str, object]", value).items()]
         elif isinstance(value, list):
             rest += [((*path, place), inner) for place, inner in enumerate(cast("list[object]", value))]
     if problems:
         raise ConfigError(problems=problems[: limits.CONFIG_PROBLEMS_MAX])
+
+
+def _too_large(value: object) -> str | None:
+    """What is too much of a value. TOML's integers have 64 bits; larger ones come through as hexadecimals, and no
+    message could print them."""
+    if isinstance(value, int) and value.bit_length() > INTEGER_BITS_MAX:
+        return "is too large a number"
+    if isinstance(value, dict | list):
+        count = len(cast("dict[str, object] | list[object]", value))
+        if count > limits.CONFIG_TABLE_LEN_MAX:
+            return f"has {count:,} entries; the most is {limits.CONFIG_TABLE_LEN_MAX:,}"
+    return None
 
 
 def too_deep(origin: str, line: int | None = None) -> ConfigError:

@@ -46,10 +46,12 @@ class Reconfigure:
             else:
                 self._redefine(model, spec, event)
             state.weigh(model)
-        for name, spec in event.catalog.models.items():
-            if name not in state.models:
-                state.add(spec, event.known.get(name, Knowledge(Footprint({}))))
+        specs = event.catalog.models.items()
+        state.add((spec, self._known_of(name)) for name, spec in specs if name not in state.models)
         self.settle()
+
+    def _known_of(self, name: str) -> Knowledge:
+        return self._known.get(name) or Knowledge(Footprint({}))
 
     def _drop_held_turns(self, model: ModelState) -> None:
         """Drops the held turns of a model that is removed, its own and those of its sets."""
@@ -87,20 +89,25 @@ class Reconfigure:
             return
         changed = [s for s in self._state.models.values() if s.is_retired or s.successor is not None]
         self.is_settled = not changed
+        gone: list[ModelState] = []
+        replaced: list[ModelState] = []
         for model in changed:
             is_busy = bool(model.running or model.users)
             if model.is_retired:
                 is_there = not model.spec.shared and model.stage is not Stage.ABSENT
                 is_wanted = any(line.line for line in (model, *self._sets_of(model)))
                 if not (is_there or is_busy or is_wanted):
-                    self._state.remove(model)
+                    gone.append(model)
             elif model.spec.shared or (model.stage is Stage.ABSENT and not is_busy):
-                self._replace(model)
+                replaced.append(model)
+        if gone:
+            self._state.remove(gone)
+        if replaced:
+            self._state.add((s.successor, self._known_of(s.name)) for s in replaced if s.successor is not None)
+        for model in replaced:
+            self._take_over(model, self._state.models[model.name])
 
-    def _replace(self, old: ModelState) -> None:
-        assert old.successor is not None
-        known = self._known.get(old.name, Knowledge(Footprint({})))
-        new = self._state.add(old.successor, known)
+    def _take_over(self, old: ModelState, new: ModelState) -> None:
         new.line, new.attempt, new.loads, new.evictions = old.line, old.attempt, old.loads, old.evictions
         # A shared model: another operator's server goes on answering them.
         new.users, new.running, new.lingering = old.users, old.running, old.lingering

@@ -9,7 +9,7 @@ kept until one of those changes. Code that changes them must report it: `Residen
 it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
@@ -61,6 +61,7 @@ class _Sums:
     misses_permanent: bool | None = None
     short: dict[str, Needs] = field(default_factory=dict)  # model -> what its load lacks
     ever: dict[str, bool] = field(default_factory=dict)  # model -> whether it can ever fit
+    permanent: list[ModelState] | None = None  # the models that are declared so
 
 
 class State:
@@ -78,8 +79,7 @@ class State:
         self.models: dict[str, ModelState] = {}
         self.managed: list[ModelState] = []  # those whose engines are ours to start and stop
         self.companion_sets = CompanionSets()  # those with waiting requests or a held turn
-        for name in sorted(catalog.models):
-            self.add(catalog.models[name], known.get(name, _EMPTY))
+        self.add((spec, known.get(name, _EMPTY)) for name, spec in catalog.models.items())
         self.home: dict[str, Candidate] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
         self.waiting = 0  # requests in all lines
@@ -105,25 +105,32 @@ class State:
         lanes = {ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
         self.open_lanes = frozenset(name for name, lane in lanes.items() if lane.is_open)
 
-    def add(self, spec: Model, known: Knowledge) -> ModelState:
-        """Adds a model and keeps the order by name: same input, same decisions."""
+    def add(self, specs: Iterable[tuple[Model, Knowledge]]) -> None:
+        """Adds models, or puts them in the place of those with their names. All at once: each look at their order
+        goes through every model, and a config may have thousands."""
+        added = [self._begin(spec, known) for spec, known in specs]
+        self.models.update((model.name, model) for model in added)
+        self._sort()
+        for model in added:
+            self.weigh(model)
+
+    def _begin(self, spec: Model, known: Knowledge) -> ModelState:
         model = ModelState(spec, self.catalog.policy, known)
         model.silence = self.silent.get(spec.engine)
         model.attempt = self._attempts
-        self.models[spec.name] = model
-        self._sort()
-        self.weigh(model)
         return model
 
     def _sort(self) -> None:
+        """Keeps the order by name: same input, same decisions."""
         self.models = dict(sorted(self.models.items()))
         self.managed = [s for s in self.models.values() if not s.spec.shared]
         self.remeasured()
 
-    def remove(self, model: ModelState) -> None:
-        """Forgets a model that is out of memory and no longer in the config."""
-        self._attempts = max(self._attempts, model.attempt)
-        del self.models[model.name]
+    def remove(self, models: Iterable[ModelState]) -> None:
+        """Forgets models that are out of memory and no longer in the config."""
+        for model in models:
+            self._attempts = max(self._attempts, model.attempt)
+            del self.models[model.name]
         self._sort()
 
     def weigh(self, model: ModelState) -> None:
@@ -163,8 +170,10 @@ class State:
 
     def permanents(self, *but: ModelState) -> list[Needs]:
         """The needs of the models that never leave, except `but`: permanent ones, and reserved core models."""
+        if self._sums.permanent is None:
+            self._sums.permanent = [s for s in self.managed if s.spec.permanent]
         kept: list[Needs] = [
-            s.needs for s in self.managed if s.spec.permanent and s not in but and not s.hopeless
+            s.needs for s in self._sums.permanent if s not in but and not s.hopeless
         ]
         for name, book in self.ledger.books.items():
             reservation = book.device.reservation
