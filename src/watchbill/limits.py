@@ -203,6 +203,8 @@ GROWN_WEIGHT_MAX = 4 * 2**20
 GROWN_VALUE_WEIGHT = 16
 #: The part of a large request that is copied, encrypted and sent at once; other requests go between two pieces.
 UPSTREAM_PIECE_BYTES_MAX = 256 * 2**10
+#: Smaller pieces of it are sent together.
+UPSTREAM_SMALL_BYTES_MAX = 32 * 2**10
 #: Addresses of one name that are tried, and how long each is tried alone before the next is tried beside it.
 UPSTREAM_ADDRESSES_MAX = 8
 UPSTREAM_HEAD_START_MS = 250
@@ -286,10 +288,10 @@ JSON_FRAME_BYTES_MAX = 4 * 2**20
 JSON_VALUES_MAX = 100_000
 JSON_FIELDS_MAX = 50_000
 JSON_DIGITS_MAX = 32
+#: An engine's event, or an answer that is translated, is decoded at once up to this size, 8 MiB of escapes in 50 ms.
+JSON_DECODED_BYTES_MAX = 4 * 2**20
 #: A body from this size on is searched for more digits than that before it is decoded: time grows with their square.
 JSON_DIGITS_BYTES_MIN = 4 * 2**10
-#: Small pieces of a large body are sent together, in about this size.
-PIECES_BYTES = 256 * 2**10
 #: How long a large body waits until earlier ones are read; one is read at a time.
 JSON_TURN_MS = 30_000
 #: The body of typed work, and of an operator's call.

@@ -103,7 +103,9 @@ class Reconfigure:
         if gone:
             self._state.remove(gone)
         if replaced:
-            self._state.add((s.successor, self._known_of(s.name)) for s in replaced if s.successor is not None)
+            self._state.add(
+                (s.successor, self._known_of(s.name)) for s in replaced if s.successor is not None
+            )
         for model in replaced:
             self._take_over(model, self._state.models[model.name])
 

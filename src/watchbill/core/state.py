@@ -172,9 +172,7 @@ class State:
         """The needs of the models that never leave, except `but`: permanent ones, and reserved core models."""
         if self._sums.permanent is None:
             self._sums.permanent = [s for s in self.managed if s.spec.permanent]
-        kept: list[Needs] = [
-            s.needs for s in self._sums.permanent if s not in but and not s.hopeless
-        ]
+        kept: list[Needs] = [s.needs for s in self._sums.permanent if s not in but and not s.hopeless]
         for name, book in self.ledger.books.items():
             reservation = book.device.reservation
             core = self.models.get(reservation.model) if reservation else None

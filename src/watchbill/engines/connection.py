@@ -38,6 +38,7 @@ from watchbill.limits import (
     UPSTREAM_PIECE_BYTES_MAX,
     UPSTREAM_RESET_MS_MIN,
     UPSTREAM_SILENCE_MS,
+    UPSTREAM_SMALL_BYTES_MAX,
     UPSTREAM_TURN_BYTES,
 )
 
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
         self.has_had_share = False  # what is left of them can be taken in the next turn of the loop
         self._backlog: memoryview | None = None  # received and not parsed yet
         self._is_reading = True
-        self._unsent: Iterator[memoryview] | None = None  # the rest of a large request
+        self._unsent: Iterator[bytes | memoryview] | None = None  # the rest of a large request
         self._is_full = False  # the transport holds enough of it
         self._unread = 0
         self._paused = False  # the taker is slow
@@ -536,8 +537,20 @@ class Connection(asyncio.Protocol):
             self.keeps_alive = self._unsent is None and self._parser.should_keep_alive()
 
 
-def _slices(request: tuple[bytes, ...]) -> Iterator[memoryview]:
+def _slices(request: tuple[bytes, ...]) -> Iterator[bytes | memoryview]:
+    """A request in slices of a turn each: large pieces are cut without a copy, small ones are joined as they go out."""
+    small: list[bytes] = []
+    size = 0
     for piece in request:
-        view = memoryview(piece)
-        for at in range(0, len(view), UPSTREAM_PIECE_BYTES_MAX):
-            yield view[at : at + UPSTREAM_PIECE_BYTES_MAX]
+        if len(piece) < UPSTREAM_SMALL_BYTES_MAX:
+            small.append(piece)
+            size += len(piece)
+        if small and (size >= UPSTREAM_PIECE_BYTES_MAX or len(piece) >= UPSTREAM_SMALL_BYTES_MAX):
+            yield b"".join(small)
+            small, size = [], 0
+        if len(piece) >= UPSTREAM_SMALL_BYTES_MAX:
+            view = memoryview(piece)
+            for at in range(0, len(view), UPSTREAM_PIECE_BYTES_MAX):
+                yield view[at : at + UPSTREAM_PIECE_BYTES_MAX]
+    if small:
+        yield b"".join(small)

@@ -18,9 +18,10 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
+from watchbill.gateway.decodable import is_decodable
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
-from watchbill.gateway.wire import NO_STREAM, decode_fields, is_decodable
-from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, JSON_AT_ONCE_BYTES_MAX, TOOL_CALLS_MAX
+from watchbill.gateway.wire import NO_STREAM, decode_fields
+from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
 
 __all__ = ["Assembly"]
 
@@ -118,7 +119,7 @@ class Assembly:
         count = text.count(_BETWEEN)
         if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or b"\r" in text:
             return None
-        if text.count(b"\n") != 2 * (count + 1) or len(text) > JSON_AT_ONCE_BYTES_MAX:
+        if text.count(b"\n") != 2 * (count + 1) or not is_decodable(text):
             return None
         try:
             events = _decode_plain(b"[%b]" % text[len(_FIRST) : -len(_LAST)].replace(_BETWEEN, b","))
@@ -143,9 +144,7 @@ class Assembly:
         if not payloads:
             return
         joined = b",".join(payloads)
-        is_plain = self.chat and (
-            len(joined) <= JSON_AT_ONCE_BYTES_MAX or all(map(is_decodable, payloads))  # most are short
-        )
+        is_plain = self.chat and is_decodable(joined)  # else one by one: a single one may be at fault
         try:
             events = _decode_plain(b"[" + joined + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

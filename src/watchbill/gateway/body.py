@@ -29,6 +29,7 @@ from watchbill.errors import (
     TooLarge,
     UnsupportedMedia,
 )
+from watchbill.gateway.decodable import collector_paused, may_have_long_number
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.messages import Request
 from watchbill.gateway.lifting import ESCAPED_NAME, Lifted, lift
@@ -43,7 +44,6 @@ from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_DEPTH_MAX,
     JSON_DIGITS_BYTES_MIN,
-    JSON_DIGITS_MAX,
     JSON_TURN_MS,
     JSON_WINDOW_BYTES,
     PLAIN_BODY_BYTES_MAX,
@@ -60,9 +60,6 @@ _INTERPRETED = {
     name: f'"{name}"'.encode()
     for name in ("model", "stream", "stream_options", "priority", "ttl", "keep_alive", "n", "max_tokens")
 }
-#: All digits are zeros after it: finding a run of them takes a twentieth of the time that a pattern does.
-_ZEROS = bytes(ord("0") if chr(code) in "0123456789" else code for code in range(256))
-_LONG_RUN = b"0" * (JSON_DIGITS_MAX + 1)
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 Node = dict[str, "Node"] | list["Node"]  # as far as brackets go
@@ -103,10 +100,11 @@ class Bodies:
     async def read_object(self, context: Holder) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
         body = await self.read(context)
-        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not _may_have_long_number(body):
+        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not may_have_long_number(body):
             return parse_object(body)
         async with self._turn_to_read():
             found, context.lifted = await parse_large(body)
+            await asyncio.sleep(0)  # encoding it for an engine is a turn's work by itself
         return found
 
     async def read_plain(self, context: Holder) -> dict[str, object]:
@@ -116,7 +114,7 @@ class Bodies:
     async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
         """As `read_plain`, of a body that was read."""
         _check_plain(body)
-        if _may_have_long_number(body):
+        if may_have_long_number(body):
             async with self._turn_to_read():
                 await parse_large(body)  # refuses a number of so many digits; in a text they are welcome
         return parse_object(body)
@@ -231,11 +229,6 @@ class Bodies:
         asyncio.get_running_loop().run_in_executor(None, return_freed)
 
 
-def _may_have_long_number(body: bytes | bytearray) -> bool:
-    """Whether a body has so many digits in a row that decoding them may take long; they may also be in a text."""
-    return len(body) >= JSON_DIGITS_BYTES_MIN and _LONG_RUN in body.translate(_ZEROS)
-
-
 async def parse_large(body: bytes | bytearray) -> tuple[dict[str, object], Lifted]:
     """The JSON object in a large body, with marks for its long texts. Raises RequestError, TooLarge."""
     frame, lifted = await lift(body)
@@ -246,7 +239,11 @@ def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -
     """The JSON object in a body. Raises RequestError for everything else. `is_disguised`: whether a field's name has an
     escaped letter, where that was looked at."""
     try:
-        value = _decode(body)
+        if len(body) < JSON_DIGITS_BYTES_MIN:
+            value = _decode(body)
+        else:
+            with collector_paused():
+                value = _decode(body)
     except RecursionError:
         raise RequestError(f"the body is nested deeper than {JSON_DEPTH_MAX}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

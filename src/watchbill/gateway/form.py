@@ -10,9 +10,10 @@ import asyncio
 import re
 from dataclasses import dataclass
 from email.message import Message
+from typing import cast
 
 from watchbill.errors import RequestError, UnsupportedMedia
-from watchbill.gateway.lifting import Piece, Pieces
+from watchbill.gateway.lifting import Piece
 from watchbill.limits import JSON_WINDOW_BYTES
 
 __all__ = ["Form", "Part", "parse_form"]
@@ -66,16 +67,14 @@ class Form:
 
     def encode(self, model: str | None, without: frozenset[str]) -> list[bytes]:
         """The form as it goes to an engine, in pieces: under its own name of the model, and without our own fields."""
-        pieces = Pieces()
+        pieces: list[Piece] = []
         for part in self.parts:
             if part.name in without and not part.is_file:
                 continue
             content = model.encode() if model and part.name == "model" and not part.is_file else part.content
-            pieces.add(b"--%b\r\n%b\r\n\r\n" % (self.boundary.encode(), part.head))
-            pieces.add(content)
-            pieces.add(b"\r\n")
-        pieces.add(b"--%b--\r\n" % self.boundary.encode())
-        return pieces.end()
+            pieces += (b"--%b\r\n%b\r\n\r\n" % (self.boundary.encode(), part.head), content, b"\r\n")
+        pieces.append(b"--%b--\r\n" % self.boundary.encode())
+        return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well
 
 
 async def parse_form(body: bytes | bytearray, content_type: str) -> Form:

@@ -28,10 +28,9 @@ from watchbill.limits import (
     JSON_LIFTED_MAX,
     JSON_VALUES_MAX,
     JSON_WINDOW_BYTES,
-    PIECES_BYTES,
 )
 
-__all__ = ["ESCAPED_NAME", "Lifted", "Piece", "Pieces", "lift"]
+__all__ = ["ESCAPED_NAME", "Lifted", "Piece", "lift"]
 
 Piece = bytes | memoryview
 
@@ -91,42 +90,15 @@ class Lifted:
         return cast("object", msgspec.json.decode(b"".join(pieces)))
 
     def _filled(self, frame: bytes) -> list[bytes]:
-        pieces = Pieces()
+        pieces: list[Piece] = []
         done = 0
         for found in self._marks.finditer(frame):
             slashes = len(found[2])
-            pieces.add(frame[done : found.start() - slashes - len("u0001")])
-            pieces.add(_nested(self._texts[int(found[1])], slashes))
+            pieces.append(frame[done : found.start() - slashes - len("u0001")])
+            pieces.append(_nested(self._texts[int(found[1])], slashes))
             done = found.end()
-        pieces.add(frame[done:])
-        return pieces.end()
-
-
-class Pieces:
-    """Pieces of a request: large ones as they are, small ones together. A socket takes its time with each of them."""
-
-    def __init__(self) -> None:
-        self._whole: list[Piece] = []
-        self._small: list[Piece] = []
-        self._size = 0
-
-    def add(self, piece: Piece) -> None:
-        if len(piece) >= JSON_WINDOW_BYTES:
-            self._join()
-            self._whole.append(piece)
-            return
-        self._small.append(piece)
-        self._size += len(piece)
-        if self._size >= PIECES_BYTES:
-            self._join()
-
-    def _join(self) -> None:
-        self._whole.append(b"".join(self._small))
-        self._small, self._size = [], 0
-
-    def end(self) -> list[bytes]:
-        self._join()
-        return cast("list[bytes]", self._whole)  # who writes them to a socket takes views as well
+        pieces.append(frame[done:])
+        return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well
 
 
 def _nested(text: Piece, slashes: int) -> Piece:

@@ -30,6 +30,7 @@ from watchbill.gateway.stream import Out
 from watchbill.gateway.wire import decode_fields
 from watchbill.limits import (
     ERROR_BYTES_MAX,
+    JSON_AT_ONCE_BYTES_MAX,
     PROMPT_TOKENS_FORETOLD_MAX,
     UNLOAD_RECENT_MS,
     UPSTREAM_ANSWER_BYTES_MAX,
@@ -86,6 +87,7 @@ class Vectors(msgspec.Struct, frozen=True):
     usage: Fields | None = None
 
 
+_decode_outline = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
@@ -294,12 +296,29 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
     return _pass_on(relay, b"".join(pieces))
 
 
+def _check_ends(content_type: str, answer: bytes) -> None:
+    """Raises EngineFailed for JSON that is no object. A large answer, such as vectors, is not read for that: its first
+    and last bytes tell."""
+    if content_type != _JSON:
+        return
+    has_ends = answer.lstrip()[:1] == b"{" and answer.rstrip()[-1:] == b"}"
+    try:
+        if has_ends and len(answer) <= JSON_AT_ONCE_BYTES_MAX:
+            _decode_outline(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        has_ends = False
+    if not has_ends:
+        raise EngineFailed("the engine's answer is no JSON object")
+
+
 def _pass_on(relay: Relay, answer: bytes) -> Whole:
     """An engine's whole answer as it is, or its error in our shape."""
     if relay.status < 400:
-        relay.finish(ok=True)
         if relay.status == 200:
+            _check_ends(relay.content_type, answer)
+            relay.finish(ok=True)
             return Whole(relay.content_type or _JSON, answer)
+        relay.finish(ok=True)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
     answer = answer[:ERROR_BYTES_MAX]
     try:

@@ -8,7 +8,6 @@ a line larger than its bound is an error, so that an engine which never ends one
 reader of events is `engines.sse`.
 """
 
-import re
 from typing import cast
 
 import msgspec
@@ -16,7 +15,8 @@ import msgspec
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, JSON_DIGITS_MAX, JSON_VALUES_MAX, NDJSON_LINE_BYTES_MAX
+from watchbill.gateway.decodable import collector_paused, is_decodable
+from watchbill.limits import JSON_DIGITS_BYTES_MIN, NDJSON_LINE_BYTES_MAX
 
 __all__ = [
     "NO_STREAM",
@@ -26,7 +26,6 @@ __all__ = [
     "LineReader",
     "decode_fields",
     "event",
-    "is_decodable",
     "line",
     "read_chunk",
 ]
@@ -152,23 +151,16 @@ def _without_return(text: bytes) -> bytes:
 NO_STREAM = "the engine's stream is no stream of JSON objects"
 
 _decode = msgspec.json.Decoder(Fields).decode
-_DIGITS = re.compile(rb"[0-9]{%d}" % (JSON_DIGITS_MAX + 1))
-
-
-def is_decodable(text: bytes) -> bool:
-    """Whether decoding takes a short time, whatever comes of it."""
-    if len(text) <= JSON_AT_ONCE_BYTES_MAX:
-        return True
-    # One look after the other: most of what is too much has too many commas.
-    is_long = any(text.count(mark) > JSON_VALUES_MAX for mark in (b",", b"[", b"{"))
-    return not is_long and _DIGITS.search(text) is None
 
 
 def decode_fields(text: bytes, complaint: str) -> Fields:
     """The object that an engine sent. Raises EngineFailed with a complaint when it is none, or too much of one."""
     if not is_decodable(text):
-        raise EngineFailed(f"{complaint}: it has too many values, or digits in a number")
+        raise EngineFailed(f"{complaint}: it has too many bytes or values, or digits in a number")
     try:
-        return _decode(text)
+        if len(text) < JSON_DIGITS_BYTES_MIN:
+            return _decode(text)
+        with collector_paused():
+            return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"{complaint}: {error}") from None

@@ -1,0 +1,103 @@
+"""JSON that would take long to decode: refused by one rule, whatever its size, and only for what is at fault."""
+
+import asyncio
+import gc
+import json
+
+import pytest
+
+from support.longest_pause import LAG_S_MAX, longest_pause
+from support.open_gateway import open_gateway
+from support.peer import Asked, Talk, stream_of
+from watchbill.gateway.decodable import collector_paused, is_decodable
+from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN, JSON_DIGITS_MAX, JSON_VALUES_MAX
+
+LONG = b"7" * (JSON_DIGITS_MAX + 1)
+SIZES = [JSON_DIGITS_BYTES_MIN, 100_000, 256 * 2**10, 2**20, 3 * 2**20]
+CHAT = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_digits_are_too_many_in_a_number_and_harmless_in_a_text(size: int) -> None:
+    """R34: the same rule for every size that takes time."""
+    room = b" " * size
+    assert not is_decodable(b'{"a": %b}%b' % (LONG, room))
+    assert not is_decodable(b'{"a \\" b": [1, -0.%b]}%b' % (LONG, room))
+    assert is_decodable(b'{"a": "%b"}%b' % (LONG, room))
+    assert is_decodable(b'{"a": "x\\"%b\\"", "b": %b}%b' % (LONG * 100, LONG[:-1], room))
+
+
+def test_values_are_counted_outside_of_texts() -> None:
+    """R34"""
+    many = JSON_VALUES_MAX + 1
+    assert not is_decodable(b"[" + b"1," * many + b"1]")
+    assert not is_decodable(b"[" * many)
+    assert is_decodable(b'{"a": "' + b"{[,]}" * many + b'"}')
+    assert not is_decodable(b'{"a": "' + b"x" * JSON_DECODED_BYTES_MAX + b'"}')
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_with_many_digits_in_its_text_is_given_whole(path: str, stream: bool) -> None:
+    """R34: a model may well say 50,000 digits of pi."""
+    said = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"stop"}]}\n\n' % (
+        b"3" * 300_000
+    )
+    anthropic = (
+        b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"%b"}}\n\n'
+    )
+    if path == "/v1/messages":
+        said = anthropic % (b"3" * 300_000) + b'data: {"type":"message_stop"}\n\n'
+    async with open_gateway(
+        stream_of(said, b"" if path == "/v1/messages" else b"data: [DONE]\n\n")
+    ) as opened:
+        answer = await opened.ask(path, {**CHAT, "max_tokens": 1, "stream": stream})
+        assert answer.status == 200 and b"3" * 300_000 in answer.body
+
+
+def test_the_collector_runs_again_after_a_pause() -> None:
+    """R42: also where the decoder raises."""
+
+    def fail() -> None:
+        with collector_paused():
+            assert not gc.isenabled()
+            raise ValueError("no JSON")
+
+    with pytest.raises(ValueError, match="no JSON"):
+        fail()
+    assert gc.isenabled()
+
+
+def whole(content: bytes) -> Talk:
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(content) + content)
+
+    return talk
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/chat"])
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 2_000_000, b"[]", b"7", b"", b'{"a":' * 50_000, b'{"a": 1', b"{}}"],
+    ids=lambda each: each[:8].decode(),
+)
+async def test_an_answer_that_is_no_object_is_an_error_of_the_engine(path: str, content: bytes) -> None:
+    """R33: 502 that says so, in place of a 200 that no client can read."""
+    async with open_gateway(whole(content)) as opened:
+        doing = asyncio.ensure_future(
+            opened.ask(path, {**CHAT, "prompt": "x", "input": "x", "stream": False})
+        )
+        assert await longest_pause(doing) < LAG_S_MAX
+        assert (await doing).status == 502
+
+
+async def test_a_body_of_thousands_of_long_texts_holds_up_nobody() -> None:
+    """R42: its texts are joined as they are sent, a slice in each turn."""
+    texts = [{"role": "user", "content": "w " * 3_000}] * 5_000
+    body = json.dumps({**CHAT, "messages": texts}).encode()
+    async with open_gateway() as opened:
+        doing = asyncio.ensure_future(opened.ask("/v1/chat/completions", body))
+        assert await longest_pause(doing) < LAG_S_MAX
+        assert (await doing).status == 200
+        assert opened.peer.asked[0].json["messages"] == texts
