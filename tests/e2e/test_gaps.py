@@ -1,0 +1,77 @@
+"""A real daemon whose engine answers without pause: how long others wait meanwhile, seen by another process.
+
+`pytest -s` prints the longest wait of each storm. On a machine with nothing else to do it is below 50 ms; the bound
+here is for busy ones. Without shares of the event loop it is seconds.
+"""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.place import Daemon, Place
+
+PROGRAMS = Path(__file__).parent / "programs"
+STORMS = ["words", "tools", "comments", "blanks", "line", "bytes", "headers", "extension", "brackets"]
+DOORS = ["/v1/chat/completions", "/api/chat", "/v1/messages"]
+STORM_S = 0.4
+WAIT_MS_MAX = 500.0
+
+
+@contextlib.contextmanager
+def program(name: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A program that ends with its standard input."""
+    command = [sys.executable, str(PROGRAMS / name), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def stormy(shared_place: Place) -> Iterator[Daemon]:
+    """A daemon in front of the hostile engine."""
+    with program("hostile_engine.py") as engine:
+        assert engine.stdout is not None
+        port = engine.stdout.readline().strip()
+        shared_place.config.write_text(
+            f'[engines.hostile]\ndriver = "remote"\nurl = "http://127.0.0.1:{port}"\n'
+            '[models.storm]\nengine = "hostile"\nconcurrency = 8\n'
+        )
+        yield shared_place.up()
+
+
+def ask(daemon: Daemon, path: str, storm: str, *, stream: bool) -> None:
+    """Asks for a storm, takes what comes of it for a while, and leaves."""
+    said = [{"role": "user", "content": f"storm {storm}"}]
+    body = json.dumps({"model": "storm", "messages": said, "max_tokens": 9, "stream": stream}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    end = time.monotonic() + STORM_S
+    with socket.create_connection(("127.0.0.1", daemon.port)) as client, contextlib.suppress(TimeoutError):
+        client.sendall(head + body)
+        while (left := end - time.monotonic()) > 0:
+            client.settimeout(left)
+            if not client.recv(2**18):
+                return
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("storm", STORMS)
+def test_others_are_answered_while_an_engine_storms(
+    stormy: Daemon, storm: str, path: str, stream: bool
+) -> None:
+    """R34: whatever it sends, and whatever is made of it."""
+    with program("probe_health.py", str(stormy.port)) as probing:
+        ask(stormy, path, storm, stream=stream)
+        told, _ = probing.communicate("", timeout=60)
+    waited = json.loads(told)
+    print(f"{storm} {path} stream={stream}: {waited}")
+    assert waited["longest_ms"] < WAIT_MS_MAX
