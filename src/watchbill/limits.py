@@ -186,8 +186,8 @@ UPSTREAM_HEADERS_MAX = 128
 #: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: How much of an engine's answer is parsed, and how much is given out, in one turn of the event loop. Translating so
-#: much of an answer in tiny events takes some milliseconds.
-UPSTREAM_TURN_BYTES = 16 * 2**10
+#: much of an answer in tiny events takes 20 ms at the worst.
+UPSTREAM_TURN_BYTES = 8 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
 #: The part of an engine's error that is read.
