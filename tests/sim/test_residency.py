@@ -686,6 +686,25 @@ def test_no_model_leaves_for_a_load_that_the_disk_prevents(world_of: WorldOf, mo
     assert after.outcome == "answered" and not world.judge.broken
 
 
+def test_a_model_that_sleeps_wakes_although_the_disk_is_full(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: its process is there, so nothing is written; another model may leave for it."""
+    world = world_of(
+        model("A", sleep_ms=Millis(1_000), sleeps_when_told=True, asleep={"gpu:0": Bytes(10**8)}),
+        model("B"),
+        load_ms=1_000,
+    )
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    assert world.core.state.models["A"].stage is Stage.ASLEEP
+    world.arrive("B", 4_000, lane="chat")
+    world.run(13_000)
+    waking = world.arrive("A", 300, lane="chat")
+    world.disk_fault = "No space left on device"
+    world.look()
+    world.run(60_000)
+    assert waking.outcome == "answered" and not world.judge.broken
+
+
 def test_a_full_disk_here_does_not_concern_engines_elsewhere(world_of: WorldOf, model: ModelOf) -> None:
     """RES-20: a model of another program writes nothing below the root."""
     world = world_of(model("A", writes_here=False), model("B"), load_ms=1_000)

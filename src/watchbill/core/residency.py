@@ -398,7 +398,7 @@ class Residency:
         if fault is None:
             return
         for model in self._state.in_stage(Stage.ABSENT, Stage.PLANNED):
-            if model.spec.writes_here and self._state.is_wanted(model):
+            if model.spec.writes_here and not model.sleeps and self._state.is_wanted(model):
                 self.await_disk(model, fault, now)
 
     def fail(

@@ -323,6 +323,7 @@ class Judge:
             and planned is not None
             and planned.stage is Stage.PLANNED
             and planned.spec.writes_here
+            and not planned.sleeps
         ):
             self.say("stopped for a load that the disk prevents", f"{action.model} for {target}")
         for caller in self._world.open.values():
