@@ -32,12 +32,11 @@ from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS
 from watchbill.notify import Notifier
-from watchbill.probes import Probe
 from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import RootLock, Signals, Withheld, reap, watch_own_log
+from watchbill.processes import CardLocks, RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts, Deliverer
@@ -194,8 +193,10 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
     spools = _Spools(Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell))
-    driver = _make_driver(setting, catalog, journal, alerts, spools)
+    cards = _Cards(catalog, setting)
+    driver = _make_driver(setting, catalog, journal, alerts, spools, cards=cards)
     try:
+        await cards.own(catalog)
         await driver.start()
         _tell_of_failures(driver, setting)
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
@@ -206,7 +207,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         root.write_daemon(serving.url)
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
-        reloading = _Reloading(_Reloaded(driver, spools, serving), setting, reload_asked)
+        reloading = _Reloading(_Reloaded(driver, spools, serving, cards), setting, reload_asked)
         await reloading.begin()
         log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
         pings = asyncio.create_task(notifier.keep_watchdog_calm(driver.is_ready), name="watchdog")
@@ -222,6 +223,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         for lost in await asyncio.to_thread(spools.close):
             setting.screen.warn(lost)
         await driver.close()
+        cards.locks.release()
         journal.close()
         root.forget_daemon()
     pings.cancel()
@@ -230,7 +232,13 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
 
 
 def _make_driver(
-    setting: _Setting, catalog: Catalog, journal: Journal, alerts: Alerts, spools: "_Spools"
+    setting: _Setting,
+    catalog: Catalog,
+    journal: Journal,
+    alerts: Alerts,
+    spools: "_Spools",
+    *,
+    cards: "_Cards",
 ) -> Driver:
     root, ram, withheld = setting.root, RamProbe(), setting.withheld
     return Driver(
@@ -245,7 +253,7 @@ def _make_driver(
             alerts=alerts,
             make_probe_loop=partial(
                 ProbeLoop,
-                probes=_probes(ram, catalog, setting.screen),
+                probes=[PatientProbe(ram), *([] if cards.probe is None else [cards.probe])],
                 ram=ram,
                 disk=DiskProbe(root.path),
             ),
@@ -255,19 +263,32 @@ def _make_driver(
     )
 
 
-def _probes(ram: RamProbe, catalog: Catalog, screen: Screen) -> list[PatientProbe]:
-    """RAM always; GPUs where the config names one and the machine, or a test's file, can report about it.
+class _Cards:
+    """The cards that the config names: their probe, and the locks by which this daemon alone uses them (R14).
 
     A card without its driver counts as absent, and models elsewhere are served.
     """
-    probes: list[Probe] = [ram]
-    if any(name.startswith("gpu:") for name in catalog.devices):
-        cards, why = find_cards()
-        if cards is not None:
-            probes.append(cards)
-        else:
-            screen.warn(f"no card can be read, so no model is loaded on a card until the next start: {why}")
-    return [PatientProbe(probe) for probe in probes]
+
+    def __init__(self, catalog: Catalog, setting: _Setting) -> None:
+        self.probe: PatientProbe | None = None
+        self.locks = CardLocks()
+        self._owner = f"the daemon of {setting.root.path}"
+        if any(name.startswith("gpu:") for name in catalog.devices):
+            cards, why = find_cards()
+            if cards is not None:
+                self.probe = PatientProbe(cards)
+            else:
+                setting.screen.warn(
+                    f"no card can be read, so no model is loaded on a card until the next start: {why}"
+                )
+
+    async def own(self, catalog: Catalog) -> None:
+        """Takes the cards of this config. Raises OursError when one belongs to another process."""
+        if self.probe is None:
+            return
+        readings = await self.probe.look()
+        uuids = {name: readings[name].uuid for name in catalog.devices if name in readings}
+        self.locks.take({name: uuid for name, uuid in uuids.items() if uuid}, self._owner)
 
 
 def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
@@ -395,6 +416,7 @@ class _Reloaded:
     driver: Driver
     spools: "_Spools"
     serving: Serving
+    cards: _Cards
 
 
 class _Reloading:
@@ -460,6 +482,7 @@ class _Reloading:
         if not loaded.catalog.models:  # more likely an editor that has not written yet than an empty config
             raise ConfigError(problems=[loaded.problem(("models",), "there is no model")])
         catalog = _with_address(loaded.catalog, self._options)
+        await self._parts.cards.own(catalog)
         self._withheld.key_variables = catalog.server.key_variables
         driver = self._parts.driver
         before = _failures(driver)

@@ -1,11 +1,14 @@
 """Cards that run hot and models that stay: played by a file that stands for the cards' own library."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from e2e.place import Place, scripted
 from support.eventually import wait_until
+from watchbill.processes.device_lock import locks_folder
 
 MB = 10**6
 
@@ -48,6 +51,32 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     cards.write_text("not a card")
     wait_until(lambda: any("probe" in alert["reason"] for alert in place.events("alert")))
     assert daemon.chat("large")[0] == 200
+
+
+@pytest.mark.timeout(60)
+def test_a_card_has_one_daemon_on_a_host(place: Place, tmp_path: Path) -> None:
+    """R14: the second one refuses to start and says who has the card, whatever number the card has for it."""
+    uuid = f"GPU-test-{os.urandom(6).hex()}"
+
+    def cards(name: str) -> str:
+        file = tmp_path / f"{name.replace(':', '')}.json"
+        file.write_text(json.dumps({"cards": [{"name": name, "capacity": "24GB", "uuid": uuid}]}))
+        return str(file)
+
+    place.environment["WATCHBILL_FAKE_GPUS"] = cards("gpu:0")
+    place.config.write_text("[devices.'gpu:0']\n" + weighing("one", '{ "gpu:0" = "8GB" }'))
+    daemon = place.up()
+    other = tmp_path / "other.toml"
+    other.write_text("[devices.'gpu:5']\n" + weighing("one", '{ "gpu:5" = "8GB" }'))
+    place.environment["WATCHBILL_FAKE_GPUS"] = cards("gpu:5")
+    words = ("up", "--port", "0", "--config", str(other), "--root", str(tmp_path / "second"))
+    try:
+        refused = place.run(*words)
+        assert refused.returncode == 2
+        assert f"gpu:5 ({uuid}) belongs to the daemon of " in refused.stderr
+        assert f"(pid {daemon.pid})" in refused.stderr
+    finally:
+        (locks_folder() / f"watchbill-{uuid}.lock").unlink()
 
 
 @pytest.mark.timeout(60)

@@ -60,6 +60,9 @@ class Library:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
         return index
 
+    def nvmlDeviceGetUUID(self, index: object) -> object:
+        return self.answer("uuid", f"GPU-{index}")
+
     def nvmlDeviceGetMemoryInfo(self, _: object, version: int | None = None) -> object:
         if version is None:
             total = SimpleNamespace(total=self.memory.total, used=615 * MIB, free=self.memory.free)

@@ -44,6 +44,7 @@ class Reading:
     #: GPUs only: pid -> memory of that process.
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
+    uuid: str = ""  # GPUs only: the card itself, whatever its number; empty where it has none
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
         """The reading for the core, with its age at `now`, and why the device takes no loads."""

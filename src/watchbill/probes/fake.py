@@ -8,7 +8,7 @@ another process, changes the cards by replacing it:
 
 `at` counts seconds since `started` (seconds of the epoch; the file's modification time when it is missing). A step
 holds until the next one. A step may set used, processes, temperature_c, power_w, clock_mhz, throttled, or
-`"fail": "reason"`, which makes the probe fail as a lost driver would.
+`"fail": "reason"`, which makes the probe fail as a lost driver would. A card with a `uuid` has one owner on the host.
 """
 
 import json
@@ -70,6 +70,7 @@ class FakeGpuProbe:
             taken_at=Millis(round(self._clock() * 1000)),
             processes={int(pid): _bytes(size) for pid, size in processes.items()},
             health=_health_of(card, step),
+            uuid=str(card.get("uuid", "")),
         )
 
 

@@ -42,6 +42,7 @@ class Nvml(Protocol):
     def nvmlShutdown(self) -> None: ...
     def nvmlDeviceGetCount(self) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes: ...
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = ...) -> Any: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
     def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...
@@ -71,6 +72,7 @@ class NvmlProbe:
         except nvml.NVMLError as error:
             raise ProbeError(f"no NVIDIA driver: {error}") from error
         self._thresholds: dict[int, tuple[float | None, float | None]] = {}
+        self._uuids: dict[int, str] = {}
 
     def read(self) -> Mapping[str, Reading]:
         """The reading of every card."""
@@ -95,7 +97,15 @@ class NvmlProbe:
             taken_at=Millis(round(self._clock() * 1000)),
             processes=self._processes(handle),
             health=self._health(index, handle),
+            uuid=self._uuid(index, handle),
         )
+
+    def _uuid(self, index: int, handle: Any) -> str:
+        """The card's own name; it does not change, so a card is queried once."""
+        if index not in self._uuids:
+            found = self._told(lambda: self._nvml.nvmlDeviceGetUUID(handle)) or ""
+            self._uuids[index] = found.decode() if isinstance(found, bytes) else found
+        return self._uuids[index]
 
     def _memory(self, handle: Any) -> Any:
         """Version 2 reports the driver's reserve separately; old drivers have only version 1, which counts it as

@@ -8,6 +8,7 @@
 No other module starts a process.
 """
 
+from watchbill.processes.device_lock import CardLocks
 from watchbill.processes.environment import Withheld
 from watchbill.processes.keeper import Finished, Keeper
 from watchbill.processes.logs import Log, engine_log, watch_own_log
@@ -18,6 +19,6 @@ from watchbill.processes.root_lock import RootLock
 from watchbill.processes.signals import Signals
 
 __all__ = [
-    "LOOPBACK", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "Signals", "Withheld",
-    "engine_log", "is_taken", "reap", "shielded", "watch_own_log",
+    "LOOPBACK", "CardLocks", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "Signals",
+    "Withheld", "engine_log", "is_taken", "reap", "shielded", "watch_own_log",
 ]  # fmt: skip
