@@ -360,7 +360,7 @@ def test_a_killed_agent_reports_its_losses_when_it_is_back(rig: FleetRig) -> Non
     agent = rig.start("cpu-1")
     wait_until(lambda: started(rig))
     agent.kill()
-    wait_until(lambda: not marked_processes("WATCHBILL_CREW_TASK="))
+    wait_until(lambda: not marked_processes(f"BATCH_PATH={rig.root}"))
     (rig.batch_folder("b1") / "go").touch()
     rig.start("cpu-1")
     wait_until(lambda: any(result["why"] == "lost" for result in rig.results("cpu-1")))
@@ -388,7 +388,7 @@ def test_a_cancelled_batch_ends_its_workers(rig: FleetRig) -> None:
     wait_until(lambda: started(rig))
     (rig.root / places.INBOX / "b1.cancel").touch()
     rig.turn()
-    wait_until(lambda: not marked_processes("WATCHBILL_CREW_TASK="))
+    wait_until(lambda: not marked_processes(f"BATCH_PATH={rig.root}"))
     wait_until(lambda: not running(agent))
     assert rig.results("cpu-1") == []
 

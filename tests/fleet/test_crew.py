@@ -24,6 +24,7 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        self.mark = f"CREW_TEST={folder}"
         self.events: list[CrewEvent] = []
         self.crew = Crew(folder, self.events.append)
         self.crew.open()
@@ -31,7 +32,8 @@ class Watched:
     def bash(
         self, job: str, script: str, *values: str, timeout_ms: int | None = None, grace_ms: int = 500
     ) -> None:
-        self.crew.start(Job(job, (*BASH, script, "test", *values), {}, timeout_ms, grace_ms))
+        env = {"CREW_TEST": str(self.crew.folder)}
+        self.crew.start(Job(job, (*BASH, script, "test", *values), env, timeout_ms, grace_ms))
 
     def ended(self, job: str) -> list[Ended]:
         return [event for event in self.events if isinstance(event, Ended) and event.id == job]
@@ -172,7 +174,7 @@ async def test_a_task_that_forks_without_end_is_killed(watched: Watched) -> None
     watched.crew.kill("a")
     ended = await watched.end_of("a")
     assert ended.cause is Cause.KILLED
-    await eventually(lambda: not marked_processes("WATCHBILL_CREW_TASK=a\0"))
+    await eventually(lambda: not marked_processes(watched.mark))
 
 
 async def test_output_without_end_is_cut_and_disturbs_nobody(watched: Watched) -> None:
@@ -254,7 +256,7 @@ async def test_a_crew_that_is_closed_leaves_nothing(tmp_path: Path) -> None:
     await eventually(lambda: made.pid_of("a"))
     await made.crew.close()
     assert made.ended("a")[0].cause is Cause.STOPPED
-    assert not marked_processes("WATCHBILL_CREW_TASK=a\0")
+    assert not marked_processes(made.mark)
 
 
 @pytest.mark.parametrize("script", ["sleep 1000", "setsid sleep 1000 & sleep 1000", "exec env -i sleep 1000"])
@@ -263,7 +265,7 @@ async def test_tasks_of_a_killed_guard_are_killed_by_the_agent(watched: Watched,
     pid = await eventually(lambda: watched.pid_of("a"))
     os.kill(watched.crew.guard_pid, signal.SIGKILL)
     assert (await watched.end_of("a")).cause is Cause.GUARD_LOST
-    assert not lives(pid) and not marked_processes("WATCHBILL_CREW_TASK=a\0")
+    assert not lives(pid) and not marked_processes(watched.mark)
     await eventually(lambda: not watched.crew.is_open)
     watched.crew.open()
     watched.bash("b", "true")
@@ -295,7 +297,8 @@ from watchbill.processes.crew import Crew, Job, Started
 async def main():
     crew = Crew(Path(sys.argv[1]), lambda event: print(event.pid, flush=True) if isinstance(event, Started) else None)
     crew.open()
-    crew.start(Job("orphan", ("bash", "-c", "setsid sleep 1000 & trap '' TERM; while :; do sleep 0.1; done"), {}))
+    crew.start(Job("orphan", ("bash", "-c", "setsid sleep 1000 & trap '' TERM; while :; do sleep 0.1; done"),
+                   {"CREW_TEST": sys.argv[1]}))
     await asyncio.sleep(1000)
 asyncio.run(main())
 """
@@ -312,13 +315,13 @@ async def test_nothing_outlives_a_killed_agent(tmp_path: Path, victims: str) -> 
     assert process.stdout is not None
     pid = int(await process.stdout.readline())
     guard = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    await eventually(lambda: len(marked_processes("WATCHBILL_CREW_TASK=orphan\0")) >= 2)
+    await eventually(lambda: len(marked_processes(f"CREW_TEST={folder}")) >= 2)
     if victims == "both":
         os.kill(process.pid, signal.SIGSTOP)  # so that it does not bury what the guard leaves
         os.kill(guard, signal.SIGKILL)
     process.kill()
     await process.wait()
     if victims == "both":
-        assert marked_processes("WATCHBILL_CREW_TASK=orphan\0")
+        assert marked_processes(f"CREW_TEST={folder}")
         assert all(left.is_gone for left in reap(folder))
-    await eventually(lambda: not lives(pid) and not marked_processes("WATCHBILL_CREW_TASK=orphan\0"))
+    await eventually(lambda: not lives(pid) and not marked_processes(f"CREW_TEST={folder}"))

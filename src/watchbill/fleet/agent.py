@@ -223,8 +223,10 @@ class Agent:
     @staticmethod
     async def _pause(event: asyncio.Event, millis: int) -> None:
         """Waits for an event, at most this long, and takes it."""
+        # Not wait_for: until Python 3.12 it swallows a cancellation that meets the event, and the cycle went on.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), millis / 1000)
+            async with asyncio.timeout(millis / 1000):
+                await event.wait()
         event.clear()
 
     # ------------------------------------------------------------ the work cycle

@@ -168,7 +168,8 @@ class Crew:
         self._let_go_of_control()
         bound_ms = limits.ORPHAN_TERM_MS + limits.STOP_KILL_MS + limits.GUARD_GRACE_MS
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gone.wait(), bound_ms / 1000)
+            async with asyncio.timeout(bound_ms / 1000):
+                await self._gone.wait()
         self.give_up_guard()
         await self._gone.wait()  # bounded by the killing of its trees
 
