@@ -624,6 +624,8 @@ TASK_OUTPUT_BYTES_PER_S = 64 * 2**20
 #: A result.json, and how much of one rides in the result line.
 TASK_RESULT_BYTES_MAX = 2**20
 TASK_ANSWER_BYTES_MAX = 4_096
+#: Commands that an agent keeps as bash reads them; each has at most 96 KiB.
+COMMANDS_PARSED_MAX = 64
 #: Tasks that one agent runs at the same time.
 AGENT_SLOTS_MAX = 512
 #: The two cycles of an agent: signals, revoked tasks, health; and the heartbeat when nothing has changed.

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -413,3 +415,48 @@ def test_a_folder_that_is_no_fleet_is_refused(tmp_path: Path) -> None:
     assert agent.process.wait(60) == 2
     assert "has no fleet.json" in agent.said()
     rig.close()
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def told(rig: FleetRig, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "watchbill", "signal", *words, "--root", str(rig.root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_signal_is_left_for_an_agent_that_exists(rig: FleetRig) -> None:
+    """FLEET-07."""
+    rig.disk.make_folder(places.processing_folder("gpu-1"))
+    assert told(rig, "gpu-1", "abort", "each_x7").returncode == 0
+    file = rig.root / places.SIGNALS / "gpu-1.abort.each_x7"
+    assert json.loads(file.read_text()) == {"task_id": "each_x7"}
+    assert told(rig, "gpu-1", "hold").returncode == 0
+    assert (rig.root / places.SIGNALS / "gpu-1.hold").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("gpu-2", "stop"), "gpu-2 is not an agent of"),
+        (("gpu-1", "abort"), "abort needs the name of a task; write: watchbill signal gpu-1 abort TASK"),
+        (("gpu-1", "stop", "a"), "stop is about the agent and takes no task"),
+        (("gpu-1", "abort", "../x"), "cannot be a task"),
+    ],
+)
+def test_a_signal_that_means_nothing_is_refused(
+    rig: FleetRig, words: tuple[str, ...], complaint: str
+) -> None:
+    rig.disk.make_folder(places.processing_folder("gpu-1"))
+    refused = told(rig, *words)
+    assert refused.returncode == 2 and complaint in refused.stderr
+    assert os.listdir(rig.root / places.SIGNALS) == []
+
+
+def test_once_works_off_the_queue_and_leaves(rig: FleetRig) -> None:
+    rig.submit("b1", task("a", "true") + task("b", "true"))
+    rig.turn()
+    agent = rig.start("cpu-1", "--once")
+    assert agent.process.wait(60) == 0
+    rig.turn()
+    assert ended(rig) == "complete"

@@ -9,6 +9,7 @@ thread. `prepare` and `conclude` may be repeated.
 """
 
 import errno
+import functools
 import glob
 import json
 import os
@@ -27,7 +28,7 @@ from watchbill.fleet.results import End, Result, end_of
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
-from watchbill.plans.command import argv_of, argv_of_batch, parse_command
+from watchbill.plans.command import Command, argv_of, argv_of_batch, parse_command
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.fields import TaskClass, TaskType
 from watchbill.plans.placeholders import Placeholder, fill
@@ -170,7 +171,7 @@ class _Preparation:
         return str(places.from_shared(PurePosixPath(self._setting.root), below))
 
     def _command(self, rows: list[ValueOf]) -> list[str]:
-        command = parse_command(self._work.text("command"))
+        command = _parsed(self._work.text("command"))
         if command.refusals:
             raise OursError(command.refusals[0].text, hint=command.refusals[0].hint)
         if len(self._slip.items) > 1:
@@ -216,6 +217,12 @@ class _Preparation:
         texts = self._work.texts(key)
         filled = (fill(text, _escaping(value_of)) for value_of in rows for text in texts)
         return tuple(dict.fromkeys(filled))
+
+
+@functools.lru_cache(maxsize=limits.COMMANDS_PARSED_MAX)
+def _parsed(text: str) -> Command:
+    """A command as bash reads it. All tasks of a fan-out have the same text."""
+    return parse_command(text)
 
 
 def _escaping(value_of: ValueOf) -> ValueOf:
