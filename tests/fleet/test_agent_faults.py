@@ -194,3 +194,50 @@ async def test_a_silent_heartbeat_of_another_machine_is_nobody(rig: FleetRig) ->
     await serving
     heartbeat = json.loads((rig.root / places.heartbeat_path("cpu-1")).read_text())
     assert (heartbeat["state"], heartbeat["boot_id"]) == ("stopped", boot_id())
+
+
+# ------------------------------------------------------------------ slips that nobody issued
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"class": "other", "command": "true"},
+        {"type": "generate", "prompt": "x"},
+        {"command": "echo {NOTHING}"},
+        {"command": "eval {ITEM}"},
+        {"command": "true", "requires": ["a\0b"]},
+        {"command": "true", "produces": ["\ud800"]},
+        {"command": "true", "env": {"A=B": "x"}},
+        {"command": "true", "env": {"A": "\ud800"}},
+        {"command": "true", "items": ["{"]},
+        {"command": "true", "plan": "../../etc"},
+    ],
+    ids=repr,
+)
+async def test_a_slip_that_makes_no_sense_fails_and_harms_nobody(
+    rig: FleetRig, work: dict[str, object]
+) -> None:
+    """R50: anybody may write into a shared folder."""
+    slip = {
+        "format": 1,
+        "task": "a",
+        "batch": "b1",
+        "plan": "p",
+        "attempt": 1,
+        "inputs": {},
+        "items": [],
+        **work,
+    }
+    (rig.root / "plans/p").mkdir()
+    name = "3-0000000001-cpu-v0-_-b1-a.a1.json"
+    async with running(options(rig)):
+        (rig.root / places.QUEUE / name).write_text(json.dumps(slip))
+        await eventually(lambda: whys(rig))
+        (rig.root / places.QUEUE / name.replace("0001", "0002")).write_text(json.dumps({**slip, **SENSIBLE}))
+        await eventually(lambda: len(whys(rig)) == 2)
+    assert whys(rig)[0] in ("failed", "missing_output") and whys(rig)[1] == "done"
+
+
+SENSIBLE = {"class": "cpu", "type": "shell", "command": "true", "requires": [], "produces": [], "env": {},
+            "items": [], "plan": "p"}  # fmt: skip

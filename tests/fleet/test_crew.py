@@ -216,10 +216,11 @@ async def test_term_comes_before_kill(watched: Watched, tmp_path: Path) -> None:
     assert ended.out.tail == b"ready\nbye\n"
 
 
-async def test_a_task_that_ignores_term_is_killed_after_its_grace(watched: Watched) -> None:
+async def test_a_task_that_ignores_term_is_killed_after_its_grace(watched: Watched, tmp_path: Path) -> None:
     """R55."""
-    watched.bash("a", "trap '' TERM; while :; do sleep 0.05; done")
-    await eventually(lambda: watched.pid_of("a"))
+    note = tmp_path / "pid"
+    watched.bash("a", f"trap '' TERM; echo $$ > {note}; while :; do sleep 0.05; done")
+    await eventually(lambda: file_with(note))
     watched.crew.stop("a", 200)
     ended = await watched.end_of("a")
     assert (ended.cause, ended.code) == (Cause.STOPPED, -signal.SIGKILL)

@@ -37,7 +37,7 @@ from watchbill.fleet.signals import Order, Signal
 from watchbill.fleet.values import Fields
 from watchbill.fleet.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.plans.fields import TaskClass
-from watchbill.processes.crew import Crew, CrewEvent, Ended, LeaseHeard, Started, Stuck
+from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Started, Stuck
 
 __all__ = ["Agent", "AgentOptions"]
 
@@ -348,7 +348,7 @@ class Agent:
         if not task.is_revoked:
             self._finished.append(Finished(task.prepared, ended, task.fate, peak_vram_mb))
         self._work.set()
-        if self._obeying:
+        if self._obeying or ended.cause is Cause.GUARD_LOST:
             self._care.set()
 
     # ------------------------------------------------------------ the care cycle
@@ -360,8 +360,9 @@ class Agent:
 
     async def _care_once(self, desk: Desk) -> None:
         self._mind_the_guard()
+        before = list(self._running)  # what is claimed while the folder is read may not be in the list
         look = await self._files.do(desk.look)
-        self._end_revoked(look)
+        self._end_revoked(look, before)
         for signal in look.signals:
             await self._obey(desk, signal)
         await self._confirm(desk)
@@ -381,11 +382,14 @@ class Agent:
         if not self._crew.is_open:
             _LOG.error("the guard of the tasks was killed: its tasks are reported as lost")
             self._crew.open()
+            self._beat_due_at = 0.0  # its lease comes with the next heartbeat
+            self._work.set()
 
-    def _end_revoked(self, look: Look) -> None:
+    def _end_revoked(self, look: Look, before: list[str]) -> None:
         """A slip that is not in our hands any more was taken back: its task is over, whatever it does."""
-        for job, task in self._running.items():
-            if task.prepared.name not in look.held and not task.is_revoked:
+        for job in before:
+            task = self._running.get(job)
+            if task is not None and task.prepared.name not in look.held and not task.is_revoked:
                 _LOG.info("revoked: %s of %s", task.prepared.slip.task, task.prepared.slip.batch)
                 task.is_revoked = True
                 self._crew.stop(job)

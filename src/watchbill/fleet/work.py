@@ -129,8 +129,14 @@ class _Preparation:
             raise OursError(f"requires {missing}, which is not there")
         if self._asks_for_folder or len(self._slip.items) > 1:
             make_folder(self._task_path)
-        task_class = TaskClass(self._work.text("class", TaskClass.CPU.value))
-        return Prepared(self._name, self._slip, task_class, job, produces, self._asks_for_folder)
+        return Prepared(self._name, self._slip, self._task_class(), job, produces, self._asks_for_folder)
+
+    def _task_class(self) -> TaskClass:
+        word = self._work.text("class", TaskClass.CPU.value)
+        try:
+            return TaskClass(word)
+        except ValueError:
+            raise OursError(f"the slip names the class {word!a}, which this version does not know") from None
 
     def _timeout_ms(self) -> int | None:
         timeout_ms = self._work.whole("timeout_ms")
@@ -190,7 +196,7 @@ class _Preparation:
         for attempt in range(1, self._slip.attempt):
             for note in self._task_path.with_name(f"a{attempt}").glob("items_from_*"):
                 began = note.name.removeprefix("items_from_")
-                if began.isdigit():
+                if began.isdigit() and note.is_file():
                     done = max(done, int(began) + note.read_bytes().count(b"\n"))
         return min(done, len(self._slip.items))
 
@@ -242,7 +248,10 @@ def _variable(name: str, value: str) -> str:
 def _is_there(pattern: str, folder: Path) -> bool:
     """Whether a path that may be a pattern names anything; one that is relative lies in the plan's folder."""
     whole = os.path.join(glob.escape(str(folder)), pattern)
-    return next(glob.iglob(whole, recursive=True, include_hidden=True), None) is not None
+    try:
+        return next(glob.iglob(whole, recursive=True, include_hidden=True), None) is not None
+    except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
+        return False
 
 
 # ------------------------------------------------------------------ after
