@@ -34,7 +34,8 @@ def feed(
 ) -> None:
     """Stores the events of a source; `stored` gets their names as they are safe.
 
-    The spool is opened for the first event, because that makes its folders: a source without one leaves no trace.
+    The spool is opened for the first event, because that makes its folders: a source that is refused leaves no trace.
+    Without any event it is opened at the end: that it can be used is part of the outcome.
     Raises TheirsError with the place of the first line that is no event, or what the spool raises.
     """
     where = "standard input" if source == STANDARD_INPUT else source
@@ -47,6 +48,7 @@ def feed(
             lines = [line for batch in _batches(descriptor, where) for line in batch]
             _check(lines, where, "nothing was stored")
             opened.store(lines, stored, bundle=True)
+            opened.open()
             return
         if again:
             for batch in _batches(descriptor, where):
@@ -56,6 +58,7 @@ def feed(
             good = batch if again else _good_ones(batch)
             opened.store(good, stored)
             _check(batch[len(good) :], where, "what came before it is stored, it and the rest are not")
+        opened.open()
     finally:
         opened.close()
         if source != STANDARD_INPUT:
@@ -73,11 +76,13 @@ class _Opened:
         texts = [line.text for line in lines]
         if bundle:
             refuse_bundle(texts)
-        if not texts:
-            return
+        if texts:
+            _tell(stored, self.open().enqueue_many(texts, bundle=bundle))
+
+    def open(self) -> Spool:
         if self._spool is None:
             self._spool = self._open()
-        _tell(stored, self._spool.enqueue_many(texts, bundle=bundle))
+        return self._spool
 
     def close(self) -> None:
         if self._spool is not None:
