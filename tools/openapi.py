@@ -101,11 +101,12 @@ SHAPES: dict[str, Shape] = {
         waiting=WHOLE, leased=WHOLE, poison=WHOLE, appended=WHOLE, duplicates=WHOLE, poisoned=WHOLE, released=WHOLE,
         complaint=TEXT, capture_stored=WHOLE, capture_waiting=WHOLE, capture_dropped=WHOLE,
     ),
+    "Program": record(pid=maybe(WHOLE), starts=WHOLE, last_end=TEXT),
     "Status": record(
         version=TEXT, devices=table(ref("Device")), models=table(ref("Model")), lanes=table(ref("Lane")), policy=TEXT,
         policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
-        spools=table(ref("Spool")), policy_failures=WHOLE, policy_failure=maybe(TEXT), rotation=ref("Rotation"),
-        epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
+        spools=table(ref("Spool")), programs=table(ref("Program")), policy_failures=WHOLE, policy_failure=maybe(TEXT),
+        rotation=ref("Rotation"), epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -154,7 +155,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("get", "/health", "Whether the process is alive.", None, "Alive", ()),
     ("get", "/ready", "Whether the scheduler turns.", None, "Alive", ()),
     ("get", "/metrics", "Figures for Prometheus.", None, "text/plain", ()),
-    ("get", "/wb/v1/status", "Devices, models, lanes and spools.", None, "Status", ()),
+    ("get", "/wb/v1/status", "Devices, models, lanes, spools and programs.", None, "Status", ()),
     ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
     (
         "get",

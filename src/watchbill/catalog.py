@@ -286,6 +286,33 @@ class SpoolRules:
 
 
 @dataclass(frozen=True, slots=True)
+class CoordinatorRules:
+    """The coordinator that `up` runs."""
+
+    slots: int
+    stuck_after_ms: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRules:
+    """An agent that `up` runs."""
+
+    name: str
+    cpu_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRules:
+    """The shared folder of plans, and the programs that `up` runs for it."""
+
+    root: str | None = None  # None: below the daemon's root
+    keep_complete_ms: Millis = Millis(7 * 86_400_000)
+    keep_history_ms: Millis | None = None
+    coordinator: CoordinatorRules | None = None
+    agents: tuple[AgentRules, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """Everything the operator declared."""
 
@@ -302,6 +329,7 @@ class Catalog:
     alerts: AlertRules = AlertRules()
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
     process: Mapping[str, ProcessType] = field(default_factory=lambda: MappingProxyType({}))
+    fleet: FleetRules = FleetRules()
 
     def find_lane(self, name: str) -> Lane:
         """The lane of this name. Our own rotation has one that need not be declared."""

@@ -15,6 +15,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Protocol
 
 from watchbill import config
-from watchbill.catalog import Catalog, Server, SpoolRules
+from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
+from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
@@ -36,11 +38,12 @@ from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import CardLocks, RootLock, Signals, Withheld, reap, watch_own_log
+from watchbill.processes import CardLocks, Keeper, RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts, Deliverer
 from watchbill.runtime.capture import SpoolCapture
+from watchbill.runtime.children import Children
 from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks
@@ -48,6 +51,7 @@ from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.sizes import Sizes
+from watchbill.units import spell_millis
 
 __all__ = ["Options", "Screen", "run"]
 
@@ -193,8 +197,11 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
     spools = _Spools(Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell))
+    programs = Children(
+        Keeper(root.path, withheld=setting.withheld), root.logs, {"WATCHBILL_HOME": str(root.path)}
+    )
     cards = _Cards(catalog, setting)
-    driver = _make_driver(setting, catalog, journal, alerts, spools, cards=cards)
+    driver = _make_driver(setting, catalog, journal, alerts, _Beside(spools, programs), cards=cards)
     try:
         await cards.own(catalog)
         await driver.start()
@@ -202,6 +209,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
         map_large_blocks()
         _relieve_collector()
+        _start_fleet(programs, root, catalog.fleet)
         setting.lock.publish(serving.url)
         root.write_config_path(setting.file)
         root.write_daemon(serving.url)
@@ -218,8 +226,9 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         log.cancel()
         await reloading.close()
         driver.stop_admitting()
-        await stopping.unless_again(serving.close(grace_ms=DRAIN_MS))
+        await stopping.unless_again(_drain(serving, programs))
     finally:
+        await programs.close(hard=True)  # what a second signal, or an error, left
         for lost in await asyncio.to_thread(spools.close):
             setting.screen.warn(lost)
         await driver.close()
@@ -231,12 +240,17 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     return stopping.exit_code
 
 
+async def _drain(serving: Serving, programs: Children) -> None:
+    """Lets running answers end, and the programs beside the daemon leave meanwhile."""
+    await asyncio.gather(serving.close(grace_ms=DRAIN_MS), programs.close())
+
+
 def _make_driver(
     setting: _Setting,
     catalog: Catalog,
     journal: Journal,
     alerts: Alerts,
-    spools: "_Spools",
+    beside: "_Beside",
     *,
     cards: "_Cards",
 ) -> Driver:
@@ -258,9 +272,39 @@ def _make_driver(
                 disk=DiskProbe(root.path),
             ),
             recorder=Recorder(setting.options.record, Driver.now()),
-            spools=spools.view,
+            spools=beside.spools.view,
+            programs=beside.programs.view,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What runs beside the driver and is shown in its status."""
+
+    spools: "_Spools"
+    programs: Children
+
+
+def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
+    """Runs the coordinator and the agents that the config names, each as a program of its own."""
+    folder = root.path / "fleet" if rules.root is None else Path(rules.root)
+    if rules.root is None and (rules.coordinator is not None or rules.agents):
+        make_folder(folder / "plans")  # our own folder: no mount can be missing there
+    watchbill = (sys.executable, "-m", "watchbill")
+    if (brain := rules.coordinator) is not None:
+        options = {
+            "--root": str(folder), "--slots": str(brain.slots), "--stuck-after": spell_millis(brain.stuck_after_ms),
+            "--keep-complete": spell_millis(rules.keep_complete_ms),
+            "--keep-history": "off" if rules.keep_history_ms is None else spell_millis(rules.keep_history_ms),
+        }  # fmt: skip
+        words = (word for option in options.items() for word in option)
+        programs.start("coordinator", (*watchbill, "coordinator", *words))
+    for agent in rules.agents:
+        slots = () if agent.cpu_slots is None else ("--cpu-slots", str(agent.cpu_slots))
+        programs.start(
+            f"agent-{agent.name}", (*watchbill, "agent", agent.name, "--root", str(folder), *slots)
+        )
 
 
 class _Cards:
@@ -485,10 +529,12 @@ class _Reloading:
         await self._parts.cards.own(catalog)
         self._withheld.key_variables = catalog.server.key_variables
         driver = self._parts.driver
-        before = _failures(driver)
+        before, before_fleet = _failures(driver), driver.catalog.fleet
         changes = await driver.reload(catalog)
         changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
+        if catalog.fleet != before_fleet:
+            changes.append("fleet, coordinator and agents change when the daemon is started anew")
         self._parts.serving.gateway.reconfigure(catalog.server)
         if changes:
             self._parts.serving.gateway.config_since = time.time()

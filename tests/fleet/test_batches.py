@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder, shared_folder
+from watchbill.files.host import start_time
 from watchbill.fleet import places
 
 FAN_OUT = """### scan
@@ -268,3 +270,74 @@ def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet:
     ]
     refused = fleet.plan("retry", "nobody")
     assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr
+
+
+def test_tasks_for_the_coordinator_run_beside_it_and_nothing_of_it_outlives_it(fleet: FleetFolder) -> None:
+    """PLAN-08, FLEET-01: `executor: brain` with a shell command needs no other agent; a kill leaves nothing behind."""
+    fleet.write_plan("p", "### a\n- **executor**: brain\n- **command**: `echo $WATCHBILL_AGENT`\n")
+    brain = fleet.start_coordinator()
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    assert fleet.plan("logs", "a").stdout == "brain\n"
+    pid = json.loads((fleet.root / places.heartbeat_path("brain")).read_text())["pid"]
+    brain.kill()
+    brain.wait(PATIENCE_S)
+    wait_until(lambda: start_time(pid) is None)
+    fleet.start_coordinator()
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+
+
+UP = """[engines.scripted]
+driver = "scripted"
+[models.talker]
+engine = "scripted"
+script = { memory = "1MiB" }
+[coordinator]
+[agents.cpu-1]
+cpu_slots = 1
+"""
+
+
+def test_up_runs_coordinator_and_agents_starts_them_anew_and_takes_them_along(fleet: FleetFolder) -> None:
+    """FLEET-01: as the config says, below the daemon's root without one; shown in `status`, stopped by `down`."""
+    config, home = fleet.home / "watchbill.toml", ("--root", str(fleet.home / "home"))
+    config.write_text(UP)
+    daemon = fleet.start("-m", "watchbill", "up", "--port", "0", "--config", str(config), *home)
+    fleet.root = fleet.home / "home" / "fleet"
+    wait_until((fleet.root / places.MARKER).exists)
+    fleet.write_plan("p", "### a\n- **command**: `true`\n")
+    assert fleet.wait(fleet.submit("p")) == 0
+
+    def programs() -> dict[str, dict[str, object]]:
+        done = fleet.run("status", "--json", *home)
+        return json.loads(done.stdout)["programs"] if done.returncode == 0 else {}
+
+    before = wait_until(programs)
+    assert before.keys() == {"coordinator", "agent-cpu-1"}
+    pid = before["coordinator"]["pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: programs()["coordinator"]["starts"] == 2 and programs()["coordinator"]["pid"])
+    assert "agent-cpu-1" in fleet.run("status", *home).stdout
+    assert fleet.wait(fleet.submit("p")) == 0
+    left = [each["pid"] for each in programs().values()]
+    assert fleet.run("down", *home).returncode == 0
+    assert daemon.wait(PATIENCE_S) == 0
+    assert all(isinstance(each, int) and start_time(each) is None for each in left)
+
+
+def test_the_example_plan_makes_a_manifest_fans_out_and_aggregates(fleet: FleetFolder) -> None:
+    """PLAN-01 to PLAN-08: examples/plans/words as a user copies it."""
+    shutil.copytree(
+        Path(__file__).parents[2] / "examples" / "plans" / "words", fleet.root / "plans" / "words"
+    )
+    assert fleet.plan("check", "words").returncode == 0
+    fleet.start_coordinator()
+    for number in (1, 2):
+        fleet.start_agent(f"cpu-{number}")
+    batch = fleet.submit("words")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    table = (fleet.batch("words", batch) / "output" / "table.md").read_text()
+    assert table == "| text | words |\n|---|---|\n| fox | 9 |\n| work | 5 |\n| rain | 1 |\n"
+    assert {task["agent"] for task in fleet.status(batch)["tasks"]} >= {"brain"}

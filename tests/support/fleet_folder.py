@@ -18,8 +18,6 @@ from watchbill.fleet.journals import read_past
 
 __all__ = ["FleetFolder", "shared_folder"]
 
-TESTS = Path(__file__).parents[1]
-
 
 class FleetFolder:
     """One shared folder; ends every process that it started."""
@@ -53,7 +51,7 @@ class FleetFolder:
         }
         return {
             **kept, "WATCHBILL_HOME": str(self.home / "home"), "XDG_CONFIG_HOME": str(self.home / "config"),
-            "PYTHONPATH": str(TESTS), "NO_COLOR": "1",
+            "NO_COLOR": "1",
         }  # fmt: skip
 
     def start_coordinator(self, **environment: str) -> subprocess.Popen[bytes]:

@@ -128,8 +128,13 @@ MATRIX = [
      '2: rotation.silence: must be a duration; write for example 12m in quotes, or "auto" or "off"'),
     (MODEL + "background = 'x'", "3: models.a.background: must be a table, not \"x\""),
     # what is not there yet
-    ("[coordinator]", "1: coordinator: this version of Watchbill does not have a coordinator; remove it"),
-    ("[agents.a]", "1: agents: this version of Watchbill does not have agents; remove it"),
+    ("[coordinator]\nmodel = 'a'",
+     "2: coordinator.model: this version of Watchbill does not have a model of the coordinator; remove it"),
+    ("[agents.a]\ndevice = 'gpu:0'",
+     "2: agents.a.device: this version of Watchbill does not have agents with a GPU; remove it"),
+    ("[agents.brain]",
+     "1: agents.brain: is the coordinator's own agent; rename it; [coordinator] has the slots of that one"),
+    ("[agents.a_b]", "1: agents.a_b: 'a_b' cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"),
 ]  # fmt: skip
 
 
@@ -152,7 +157,8 @@ idle = false
 engine = "scripted"
 aliases = ["b"]
 memory = 1.5
-[agents]
+[agents.a]
+port = 1
 """
     assert complaints(text) == [
         "2: server.prot: is not a key that Watchbill knows; did you mean port?",
@@ -163,7 +169,7 @@ memory = 1.5
         "8: models.b.idle: False is not a duration in seconds; write for example 30s, 5m or 1h30m",
         "11: models.c.aliases[0]: b is already the name of a model; choose another alias",
         "12: models.c.memory: must be a size; write for example 4.6GB, 2GiB or 512MiB in quotes",
-        "13: agents: this version of Watchbill does not have agents; remove it",
+        "14: agents.a.port: this version of Watchbill does not have agents with a port; remove it",
     ]
 
 

@@ -1,5 +1,6 @@
 """`coordinator`: runs the batches of a shared folder until it is told to stop."""
 
+import asyncio
 import logging
 import logging.handlers
 import os
@@ -15,7 +16,12 @@ from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.fleet import places
-from watchbill.fleet.service import Leaving, Service
+from watchbill.fleet.retention import Keeping
+from watchbill.fleet.service import Leaving, Service, Settings
+from watchbill.processes import Keeper, reap
+from watchbill.root import find_root
+from watchbill.runtime.children import Children
+from watchbill.units import parse_millis
 
 __all__ = ["coordinator"]
 
@@ -34,28 +40,80 @@ def coordinator(
             "ROOT/fleet.",
         ),
     ] = None,
+    slots: Annotated[
+        int, Parameter(help="Tasks with `executor: brain` that run at the same time.")
+    ] = limits.BRAIN_SLOTS,
+    stuck_after: Annotated[
+        str, Parameter(help="A task without a sign of progress for this long is aborted.")
+    ] = "20m",
+    keep_complete: Annotated[
+        str, Parameter(help="How long slips of tasks that ended are kept; or off.")
+    ] = "7d",
+    keep_history: Annotated[
+        str, Parameter(help="How long journals and logs of batches that ended are kept; or off: for good.")
+    ] = "off",
     quiet: Annotated[bool, QUIET] = False,
 ) -> int:
     """Run the batches of a shared folder.
 
     Opens submitted plans, offers their tasks to agents and judges what they report. There is one at a time: a second
     one on this machine is refused, one on another machine waits until the first has been silent for 90 s. Decisions
-    are written to logs/brain_decisions.log; BRAIN_LOG_LEVEL=DEBUG tells each of them.
+    are written to logs/brain_decisions.log; BRAIN_LOG_LEVEL=DEBUG tells each of them. Tasks with `executor: brain` run
+    here, in an agent of its own.
 
     Example: watchbill coordinator --root /mnt/shared
     """
     folder = find_fleet(root)
-    service = Service(folder)
+    keeping = Keeping(_span(keep_complete), _span(keep_history))
+    settings = Settings(keeping, _span(stuck_after) or limits.STUCK_AFTER_MS)
+    brain = _Brain(folder, find_root(None).path, slots)
+    return asyncio.run(_coordinate(folder, settings, brain, Terminal(quiet=quiet)))
+
+
+def _span(text: str) -> int | None:
+    """A duration; None for "off"."""
+    return None if text == "off" else parse_millis(text)
+
+
+async def _coordinate(folder: Path, settings: Settings, brain: "_Brain", terminal: Terminal) -> int:
+    """Coordinate in a thread of its own; beside it an agent that runs the tasks for the coordinator itself."""
+    loop = asyncio.get_running_loop()
+    service = Service(folder, settings, on_start=lambda: brain.prepare(loop))
     _set_up_log(folder)
-
-    def stop(_number: int, _frame: object) -> None:
-        service.stop()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        loop.add_signal_handler(number, service.stop)
     watched = "polled" if service.mount.is_network else "watched"
-    Terminal(quiet=quiet).note(f"coordinating {plain(folder)} ({plain(service.mount.kind)}, {watched})")
-    return 0 if service.run() is Leaving.STOPPED else 1
+    terminal.note(f"coordinating {plain(folder)} ({plain(service.mount.kind)}, {watched})")
+    try:
+        leaving = await asyncio.to_thread(service.run)
+    finally:
+        await brain.close()
+    return 0 if leaving is Leaving.STOPPED else 1
+
+
+class _Brain:
+    """The agent for `executor: brain`: a child of the coordinator, from the moment it coordinates."""
+
+    def __init__(self, folder: Path, state: Path, slots: int) -> None:
+        self._folder, self._state, self._slots = folder, state, slots
+        self._children: Children | None = None
+
+    def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what a killed coordinator of this machine left behind, then start. Called with the folder's lock held."""
+        private = self._state / "coordinators" / places.check_root(self._folder)
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in reap(private):
+            logging.getLogger("watchbill.coordinator").warning("ended what was left behind: pid %d", left.pid)
+        loop.call_soon_threadsafe(self._start, private)
+
+    def _start(self, private: Path) -> None:
+        self._children = Children(Keeper(private), private)
+        words = ("agent", places.BRAIN, "--root", str(self._folder), "--cpu-slots", str(self._slots))
+        self._children.start(places.BRAIN, (sys.executable, "-m", "watchbill", *words))
+
+    async def close(self) -> None:
+        if self._children is not None:
+            await self._children.close()
 
 
 def _set_up_log(folder: Path) -> None:

@@ -112,6 +112,8 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
         lines += _draw_troubles(fields(device), fields(claimed.get(name)), terminal)
         lines += [_draw_loan(id, loan, terminal) for id, loan in loans.items() if loan.get("device") == name]
     lines += ["", *draw_models(models, root, terminal), "", *_draw_lanes(lanes, terminal)]
+    if programs := fields(status.get("programs")):
+        lines += ["", *_draw_programs(programs, terminal)]
     if spools := fields(status.get("spools")):
         lines += ["", *_draw_spools(spools, terminal)]
     if turns := _draw_turns(status):
@@ -311,6 +313,17 @@ def _draw_lanes(lanes: Fields, terminal: Terminal) -> list[str]:
         rows.append([plain(name), *counts, format_millis(oldest) if oldest else "-"])
     head, *drawn = terminal.table(columns, rows)
     return [terminal.mark(head, "bold"), *drawn]
+
+
+def _draw_programs(programs: Fields, terminal: Terminal) -> list[str]:
+    """The programs beside the daemon: coordinator and agents."""
+    rows: list[list[str]] = []
+    for name, each in programs.items():
+        told = fields(each)
+        pid = told.get("pid")
+        state = f"pid {figure(pid)}" if pid is not None else f"down: {plain(told.get('last_end'))}"
+        rows.append([plain(name), state, str(figure(told.get("starts")))])
+    return terminal.table([Column("program"), Column("state"), Column("starts", right=True)], rows)
 
 
 def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:

@@ -15,6 +15,14 @@ from watchbill.catalog import Catalog
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.devices import DeviceTable, build_device, check_devices, settle_devices
 from watchbill.config.engines import EngineTable, build_engines, check_engines
+from watchbill.config.fleet import (
+    AgentName,
+    AgentTable,
+    CoordinatorTable,
+    FleetTable,
+    build_fleet,
+    check_fleet,
+)
 from watchbill.config.journal import AlertsTable, JournalTable, build_alerts, build_journal
 from watchbill.config.keys import Key, keys_of, tables_of
 from watchbill.config.lanes import LaneTable, build_lane, check_lanes, settle_lanes
@@ -54,6 +62,9 @@ class Document(Table):
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
     process: dict[PlainName, ProcessTable] = Field(default={}, description="Types of work for POST /process.")
+    fleet: FleetTable = Field(default=FleetTable(), description="The folder that plans are run from.")
+    coordinator: CoordinatorTable | None = Field(default=None, description="The coordinator that `up` runs.")
+    agents: dict[AgentName, AgentTable] = Field(default={}, description="Agents that `up` runs.")
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -108,6 +119,7 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_policy(document.policy, draft)
     yield from check_epochs(document.epochs, draft)
     yield from check_spools(document.spool, draft)
+    yield from check_fleet(document.fleet, document.agents, draft)
 
 
 def build(document: Document, base: Path, environment: Mapping[str, str]) -> Catalog:
@@ -130,4 +142,5 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         alerts=build_alerts(document.alerts),
         spools={name: build_spool(name, table, base) for name, table in document.spool.items()},
         process={name: build_process_type(name, table) for name, table in document.process.items()},
+        fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),
     )

@@ -54,6 +54,8 @@ def _walk(loaded: Loaded, table: Table, path: KeyPath) -> Iterator[Entry]:
         value, at = cast("object", getattr(table, key.attribute)), (*path, key.name)
         if isinstance(value, Table):
             inner.append((at, value))
+        elif value is None and isinstance(table, Document):
+            continue  # a table that says by being there that there is something
         elif _is_named_tables(table, key):
             inner += [((*at, name), each) for name, each in cast("dict[str, Table]", value).items()]
         elif _matters(loaded.document, table, at):

@@ -13,7 +13,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -54,10 +54,13 @@ class Settings:
 class Service:
     """One coordinator process on one shared folder."""
 
-    def __init__(self, root: Path, settings: Settings | None = None) -> None:
-        """Raises OursError for a folder that is no fleet."""
+    def __init__(
+        self, root: Path, settings: Settings | None = None, on_start: Callable[[], None] = lambda: None
+    ) -> None:
+        """Raises OursError for a folder that is no fleet. `on_start` is called once this process coordinates."""
         places.make_fleet(root)
         self._root = root
+        self._on_start = on_start
         self._settings = settings or Settings()
         mount = places.probe(root)
         self.mount = mount
@@ -79,7 +82,10 @@ class Service:
         try:
             with self._locked():
                 self._wait_for_the_office()
-                return Leaving.STOPPED if self._stops else self._coordinate()
+                if self._stops:
+                    return Leaving.STOPPED
+                self._on_start()
+                return self._coordinate()
         finally:
             self._watch.close()
 

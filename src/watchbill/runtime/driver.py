@@ -79,6 +79,7 @@ class Parts:
     make_probe_loop: Callable[..., ProbeLoop]
     recorder: Recorder = field(default_factory=Recorder)
     spools: Callable[[], Mapping[str, object]] = dict  # their part of `status`
+    programs: Callable[[], Mapping[str, object]] = dict  # the same for what runs beside the daemon
 
 
 class Driver:
@@ -264,7 +265,7 @@ class Driver:
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
-        beside = {**lent, "spools": self._parts.spools()}
+        beside = {**lent, "spools": self._parts.spools(), "programs": self._parts.programs()}
         core, now = self._core, self.now()
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)

@@ -1,0 +1,103 @@
+"""`[fleet]`, `[coordinator]`, `[agents.NAME]`: the shared folder of plans, and the programs that `up` runs for it.
+
+The tables of coordinator and agents say that there is one: `up` starts it as a program of its own. What they say
+becomes options of that program, so one that is started by hand takes the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from watchbill import catalog, limits, names
+from watchbill.config.checks import Draft, Wrong
+from watchbill.config.values import Duration, Line, Table, passing
+from watchbill.errors import NameRefused
+from watchbill.units import Millis
+
+__all__ = ["AgentName", "AgentTable", "CoordinatorTable", "FleetTable", "build_fleet", "check_fleet"]
+
+_DAY_MS = 86_400_000
+
+
+class FleetTable(Table):
+    """The folder that plans, coordinator and agents share."""
+
+    root: Line | None = Field(
+        default=None,
+        description="The shared folder, also for `plan`, `coordinator` and `agent`; fleet below the daemon's root "
+        "otherwise.",
+        examples=["/mnt/shared"],
+    )
+    keep_complete: Duration = Field(
+        default=Millis(7 * _DAY_MS), description="Slips of tasks that ended are deleted after this."
+    )
+    keep_history: Duration | None = Field(
+        default=None,
+        description="Batches are reduced to their summary, results and output after this; kept whole otherwise.",
+        examples=["90d"],
+    )
+
+
+class CoordinatorTable(Table):
+    """The coordinator of the shared folder: with this table `up` runs it."""
+
+    slots: int = Field(
+        default=limits.BRAIN_SLOTS, ge=1, le=limits.AGENT_SLOTS_MAX,
+        description="Tasks with `executor: brain` that run at a time.",
+    )  # fmt: skip
+    stuck_after: Duration = Field(
+        default=Millis(limits.STUCK_AFTER_MS),
+        ge=60_000,
+        description="A task without a sign of progress for this long is aborted; the task's timeout wins.",
+    )
+
+
+class AgentTable(Table):
+    """An agent that runs tasks of plans: with this table `up` runs it."""
+
+    cpu_slots: int | None = Field(
+        default=None, ge=0, le=limits.AGENT_SLOTS_MAX,
+        description="Tasks of class cpu that run at a time; one for each processor otherwise.", examples=[4],
+    )  # fmt: skip
+
+
+#: The coordinator's own agent has this name.
+_BRAIN = "brain"
+
+
+def _check_agent(text: str) -> str:
+    names.check_plain_name(text, "an agent")
+    if not text.replace("-", "").isalnum() or not text.isascii() or len(text) > limits.AGENT_NAME_CHARS_MAX:
+        raise NameRefused(
+            f"{text[:60]!a} cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"
+        )
+    return text
+
+
+AgentName = Annotated[str, passing(_check_agent)]
+
+
+def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draft) -> Iterator[Wrong]:
+    """What is wrong with the shared folder and the agents' names."""
+    try:
+        names.operator_path(draft.base, fleet.root or ".")
+    except NameRefused as error:
+        yield ("fleet", "root"), error.what, error.hint
+    if _BRAIN in agents:
+        hint = "rename it; [coordinator] has the slots of that one"
+        yield ("agents", _BRAIN), "is the coordinator's own agent", hint
+
+
+def build_fleet(
+    fleet: FleetTable, coordinator: CoordinatorTable | None, agents: Mapping[str, AgentTable], base: Path
+) -> catalog.FleetRules:
+    """What `up` runs beside itself."""
+    return catalog.FleetRules(
+        None if fleet.root is None else str(names.operator_path(base, fleet.root)),
+        fleet.keep_complete,
+        fleet.keep_history,
+        None if coordinator is None else catalog.CoordinatorRules(coordinator.slots, coordinator.stuck_after),
+        tuple(catalog.AgentRules(name, table.cpu_slots) for name, table in agents.items()),
+    )

@@ -1,0 +1,88 @@
+"""Children: programs that run beside this process for as long as it lives, and are started anew whenever they end.
+
+Each is behind a guard (`processes.keeper`), so that none outlives this process, and has a log of its own. One that
+ends at once again and again is started less and less often.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.processes import Keeper, OwnedProcess
+
+__all__ = ["Children"]
+
+_LOG = logging.getLogger("watchbill.children")
+
+
+@dataclass(slots=True)
+class _Child:
+    """One program."""
+
+    argv: tuple[str, ...]
+    log: Path
+    process: OwnedProcess | None = None
+    task: "asyncio.Task[None] | None" = None
+    starts: int = 0
+    last_end: str = ""
+
+
+@dataclass(slots=True)
+class Children:
+    """All children of one process."""
+
+    keeper: Keeper
+    logs: Path
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # added to our own
+    _children: dict[str, _Child] = field(default_factory=dict[str, _Child])
+
+    def start(self, label: str, argv: tuple[str, ...]) -> None:
+        """Run a program from now on. Call it in the event loop."""
+        child = self._children[label] = _Child(argv, self.logs / f"{label}.log")
+        child.task = asyncio.get_running_loop().create_task(self._keep(label, child), name=label)
+
+    def view(self) -> dict[str, dict[str, object]]:
+        """Each child: its pid, how often it was started, and how it last ended."""
+        return {
+            label: {
+                "pid": child.process.pid if child.process is not None and not child.process.has_ended else None,
+                "starts": child.starts, "last_end": child.last_end,
+            }
+            for label, child in self._children.items()
+        }  # fmt: skip
+
+    async def close(self, *, hard: bool = False) -> None:
+        """Stop all of them, and wait until none is left; `hard` asks for nothing first. May be repeated."""
+        await asyncio.gather(*(self._stop(child, hard=hard) for child in self._children.values()))
+
+    @staticmethod
+    async def _stop(child: _Child, *, hard: bool) -> None:
+        if child.task is not None:
+            child.task.cancel()
+            await asyncio.wait([child.task])
+        if child.process is not None:
+            await child.process.stop(hard=hard)
+
+    async def _keep(self, label: str, child: _Child) -> None:
+        pause_ms = limits.CHILD_AGAIN_MS[0]
+        while True:
+            began = time.monotonic()
+            child.last_end = await self._once(label, child)
+            _LOG.warning("%s %s; it is started anew in %d s", label, child.last_end, pause_ms // 1000)
+            if time.monotonic() - began > limits.CHILD_STEADY_MS / 1000:
+                pause_ms = limits.CHILD_AGAIN_MS[0]
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, limits.CHILD_AGAIN_MS[1])
+
+    async def _once(self, label: str, child: _Child) -> str:
+        """Run it to its end, and say how it ended."""
+        child.starts += 1
+        try:
+            child.process = await self.keeper.start(label, child.argv, log=child.log, env=self.environment)
+        except OSError as error:  # no memory, no more processes: the next try may find some
+            return f"could not be started: {error}"
+        return (await child.process.ended()).describe()
