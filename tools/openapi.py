@@ -96,6 +96,7 @@ SHAPES: dict[str, Shape] = {
         ends_ms=maybe(WHOLE),
     ),
     "Loans": record(loans=table(ref("Loan"))),
+    "DoorDone": record(message=TEXT, name=TEXT, port=WHOLE, lane=TEXT, model=maybe(TEXT)),
     "LoanDone": record(message=TEXT, id=TEXT, device=TEXT, memory=WHOLE),
     "Spool": record(
         waiting=WHOLE, leased=WHOLE, poison=WHOLE, appended=WHOLE, duplicates=WHOLE, poisoned=WHOLE, released=WHOLE,
@@ -147,6 +148,10 @@ LOAN = asked(
     pid={"type": "integer", "minimum": 1}, hours={"type": "number", "exclusiveMinimum": 0, "maximum": 168},
     evict_idle=FLAG,
 )  # fmt: skip
+DOOR = asked(
+    ("name",), name={"type": "string", "maxLength": 64}, model=TEXT, lane=TEXT,
+    port={"type": "integer", "minimum": 0, "maximum": 65535},
+)  # fmt: skip
 RENEW = asked(("device",), device=TEXT)
 WORK = asked(("type",), type=TEXT, id={"type": "string", "maxLength": 64}, payload={"type": "object"})
 
@@ -178,6 +183,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/wb/v1/loans", "Borrows an amount of memory.", LOAN, "LoanDone", ()),
     ("post", "/wb/v1/loans/{id}/renew", "The holder still lives.", NOTHING, "LoanDone", ("id",)),
     ("delete", "/wb/v1/loans/{id}", "Gives a loan back.", None, "LoanDone", ("id",)),
+    ("post", "/wb/v1/doors", "A further address with a lane and a model of its own.", DOOR, "DoorDone", ()),
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )
 _JSON = "application/json"

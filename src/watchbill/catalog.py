@@ -15,7 +15,8 @@ from watchbill.errors import ModelNotFound
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "DEFAULT_LANE", "LATEST_WINS", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "Catalog",
+    "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "PLANS_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey",
+    "BackgroundTask", "Catalog",
     "Device", "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation",
     "RotationRules", "Server", "SpoolRules", "WorkClass",
 ]  # fmt: skip
@@ -178,6 +179,12 @@ class Lane:
 
 #: The lane of our own background rotation: served last, and with a short wait.
 ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000), queue_max=64)
+#: Requests of plan tasks. They may wait long: a task has its own time limit, and a person's request goes first.
+PLANS_LANE = Lane(
+    "plans", WorkClass.NORMAL, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=10_000
+)
+#: The lanes that need not be declared. One of the same name in the config takes its place.
+BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,14 +339,18 @@ class Catalog:
     fleet: FleetRules = FleetRules()
 
     def find_lane(self, name: str) -> Lane:
-        """The lane of this name. Our own rotation has one that need not be declared."""
-        return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lanes[name])
+        """The lane of this name, declared or built in."""
+        return self.lanes.get(name) or BUILT_IN_LANES.get(name) or self.lanes[name]
 
     def lane_for(self, name: str | None) -> Lane:
         """The lane of a request that names this one. Without a name, or with an unknown one, the first lane."""
         if name is None:
             return next(iter(self.lanes.values()))
-        return self.lanes.get(name) or (ROTATION_LANE if name == ROTATION_LANE.name else self.lane_for(None))
+        return self.lanes.get(name) or BUILT_IN_LANES.get(name) or self.lane_for(None)
+
+    def offered_lane(self, name: str) -> Lane | None:
+        """The lane that a caller may name: one of the config, or that of plans."""
+        return self.lanes.get(name) or (PLANS_LANE if name == PLANS_LANE.name else None)
 
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""

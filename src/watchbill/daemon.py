@@ -32,7 +32,7 @@ from watchbill.files.disk import DISK_FULL
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
-from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS
+from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS, PORT_MAX
 from watchbill.notify import Notifier
 from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
@@ -59,7 +59,6 @@ _ACCESS = logging.getLogger("watchbill.access")
 #: Python's own thresholds are (700, 10, 10): a pass over the young objects every few requests.
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 _LOG = logging.getLogger("watchbill.daemon")
-PORT_MAX = 65_535
 Progress = Callable[[int, int | None], None]
 
 
@@ -259,7 +258,12 @@ def _make_driver(
         catalog,
         Parts(
             make_engine=lambda rules, on_death, on_host: make_engine(
-                rules, root=root.path, on_death=on_death, on_host=on_host, withheld=withheld
+                rules,
+                root=root.path,
+                on_death=on_death,
+                on_host=on_host,
+                withheld=withheld,
+                uuids=cards.uuids,
             ),
             learned=LearnedSizes(catalog, Sizes(root.path)),
             root=root.path,
@@ -325,6 +329,10 @@ class _Cards:
                 setting.screen.warn(
                     f"no card can be read, so no model is loaded on a card until the next start: {why}"
                 )
+
+    def uuids(self) -> Mapping[str, str]:
+        """Device -> UUID, of the cards that were read at least once."""
+        return {} if self.probe is None else self.probe.uuids
 
     async def own(self, catalog: Catalog) -> None:
         """Takes the cards of this config. Raises OursError when one belongs to another process."""

@@ -472,6 +472,10 @@ CLAIM_HOURS = 8
 CLAIM_HOURS_MAX = 168
 #: How often the command line renews its claim on a device of another machine.
 CLAIM_RENEW_EVERY_S = 20.0
+#: Further addresses of the gateway, one for each agent of the machine.
+DOORS_MAX = 64
+#: The highest port there is.
+PORT_MAX = 65_535
 #: Loans at the same time.
 LOANS_MAX = 1_000
 #: The longest reason that a claim may carry.

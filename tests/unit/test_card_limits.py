@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from watchbill.catalog import Device
+from watchbill.catalog import Device, Model
 from watchbill.core.messages import Constraint, Trouble
+from watchbill.engines.owned import visible_cards
 from watchbill.probes import CardHealth, Reading
 from watchbill.probes.health import constraint
 from watchbill.probes.trees import pids_of_unit
@@ -60,7 +61,7 @@ def test_the_config_sets_other_limits() -> None:
 @pytest.mark.parametrize(
     ("over", "near", "well"),
     [
-        (card(temperature_c=86.0), card(temperature_c=82.0), card(temperature_c=79.0)),
+        (card(temperature_c=86.0), card(temperature_c=82.0), card(temperature_c=80.0)),
         (card(used=23 * GB), card(used=int(22.5 * GB)), card(used=22 * GB)),
         (card(power_w=360.0), card(power_w=340.0), card(power_w=330.0)),
     ],
@@ -92,3 +93,12 @@ def test_the_processes_of_a_unit_are_known_by_their_control_group(tmp_path: Path
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cgroup").write_text(text)
     assert pids_of_unit("watchbill-a.service", [*groups, 5], tmp_path) == [1, 2]
+
+
+def test_a_model_sees_its_own_cards_by_uuid_and_a_model_in_ram_sees_none() -> None:
+    """FLEET-10: numbers only where a card has no UUID, and never both kinds."""
+    both = Model("split", "llamacpp", devices=("gpu:3", "gpu:0"))
+    uuids = {"gpu:0": "GPU-aa", "gpu:3": "GPU-bb"}
+    assert visible_cards(both, uuids)["CUDA_VISIBLE_DEVICES"] == "GPU-bb,GPU-aa"
+    assert visible_cards(both, {"gpu:0": "GPU-aa"})["CUDA_VISIBLE_DEVICES"] == "3,0"
+    assert visible_cards(Model("small", "llamacpp"), uuids)["CUDA_VISIBLE_DEVICES"] == ""

@@ -40,7 +40,7 @@ class Library:
         self.memory = SimpleNamespace(total=143_771 * MIB, reserved=615 * MIB, used=0, free=143_156 * MIB)
         self.processes = [SimpleNamespace(pid=77, usedGpuMemory=8804 * MIB)]
         self.throttle = 0x1
-        self.asked_thresholds = 0
+        self.asked_thresholds = self.asked_uuids = 0
         self.is_shut = False
 
     def answer(self, name: str, value: object) -> object:
@@ -61,6 +61,7 @@ class Library:
         return index
 
     def nvmlDeviceGetUUID(self, index: object) -> object:
+        self.asked_uuids += 1
         return self.answer("uuid", f"GPU-{index}")
 
     def nvmlDeviceGetMemoryInfo(self, _: object, version: int | None = None) -> object:
@@ -87,6 +88,9 @@ class Library:
 
     def nvmlDeviceGetClockInfo(self, _: object, kind: int) -> object:
         return self.answer("clock", 1980)
+
+    def nvmlDeviceGetUtilizationRates(self, _: object) -> object:
+        return self.answer("utilisation", SimpleNamespace(gpu=85, memory=40))
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: object) -> object:
         return self.answer("throttle", self.throttle)
@@ -115,10 +119,25 @@ def test_a_cards_health_is_read_with_the_cards_own_limits() -> None:
     assert library.is_shut
 
 
+def test_a_card_has_a_uuid_a_total_a_utilisation_and_says_when_it_follows_others() -> None:
+    """FLEET-06, FLEET-10: what a heartbeat shows of a card; its UUID does not change and is asked once."""
+    library = Library()
+    library.throttle = 0x10
+    probe = NvmlProbe(library)
+    card = [probe.read()["gpu:0"] for _ in range(3)][-1]
+    assert (card.uuid, card.total) == ("GPU-0", 143_771 * MIB)
+    assert card.health is not None
+    assert (card.health.utilisation_percent, card.health.throttled) == (85, ("sync boost",))
+    assert library.asked_uuids == 1
+
+
 def test_what_a_card_does_not_tell_is_none_not_an_error() -> None:
     library = Library()
-    library.silent = {"memory v2", "processes", "temperature", "thresholds", "power", "clock", "throttle"}
+    library.silent = {
+        "memory v2", "processes", "temperature", "thresholds", "power", "clock", "throttle", "uuid", "utilisation",
+    }  # fmt: skip
     card = NvmlProbe(library).read()["gpu:0"]
+    assert card.uuid == ""
     assert card.available == 143_156 * MIB and card.processes == {}
     assert card.health is not None and card.health.temperature_c is card.health.power_w is None
 

@@ -12,7 +12,7 @@ it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
+from watchbill.catalog import BUILT_IN_LANES, Catalog, Model, WorkClass
 from watchbill.core.companions import CompanionSets
 from watchbill.core.ledger import DeviceBook, Ledger, actual_room, has_room, own_share, planned_room
 from watchbill.core.line import Patience
@@ -102,7 +102,7 @@ class State:
     def declare(self, catalog: Catalog) -> None:
         """Takes over the operator's declarations."""
         self.catalog = catalog
-        lanes = {ROTATION_LANE.name: ROTATION_LANE, **catalog.lanes}
+        lanes = {**BUILT_IN_LANES, **catalog.lanes}
         self.open_lanes = frozenset(name for name, lane in lanes.items() if lane.is_open)
 
     def add(self, specs: Iterable[tuple[Model, Knowledge]]) -> None:

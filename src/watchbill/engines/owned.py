@@ -8,7 +8,7 @@ when it fails. The end of a process is told to the caller of a load that is unde
 import asyncio
 import errno
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ from watchbill.processes import (
     shielded,
 )
 
-__all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe"]
+__all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe", "visible_cards"]
 
 #: A command that cannot be started for one of these reasons cannot be started the next time either.
 HOPELESS_ERRNO = frozenset(
@@ -105,9 +105,15 @@ class OwnedEngine(Lifecycle[ProcessHold]):
     """The engine protocol for anything that runs as a process of ours."""
 
     def __init__(
-        self, recipe: Recipe, root: Path, on_death: DeathCallback, withheld: Withheld | None = None
+        self,
+        recipe: Recipe,
+        root: Path,
+        on_death: DeathCallback,
+        withheld: Withheld | None = None,
+        uuids: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(on_death)
+        self._uuids = uuids
         self._recipe = recipe
         self._root = root
         self._keeper = Keeper(root, withheld=withheld)
@@ -203,7 +209,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
             name,
             launch.argv,
             log=engine_log(self._root, name),
-            env={**visible_cards(hold.model), **launch.env},
+            env={**visible_cards(hold.model, self._uuids()), **launch.env},
         )
 
     def _cannot_start(self, error: OSError, launch: Launch | None) -> LoadError:
@@ -292,7 +298,13 @@ class OwnedEngine(Lifecycle[ProcessHold]):
             self._keeper.release_port(port)
 
 
-def visible_cards(model: Model) -> dict[str, str]:
-    """A model sees its own cards only; one without cards sees none, which spares a CUDA context of 600 MiB."""
-    cards = [device.removeprefix("gpu:") for device in model.devices if device.startswith("gpu:")]
+def visible_cards(model: Model, uuids: Mapping[str, str]) -> dict[str, str]:
+    """A model sees its own cards only; one without cards sees none, which spares a CUDA context of 600 MiB.
+
+    Cards are named by their UUIDs: a number means another card where CUDA does not count as the driver does.
+    """
+    cards = [device for device in model.devices if device.startswith("gpu:")]
+    if all(card in uuids for card in cards):  # CUDA takes numbers or UUIDs, not both
+        return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[card] for card in cards)}
+    cards = [card.removeprefix("gpu:") for card in cards]
     return {"CUDA_VISIBLE_DEVICES": ",".join(cards), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

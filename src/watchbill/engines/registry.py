@@ -28,10 +28,11 @@ class Surroundings:
     on_death: DeathCallback
     on_host: HostCallback
     withheld: Withheld  # what of our environment its processes do not get
+    uuids: Callable[[], Mapping[str, str]]  # device -> UUID of its card
 
 
 def _owned(recipe: Recipe, around: Surroundings) -> OwnedEngine:
-    return OwnedEngine(recipe, around.root, around.on_death, around.withheld)
+    return OwnedEngine(recipe, around.root, around.on_death, around.withheld, around.uuids)
 
 
 def _foreign(host: ForeignHost, around: Surroundings) -> ForeignEngine:
@@ -65,6 +66,7 @@ def make_engine(
     on_death: DeathCallback,
     on_host: HostCallback = _unheard,
     withheld: Withheld | None = None,
+    uuids: Callable[[], Mapping[str, str]] = dict,
 ) -> Engine:
     """The engine that a table of the config describes. Raises ConfigError for a driver we do not have."""
     make = DRIVERS.get(rules.driver)
@@ -72,7 +74,7 @@ def make_engine(
         known = ", ".join(sorted(DRIVERS))
         raise ConfigError(f"engine {rules.name!r}: unknown driver {rules.driver!r}; known are {known}")
     if not rules.shared:
-        return make(rules, Surroundings(root, on_death, on_host, withheld or Withheld()))
+        return make(rules, Surroundings(root, on_death, on_host, withheld or Withheld(), uuids))
     if rules.driver not in SHARED:
         raise ConfigError(
             f"engine {rules.name!r}: driver {rules.driver!r} starts processes and cannot be shared"

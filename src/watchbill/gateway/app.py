@@ -24,7 +24,7 @@ from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.messages import Answer, Request, Response
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
-from watchbill.gateway.native import NativeApi
+from watchbill.gateway.native import DoorsApi, NativeApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
@@ -63,7 +63,7 @@ class Gateway(Services):
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
-        self._maintenance, self._loans = MaintenanceApi(self), LoansApi(self)
+        self._maintenance, self._loans, self._doors = MaintenanceApi(self), LoansApi(self), DoorsApi(self)
         self._openai = OpenAiApi(self, created_s=int(time.time()))
         self._process = ProcessApi(self)
         self._anthropic = AnthropicApi(self)
@@ -125,6 +125,7 @@ class Gateway(Services):
             ("POST", "/wb/v1/loans", Access.ADMIN, loans.ask),
             ("POST", "/wb/v1/loans/{id}/renew", Access.ADMIN, loans.renew),
             ("DELETE", "/wb/v1/loans/{id}", Access.ADMIN, loans.end),
+            ("POST", "/wb/v1/doors", Access.ADMIN, self._doors.open),
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),

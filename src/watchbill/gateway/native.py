@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from watchbill.catalog import PLANS_LANE
 from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.http.messages import Answer, Response
+from watchbill.gateway.http.messages import Answer, Door, Response
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX
+from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX, PLAIN_NAME_CHARS_MAX, PORT_MAX
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["NativeApi", "read_object"]
+__all__ = ["DoorsApi", "NativeApi", "read_object"]
 
 _JSON = "application/json"
 
@@ -185,3 +186,34 @@ async def read_object(context: RequestContext, gateway: "Services") -> dict[str,
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
     return await anext(events, None)
+
+
+class DoorsApi:
+    """Serves /wb/v1/doors."""
+
+    def __init__(self, gateway: "Services") -> None:
+        self._gateway = gateway
+
+    async def open(self, context: RequestContext) -> Response:
+        """POST /wb/v1/doors with {"name", "model"?, "lane"?, "port"?}."""
+        asked = await read_object(context, self._gateway)
+        name, port, lane = asked.get("name"), asked.get("port", 0), asked.get("lane", PLANS_LANE.name)
+        if not isinstance(name, str) or not 0 < len(name) <= PLAIN_NAME_CHARS_MAX:
+            raise RequestError("name must be the name of the door, for example that of an agent")
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= PORT_MAX:
+            raise RequestError(f"port must be a number from 0 to {PORT_MAX}")
+        catalog, model = self._gateway.driver.catalog, asked.get("model")
+        if not isinstance(lane, str) or catalog.offered_lane(lane) is None:
+            raise RequestError(f"there is no lane {str(lane)[:60]!r}")
+        if model is not None and not isinstance(model, str):
+            raise RequestError("model must be a name")
+        known = None if model is None else catalog.model_called(model).name
+        bound = await self._gateway.doors.open(name, port, Door(lane, known))
+        told = {
+            "message": f"{name} has port {bound}",
+            "name": name,
+            "port": bound,
+            "lane": lane,
+            "model": known,
+        }
+        return json_response(told, context.lines())

@@ -12,6 +12,7 @@ import msgspec
 
 from watchbill.catalog import ApiKey, Catalog
 from watchbill.errors import RequestError, UnitError
+from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
 from watchbill.runtime.ticket import Submission
@@ -99,7 +100,8 @@ class CallerOptions:
     def submission(self, context: RequestContext, body: dict[str, object], catalog: Catalog) -> Submission:
         """What a request asks of the scheduler; takes our own fields out of its body."""
         request, context.asked = context.request, body
-        return self.read(request.headers, body, catalog, context.key, request.match.get("lane"))
+        lane = request.match.get("lane")
+        return self.read(request.headers, body, catalog, context.key, lane, door=request.door)
 
     def read(
         self,
@@ -108,14 +110,19 @@ class CallerOptions:
         catalog: Catalog,
         key: ApiKey | None,
         lane_of_path: str | None = None,
+        *,
+        door: Door = MAIN_DOOR,
     ) -> Submission:
         """The submission of a request; takes our own fields out of its body. Raises RequestError without a model."""
+        if door is not MAIN_DOOR and not body.get("model") and door.model:
+            body["model"] = door.model
         model = body.get("model")
         if not isinstance(model, str) or not model:
             raise RequestError("the body must name a model; GET /v1/models lists those there are")
         if (
             key is None
             and lane_of_path is None
+            and door is MAIN_DOOR
             and _FIELDS.isdisjoint(body)
             and _HEADER_SET.isdisjoint(headers)
             and ":" not in model
@@ -130,7 +137,7 @@ class CallerOptions:
         priority = of_body if priority is None else priority
         return Submission(
             model,
-            self._lane((lane, lane_of_path, lane_of_alias), catalog, key),
+            self._lane((lane, lane_of_path, lane_of_alias, door.lane), catalog, key),
             None if priority is None else self._number(priority, 1, 5),
             None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX),
             key is not None and key.admin,
@@ -147,7 +154,7 @@ class CallerOptions:
         for name in asked:
             if name is None:
                 continue
-            lane = catalog.lanes.get(name)
+            lane = catalog.offered_lane(name)
             if lane is not None and (own is None or lane.work_class >= own.work_class):
                 return name
             self.degraded += 1

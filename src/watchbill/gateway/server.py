@@ -9,6 +9,7 @@ Retry-After; then who is served may finish, within a bound; then the rest is cut
 """
 
 import asyncio
+from functools import partial
 
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.app import Gateway
@@ -55,4 +56,5 @@ class Serving:
 async def serve(gateway: Gateway, host: str, port: int) -> Serving:
     """Listens; port 0 picks one. Raises OSError when the address is taken or not ours."""
     listener = Listener(gateway.handle, as_response, lambda: gateway.server.connections_max)
+    gateway.doors.listen = partial(listener.listen, host)
     return Serving(gateway, listener, *await listener.listen(host, port))

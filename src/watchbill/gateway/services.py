@@ -20,6 +20,7 @@ from watchbill.gateway.access import Guard
 from watchbill.gateway.access_log import AccessLog
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
+from watchbill.gateway.doors import Doors
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
@@ -56,6 +57,7 @@ class Services:
         #: When the config that is in force was taken over, by the wall clock; the daemon moves it on.
         self.config_since = time.time()
         self.caller_options = CallerOptions()
+        self.doors = Doors()
         self.meters = Meters(time.monotonic)
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)

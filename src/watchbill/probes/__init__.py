@@ -32,6 +32,7 @@ class CardHealth:
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     throttled: tuple[str, ...] = ()  # reasons that cost speed, without idling
+    utilisation_percent: int | None = None  # of the time in which it computed lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Reading:
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
     uuid: str = ""  # GPUs only: the card itself, whatever its number; empty where it has none
+    # GPUs only: as the card is sold, the driver's own share included; 0 where it is unknown.
+    total: Bytes = Bytes(0)
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
         """The reading for the core, with its age at `now`, and why the device takes no loads."""

@@ -7,8 +7,9 @@ another process, changes the cards by replacing it:
                 "timeline": [{"at": 0, "used": 0}, {"at": 30, "used": "2GB", "temperature_c": 91}]}]}
 
 `at` counts seconds since `started` (seconds of the epoch; the file's modification time when it is missing). A step
-holds until the next one. A step may set used, processes, temperature_c, power_w, clock_mhz, throttled, or
-`"fail": "reason"`, which makes the probe fail as a lost driver would. A card with a `uuid` has one owner on the host.
+holds until the next one. A step may set used, processes, temperature_c, power_w, clock_mhz, utilisation_percent,
+throttled, or `"fail": "reason"`, which makes the probe fail as a lost driver would. A card with a `uuid` has one owner
+on the host; its `total` is its capacity unless it says otherwise.
 """
 
 import json
@@ -71,6 +72,7 @@ class FakeGpuProbe:
             processes={int(pid): _bytes(size) for pid, size in processes.items()},
             health=_health_of(card, step),
             uuid=str(card.get("uuid", "")),
+            total=_bytes(card.get("total", card["capacity"])),
         )
 
 
@@ -92,9 +94,14 @@ def _health_of(card: Table, step: Table) -> CardHealth:
         shutdown_c=_number(card.get("shutdown_c")),
         power_w=_number(step.get("power_w")),
         power_limit_w=_number(card.get("power_limit_w")),
-        clock_mhz=None if step.get("clock_mhz") is None else int(cast("int", step["clock_mhz"])),
+        clock_mhz=_whole(step.get("clock_mhz")),
+        utilisation_percent=_whole(step.get("utilisation_percent")),
         throttled=tuple(str(reason) for reason in throttled),
     )
+
+
+def _whole(value: object) -> int | None:
+    return None if value is None else int(cast("int", value))
 
 
 def _number(value: object) -> float | None:

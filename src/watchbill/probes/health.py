@@ -14,7 +14,7 @@ __all__ = ["constraint"]
 #: The limit where the config sets no temperature.
 TEMPERATURE_C_MAX = 85.0
 #: How far below its limit a card must be before it counts as healthy again.
-TEMPERATURE_C_MARGIN = 5.0
+TEMPERATURE_C_MARGIN = 4.0
 VRAM_PERCENT_MARGIN = 2.0
 POWER_SHARE_MARGIN = 0.05
 #: Throttle reasons other than load. A card at its power cap works as hard as it may.

@@ -24,6 +24,7 @@ T = TypeVar("T")
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
+    0x10: "sync boost",
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "power brake",
@@ -50,6 +51,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetPowerUsage(self, handle: Any) -> int: ...
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int: ...
     def nvmlDeviceGetClockInfo(self, handle: Any, kind: int) -> int: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int: ...
 
 
@@ -98,6 +100,7 @@ class NvmlProbe:
             processes=self._processes(handle),
             health=self._health(index, handle),
             uuid=self._uuid(index, handle),
+            total=Bytes(int(memory.total)),
         )
 
     def _uuid(self, index: int, handle: Any) -> str:
@@ -130,6 +133,7 @@ class NvmlProbe:
         power = told(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         limit = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
         reasons = told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        rates = told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         return CardHealth(
             temperature_c=told(lambda: float(nvml.nvmlDeviceGetTemperature(handle, SENSOR_GPU))),
             slowdown_c=slowdown,
@@ -138,6 +142,7 @@ class NvmlProbe:
             power_limit_w=None if limit is None else limit / 1000,
             clock_mhz=told(lambda: nvml.nvmlDeviceGetClockInfo(handle, CLOCK_SM)),
             throttled=tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit),
+            utilisation_percent=None if rates is None else int(rates.gpu),
         )
 
     def _limits_of(self, index: int, handle: Any) -> tuple[float | None, float | None]:

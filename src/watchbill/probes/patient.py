@@ -27,6 +27,11 @@ class PatientProbe:
         #: Why the last `look` brought nothing new; None when it did.
         self.failure: str | None = None
 
+    @property
+    def uuids(self) -> dict[str, str]:
+        """Device -> UUID, of the cards that were read at least once."""
+        return {name: reading.uuid for name, reading in self._last.items() if reading.uuid}
+
     async def look(self) -> Mapping[str, Reading]:
         """The newest readings, each with the time it was taken. Never raises for a failing probe."""
         if self._pending is None:

@@ -1,10 +1,12 @@
 """Listens on sockets, knows every connection, and looks at each of them now and then."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from watchbill.errors import Overloaded
 from watchbill.gateway.http.connection import ClientConnection, Handle, Refuse
+from watchbill.gateway.http.messages import Answer, Door, Request
 from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_MS, READER_STALL_MS
 
 __all__ = ["Listener"]
@@ -30,20 +32,34 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._watcher: asyncio.TimerHandle | None = None
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Listens on an address; port 0 picks one. Raises OSError when it is taken or not ours."""
-        server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+    async def listen(self, host: str, port: int, door: Callable[[], Door] | None = None) -> tuple[str, int]:
+        """Listens on an address; port 0 picks one. Raises OSError when it is taken or not ours.
+
+        `door` says what is assumed of a request that comes there; it is asked anew for each.
+        """
+        connect = self._connect if door is None else partial(self._connect, self._at(door))
+        server = await self._loop.create_server(connect, host, port, backlog=_BACKLOG)
         self._servers.append(server)
         if self._watcher is None:
             self._look()
         bound = server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
-    def _connect(self) -> ClientConnection:
+    def _at(self, door: Callable[[], Door]) -> Handle:
+        """Handles the requests of a door."""
+
+        def handle(request: Request) -> Awaitable[Answer]:
+            request.door = door()
+            return self._handle(request)
+
+        return handle
+
+    def _connect(self, handle: Handle | None = None) -> ClientConnection:
         bound, refusal = self._connections_max(), None
         if len(self.connections) >= bound:
             refusal = Overloaded(f"{bound} connections are open, as many as server.connections_max allows")
-        return ClientConnection(self._loop, self._handle, self._refuse, self.connections, refusal=refusal)
+        handle = handle or self._handle
+        return ClientConnection(self._loop, handle, self._refuse, self.connections, refusal=refusal)
 
     def _look(self) -> None:
         now = self._loop.time()

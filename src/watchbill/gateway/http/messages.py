@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -29,7 +30,7 @@ from watchbill.limits import (
     REQUEST_LINE_BYTES_MAX,
 )
 
-__all__ = ["Answer", "Inbox", "Line", "Request", "Response", "Stream", "header"]
+__all__ = ["MAIN_DOOR", "Answer", "Door", "Inbox", "Line", "Request", "Response", "Stream", "header"]
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -53,12 +54,24 @@ class Line(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What an address that we listen on assumes of requests that do not say it themselves."""
+
+    lane: str | None = None
+    model: str | None = None
+
+
+#: The address of the config, which assumes nothing.
+MAIN_DOOR = Door()
+
+
 class Request:
     """One request. `headers` are by lower-case name; of one that was sent twice, both values are in one text."""
 
     __slots__ = (
-        "connection", "failure", "headers", "is_answered", "is_whole", "keeps_alive", "match", "method", "pieces",
-        "target", "version",
+        "connection", "door", "failure", "headers", "is_answered", "is_whole", "keeps_alive", "match", "method",
+        "pieces", "target", "version",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  one for each part of a head
@@ -80,6 +93,7 @@ class Request:
         self.is_whole = False  # the body has come to its end
         self.failure: TheirsError | None = None  # why it never will
         self.is_answered = False  # at least the head of an answer was written
+        self.door = MAIN_DOOR  # the address it came to
         self.match = _NO_VARIABLES  # what the variables of its address stand for
 
     @property
