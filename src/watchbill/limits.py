@@ -186,7 +186,7 @@ UPSTREAM_HEADERS_MAX = 128
 #: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: How much of an engine's answer is parsed, and how much is given out, in one turn of the event loop. Translating so
-#: much of an answer in tiny events takes 20 ms at the worst.
+#: much of an answer in tiny events took 40 ms at the worst, on a busy core.
 UPSTREAM_TURN_BYTES = 8 * 2**10
 #: An answer that is read whole (embeddings, assembled chats).
 UPSTREAM_ANSWER_BYTES_MAX = 64 * 2**20
@@ -278,15 +278,15 @@ LINGER_MS = 1_000
 #: Nested brackets in a request.
 JSON_DEPTH_MAX = 128
 #: A body up to this size is decoded at once, which takes some milliseconds at the worst; a larger one in windows.
-JSON_AT_ONCE_BYTES_MAX = 256 * 2**10
+JSON_AT_ONCE_BYTES_MAX = 128 * 2**10
 JSON_WINDOW_BYTES = 32 * 2**10
 #: Texts from this size on are taken out of a large body. The rest is decoded at once: its bytes, values, fields and the
 #: digits of a number are bounded so that this takes less than 50 ms.
 JSON_LIFTED_BYTES_MIN = 512
-JSON_LIFTED_MAX = 10_000
+JSON_LIFTED_MAX = 4_096
 JSON_FRAME_BYTES_MAX = 4 * 2**20
 JSON_VALUES_MAX = 100_000
-JSON_FIELDS_MAX = 50_000
+JSON_FIELDS_MAX = 20_000
 JSON_DIGITS_MAX = 32
 #: An engine's event, or an answer that is translated, is decoded at once up to this size, 8 MiB of escapes in 50 ms.
 JSON_DECODED_BYTES_MAX = 4 * 2**20

@@ -241,6 +241,7 @@ NOT_SET_BY_A_KEY = {
     ("Server", "key_variables"): "the names behind `env:` of its keys",
     ("Model", "shared"): "copied from its engine",
     ("Model", "sleeps_when_told"): "copied from its driver",
+    ("Model", "writes_here"): "copied from its driver",
     ("Model", "stays_if_room"): "follows from leaving idle out",
     ("EngineRules", "options"): "no driver reads any",
     ("PolicyRules", "strategy"): "the class that name means",
