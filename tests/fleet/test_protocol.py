@@ -123,7 +123,7 @@ def test_a_successor_that_forgets_how_much_it_believed_breaks_a_law(monkeypatch:
             for epoch in epochs
         }
 
-    monkeypatch.setattr(journals, "_believed", everything)
+    monkeypatch.setattr(journals, "believed", everything)
     with pytest.raises((BrokenLaw, IllegalTransition)):
         explore(working_world(APART, ONE, successors=1, interruptions=1), cuts=False)
 
