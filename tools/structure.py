@@ -27,7 +27,18 @@ class Layer(NamedTuple):
 LAYERS = (
     Layer(
         "L0 foundation",
-        ("__init__", "errors", "interrupts", "units", "names", "packages", "limits", "suggest", "files"),
+        (
+            "__init__",
+            "errors",
+            "interrupts",
+            "units",
+            "names",
+            "packages",
+            "limits",
+            "suggest",
+            "toml",
+            "files",
+        ),
     ),
     Layer("L1 declarations", ("templates", "ladder", "plans", "config", "catalog", "root")),
     Layer("L2 core: pure decisions", ("core",)),

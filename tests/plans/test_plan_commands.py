@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.plans.check import check
-from watchbill.plans.command import argv_of, argv_of_batch, parse_command
+from watchbill.plans.command import argv_of, argv_of_batch, parse_command, read_command
 from watchbill.plans.placeholders import Placeholder, fill
 
 SNIPPETS = [
@@ -293,6 +293,19 @@ REFUSED = {
         "echo ${V/{ITEM.x}/b}",
         "echo ${a[{ITEM.x}]}",
     ],
+    "programs in other spellings": [
+        "$'ba\\x73h' -c {ITEM.x}",
+        "$'ba\\x{73}h' -c {ITEM.x}",
+        "$'ba\\163h' -c {ITEM.x}",
+        "$'ba\\563h' -c {ITEM.x}",
+        "$'ba\\u0073h' -c {ITEM.x}",
+        "$'ba\\U00000073h' -c {ITEM.x}",
+        "$'bash\\0 and more' -c {ITEM.x}",
+        "$'bash\\c@ and more' -c {ITEM.x}",
+        "b$'a'\"s\"\\h -c {ITEM.x}",
+        '"ba\\\nsh" -c {ITEM.x}',
+        "true \\|& eval {ITEM.x}",
+    ],
     "other quotes": ["echo `ls {ITEM.x}`", 'echo "`ls {ITEM.x}`"', "echo $'a {ITEM.x}'"],
     "other programs": [
         "python3 -c 'print({ITEM.x})'",
@@ -312,6 +325,9 @@ REFUSED = {
     "target of >&": ["ls >&{ITEM.x}", "ls 2>& {ITEM.x}"],
     "standard input of a shell": [
         "echo {ITEM.x} | bash",
+        "echo {ITEM.x} |& bash",
+        "echo {ITEM.x}|&bash",
+        "echo {ITEM.x} \\|| bash",
         "printf %s {ITEM.x} | sudo sh -s",
         "bash <<< {ITEM.x}",
     ],
@@ -332,6 +348,68 @@ def test_a_place_that_reads_the_value_again_is_refused_with_the_way_to_write_it(
     plan = f"# p\n## Tasks\n### t\n{keys}\n```bash\n{text}\n```\n"
     errors = check(plan).findings.errors
     assert errors and errors[0].line == 8 + text.count("\n", 0, refusals[0].offset)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["echo $\\\n(( {ITEM.x} ))", "echo {ITEM.x} |\\\n& bash", "bash <\\\n<< {ITEM.x}", "(\\\n( {ITEM.x} ))"],
+)
+def test_an_operator_that_the_end_of_a_line_tears_apart_is_refused(text: str) -> None:
+    """R51: bash puts it together before it looks"""
+    (first, *_) = parse_command(text).refusals
+    assert "tears an operator apart" in first.text and "on one line" in first.hint
+
+
+#: Words as people write them, which bash takes the quotes off.
+WORDS = [
+    "$'\\x41\\x4a\\x{4b}b'", "$'a\\x{4b'", "$'\\101\\541x'", "$'\\u0041\\U00000042'", "$'a\\tb\\'c\\\\d\\\"e\\?'",
+    "$'a\\0b'c", "$'a\\x00b'c", "$'a\\c@b'c", "$'a\\400b'c", "$'\\cZ'", '"a\\b\\\\c\\$d\\`e\\"f"', '"a\\\nb"', "a\\\nb",
+    "a\\b", "'a\\b'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_is_read_as_bash_reads_it(word: str, tmp_path: Path) -> None:
+    ((_, _, read),) = read_command(f"printf %s {word}").simple
+    assert read.text.encode() == bash(f"printf %s {word}", lambda _: "", tmp_path)
+
+
+COMMANDS = {
+    "a 1; b 2 && c || d & e": ["a 1", "b 2", "c", "d", "e"],
+    "a | b |& c": ["a", "b", "c"],
+    "a \\; b": ["a ; b"],
+    "a $(b $(c)) `d \\`e\\``": ["c", "b \1", "e", "d \1", "a \1 \1"],
+    'a "$(b)" <(c) > out 2>&1': ["b", "c", "a \1 \1 out 1"],
+    "if a; then b; fi": ["if a", "then b", "fi"],
+    "( a ) && { b; }": ["a", "{ b", "}"],
+    "a # b; c": ["a"],
+    "cat <<E\n$(a)\nE\nb": ["cat", "a", "b"],
+    "cat <<'E'\n$(a)\nE\nb": ["cat", "b"],
+    "echo $(( 1 + $(a) ))": ["a", "echo \1\1"],
+}
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_every_simple_command_of_a_line_is_listed_wherever_it_stands(text: str) -> None:
+    reading = read_command(text)
+    assert sorted(" ".join(word.text for word in words) for words in reading.simple) == sorted(COMMANDS[text])
+    assert reading.is_certain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f() { a; }",
+        "list=( a b )",
+        "case a in b) c;; esac",
+        "a 'b",
+        'a <<E"O"F\nEOF',
+        "a )",
+        "echo $(( (a) b) )",
+    ],
+)
+def test_where_bash_may_see_another_structure_the_reading_is_not_certain(text: str) -> None:
+    assert not read_command(text).is_certain
 
 
 @pytest.mark.parametrize(

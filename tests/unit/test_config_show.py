@@ -21,8 +21,8 @@ from watchbill.config.keys import Key, keys_of
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.starter import EMBEDDED, starter
-from watchbill.config.toml import spell_value
 from watchbill.reactor.intents import unit_of
+from watchbill.toml import spell_value
 
 HERE = Path(__file__).parents[2]
 EXAMPLES = sorted((HERE / "examples").glob("*.toml"))

@@ -8,7 +8,7 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchbill.config.toml import KeyPath, line_of, locate, spell_key
+from watchbill.toml import KeyPath, line_of, locate, spell_key
 
 TEXT = '''\
 # a comment with [brackets] and = signs

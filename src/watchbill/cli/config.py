@@ -21,10 +21,10 @@ from watchbill.config import Finding, Loaded, examine, find_config, read
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.starter import SMOLLM2, starter
-from watchbill.config.toml import spell_key
 from watchbill.errors import ConfigError, Problem
 from watchbill.files.atomic import create_file, replace_file
 from watchbill.root import find_root
+from watchbill.toml import spell_key
 
 __all__ = ["app"]
 

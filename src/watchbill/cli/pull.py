@@ -101,7 +101,7 @@ def _is_same(source: str | None, path: Path) -> bool:
 
 
 def _table_for(path: Path) -> list[str]:
-    from watchbill.config.toml import spell_key
+    from watchbill.toml import spell_key
 
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "model"
     return [

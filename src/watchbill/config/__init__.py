@@ -1,7 +1,7 @@
 """The config: a TOML file in, a catalog or the whole list of what is wrong out.
 
     load        all of it in order: read, validate, settle, check, build
-    file        the file on the disk               toml        its text: values, lines, and back
+    file        the file on the disk               watchbill.toml   its text: values, lines, and back
     values      tables, and kinds of value         keys        keys of a table, spelled and described
     checks      what every check works with        report      wording of wrong values
     document    all sections together              across      references between sections, and fit

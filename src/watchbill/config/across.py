@@ -12,7 +12,7 @@ from watchbill.config.document import Document
 from watchbill.config.models import idle_of, memory_of
 from watchbill.config.rotation import interval_of
 from watchbill.config.sets import Member, Place, misfit
-from watchbill.config.toml import KeyPath
+from watchbill.toml import KeyPath
 from watchbill.units import Millis, format_bytes, spell_bytes, spell_millis
 
 __all__ = ["check_across"]

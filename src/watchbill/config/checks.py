@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.catalog import DEFAULT_LANE
-from watchbill.config.toml import KeyPath, Raw
 from watchbill.suggest import did_you_mean
+from watchbill.toml import KeyPath, Raw
 
 __all__ = ["Draft", "Wrong", "did_you_mean", "unknown"]
 

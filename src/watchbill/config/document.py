@@ -40,8 +40,8 @@ from watchbill.config.rotation import (
 from watchbill.config.server import ServerTable, build_server, check_server
 from watchbill.config.sets import SetTable, check_sets
 from watchbill.config.spools import SpoolTable, build_spool, check_spools, settle_spool
-from watchbill.config.toml import KeyPath
 from watchbill.config.values import ModelName, PlainName, Table
+from watchbill.toml import KeyPath
 
 __all__ = ["TABLES", "Document", "build", "check_sections", "find_key", "place_of", "settle"]
 

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from watchbill import catalog, names
 from watchbill.config.checks import Draft, Wrong, did_you_mean
-from watchbill.config.toml import KeyPath
 from watchbill.config.values import Line, Table, Url
+from watchbill.toml import KeyPath
 
 __all__ = [
     "DRIVERS", "ENGINE_KEYS", "MODEL_KEYS", "Driver", "EngineTable", "available_drivers", "build_engines",

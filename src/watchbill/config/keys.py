@@ -8,8 +8,8 @@ from typing import Annotated, Literal, NamedTuple, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from watchbill.config.toml import spell_key, spell_value
 from watchbill.config.values import Masked, Table, Written
+from watchbill.toml import spell_key, spell_value
 
 __all__ = ["Key", "choices_of", "keys_of", "spell", "tables_of"]
 

@@ -23,9 +23,9 @@ from watchbill.config.file import read_config, read_once
 from watchbill.config.lookup import find_config
 from watchbill.config.report import refusal, wrongs_of
 from watchbill.config.starter import EMBEDDED
-from watchbill.config.toml import KeyPath, Raw, line_of, read_toml, spell_key, too_deep
 from watchbill.errors import Problem
 from watchbill.root import find_root
+from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, too_deep
 
 __all__ = ["Loaded", "default_catalog", "load", "parse", "read", "read_text"]
 

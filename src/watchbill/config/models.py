@@ -28,7 +28,6 @@ from watchbill.config.engines import (
 )
 from watchbill.config.keys import keys_of
 from watchbill.config.rotation import BackgroundTable, build_background, check_task
-from watchbill.config.toml import KeyPath
 from watchbill.config.values import (
     HIDDEN,
     SIZE_SCHEMA,
@@ -49,6 +48,7 @@ from watchbill.config.values import (
     refused,
 )
 from watchbill.errors import NameRefused
+from watchbill.toml import KeyPath
 from watchbill.units import Bytes, Millis
 
 __all__ = [

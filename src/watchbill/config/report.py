@@ -14,9 +14,9 @@ from watchbill.config.checks import Wrong, did_you_mean
 from watchbill.config.document import TABLES, find_key, place_of
 from watchbill.config.keys import choices_of, keys_of
 from watchbill.config.planned import planned_feature, planned_value
-from watchbill.config.toml import KeyPath, line_of, spell_key, spell_value
 from watchbill.config.values import REFUSED
 from watchbill.errors import ConfigError, Problem
+from watchbill.toml import KeyPath, line_of, spell_key, spell_value
 
 __all__ = ["refusal", "wrongs_of"]
 

@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, units
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.toml import KeyPath
 from watchbill.config.values import Duration, Line, ModelName, Priority, Table, Written, refused
 from watchbill.errors import UnitError
+from watchbill.toml import KeyPath
 from watchbill.units import Millis, spell_millis
 
 __all__ = [

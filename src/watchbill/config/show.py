@@ -13,8 +13,8 @@ from watchbill.config.engines import DRIVERS, MODEL_KEYS, EngineTable
 from watchbill.config.keys import Key, keys_of
 from watchbill.config.load import Loaded
 from watchbill.config.models import ModelTable
-from watchbill.config.toml import KeyPath, Raw, spell_key
 from watchbill.config.values import Table
+from watchbill.toml import KeyPath, Raw, spell_key
 
 __all__ = ["Entry", "entries", "show"]
 

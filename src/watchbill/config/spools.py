@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, limits, names
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.toml import KeyPath
 from watchbill.config.values import Duration, Line, Table, below_root, refused
 from watchbill.errors import NameRefused
+from watchbill.toml import KeyPath
 from watchbill.units import Millis
 
 __all__ = ["SpoolTable", "build_spool", "check_spools", "settle_spool"]

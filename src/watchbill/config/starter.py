@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from watchbill.config.toml import spell_value
+from watchbill.toml import spell_value
 
 __all__ = ["EMBEDDED", "SMOLLM2", "starter"]
 

@@ -28,7 +28,16 @@ from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
 from watchbill.plans.second_reading import EXPANSION, VALUE, Word, second_reading
 
-__all__ = ["Command", "Refusal", "argv_of", "argv_of_batch", "parse_command", "shown_command"]
+__all__ = [
+    "Command",
+    "Reading",
+    "Refusal",
+    "argv_of",
+    "argv_of_batch",
+    "parse_command",
+    "read_command",
+    "shown_command",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,18 @@ class Command:
     parameters: tuple[Placeholder, ...] = ()
     offsets: tuple[int, ...] = ()  # where each parameter is first used in the author's text
     refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All simple commands that a script may run, wherever they stand in it.
+
+    Where bash might see another structure than the parser, `is_certain` is false.
+    """
+
+    simple: tuple[tuple[Word, ...], ...]  # the words of each, those that redirections name among them
+    is_certain: bool = True
+    calculated: tuple[Placeholder, ...] = ()  # values that bash reads again, as arithmetic or inside ${...}
 
 
 #: bash reads neither the user's profile nor its aliases: a command does the same on every machine.
@@ -145,8 +166,20 @@ def _bounded(argv: list[str]) -> list[str]:
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%^~*?!\[\]-]+")
 _REDIRECT = re.compile(r"<<<|>>|<>|>\||[<>]&|[<>]")
+_CONTROL = re.compile(r"\|[|&]|&&|;;&|;[;&]|[;&|]")
+#: An operator with the end of a line in its middle, which bash takes out before it looks.
+_TORN = re.compile(
+    r"""\$(?:\\\n)+[({\['"]|<(?:\\\n)+[<>&(]|>(?:\\\n)+[>&|(]|\|(?:\\\n)+[|&]|&(?:\\\n)+[&>]|\((?:\\\n)+\("""
+)
 _HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|(\\?[^\s;&|<>()'\"`]+))")
 _VARIABLE = re.compile(r"\w+|[@*#?$!-]")
+#: The braces of `\x{73}` are not in bash's manual, but in bash.
+_ANSI_ESCAPE = re.compile(
+    r"\\(?:x\{([0-9A-Fa-f]+)\}?|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|([0-7]{1,3})|c(.)|(.))",
+    re.DOTALL,
+)
+_ANSI_LETTERS = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_BACKTICK_ESCAPE = re.compile(r"\\([$`\\])")
 _IN_DOUBLE = re.compile(r"[^\"\\$`{]+")
 
 _BACKTICKS = (
@@ -171,6 +204,33 @@ _PARAMETER = (
     'write value={PLACE}; and then use value there, as in "${value##*/}"',
 )
 _AS_VARIABLE = ("is written like a variable of the shell", "leave out the $: write {PLACE}")
+
+
+def _joined(torn: re.Match[str]) -> str:
+    return torn[0].replace("\\\n", "")
+
+
+def _ansi_text(text: str) -> str:
+    """What stands in $'...', as bash reads it: a NUL ends it."""
+    return _ANSI_ESCAPE.sub(_unescaped, text).partition("\0")[0]
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What an escape in $'...' stands for; an expansion, as something unknown, where that is not plain text."""
+    in_braces, byte, short, long, octal, control, letter = match.groups()
+    if digits := in_braces or byte or octal:
+        return _character(int(digits, 8 if octal else 16) & 0xFF)
+    if digits := short or long:
+        return _character(int(digits, 16))
+    if control:
+        return _character(ord(control) & 0x1F)
+    if letter in _ANSI_LETTERS:
+        return _ANSI_LETTERS[letter]
+    return letter if letter in "\\'\"?" else EXPANSION
+
+
+def _character(code: int) -> str:
+    return chr(code) if code < 128 else EXPANSION
 
 
 class _Kind(Enum):
@@ -204,11 +264,17 @@ def parse_command(text: str) -> Command:
     return _Parser(text).parse()
 
 
+def read_command(text: str) -> Reading:
+    """Reads a command as the simple commands that it may run. Never fails: what is doubtful is not certain."""
+    return _Parser(text).read()
+
+
 class _Parser:
     """The text, the place in it, and the frames that are open."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, depth: int = 0) -> None:
         self._text = text
+        self._depth = depth  # of the back-ticks around it
         self._at = 0
         self._out: list[str] = []
         self._copied = 0  # up to here the text is in `out`
@@ -217,6 +283,15 @@ class _Parser:
         self._parameters: dict[Placeholder, int] = {}  # in the order of their numbers
         self._offsets: dict[Placeholder, int] = {}
         self._refusals: dict[tuple[int, str], Refusal] = {}
+        self._simple: list[tuple[Word, ...]] = []
+        self._calculated: list[Placeholder] = []
+        self._is_certain = True
+
+    def read(self) -> Reading:
+        """Goes through the text once, for the commands in it."""
+        command = self.parse()
+        is_certain = self._is_certain and not command.refusals
+        return Reading(tuple(self._simple), is_certain, tuple(self._calculated))
 
     def parse(self) -> Command:
         """Goes through the text once."""
@@ -234,6 +309,10 @@ class _Parser:
             self._refuse(self._at, "the command nests deeper than Watchbill reads", "put it into a script")
             self._at = len(self._text)
             return
+        if torn := _TORN.match(self._text, self._at):
+            self._refuse(
+                self._at, "the end of a line tears an operator apart", f"write {_joined(torn)} on one line"
+            )
         frame = self._frames[-1]
         match frame.kind:
             case _Kind.CODE:
@@ -296,11 +375,13 @@ class _Parser:
             self._read_here_documents()
         elif character == "&" and text[at + 1 : at + 2] == ">":
             self._end_word(frame)
-        elif character in ";&|":
-            is_pipe = character == "|" and text[at + 1 : at + 2] != "|" and text[at - 1 : at] != "|"
-            self._end_command(frame, "|" if is_pipe else "")
+        elif control := _CONTROL.match(text, at):
+            self._at = control.end()
+            self._end_command(frame, "|" if control[0] in ("|", "|&") else "")
         elif character == "(":
             self._end_word(frame)
+            # Behind words it is a function, a list, or a pattern of `case`: what follows is no argument.
+            self._is_certain = self._is_certain and not frame.words
             is_calculation = text[at + 1 : at + 2] == "(" and all(word.text == "for" for word in frame.words)
             if is_calculation:
                 self._push(_Frame(_Kind.ARITHMETIC, "))", at), 1)
@@ -310,11 +391,15 @@ class _Parser:
             self._end_command(frame, "")
             if frame.close == ")" and not frame.cases:
                 self._frames.pop()
+            else:
+                self._is_certain = False
         else:
             self._add(frame, character)
 
     def _angle(self, frame: _Frame) -> None:
         text, at = self._text, self._at
+        if self._is_descriptor(frame.word):
+            frame.word = None
         self._end_word(frame)
         if text[at + 1 : at + 2] == "(":  # <(command)
             self._add(frame, EXPANSION)
@@ -326,11 +411,25 @@ class _Parser:
                 (word.removeprefix("\\"), quoted is not None or word.startswith("\\"), bool(here[1]))
             )
             self._at = here.end()
+            # <<E"O"F: bash takes the end word together, the pattern does not.
+            behind = text[self._at : self._at + 1]
+            self._is_certain = self._is_certain and (not behind or behind in " \t\n;&|<>)")
+            self._is_certain = self._is_certain and not set(word.removeprefix("\\")) & set("$`\\")
         else:
+            self._is_certain = self._is_certain and (
+                not text.startswith("<<", at) or text.startswith("<<<", at)
+            )
             operator = _REDIRECT.match(text, at)
             assert operator is not None
             frame.redirect = operator[0]
             self._at = operator.end()
+
+    def _is_descriptor(self, word: Word | None) -> bool:
+        """Whether the word right before a redirection is the number of a descriptor: `2>` and not `"2">`."""
+        if word is None or len(word.parts) != 1 or not word.text.isdecimal():
+            return False
+        start = self._at - len(word.text)
+        return self._text[start : self._at] == word.text and self._text[start - 1 : start] not in ("\\", '"')
 
     def _single(self, frame: _Frame) -> None:
         """In single quotes nothing but a placeholder means anything."""
@@ -380,7 +479,7 @@ class _Parser:
             end += 2 if self._text[end] == "\\" else 1
         for match in PLACEHOLDER.finditer(self._text, self._at, end):
             self._refuse_place(match.start(), Placeholder.of(match), _ANSI)
-        self._add(frame, self._text[self._at + 2 : end])
+        self._add(frame, _ansi_text(self._text[self._at + 2 : end]))
         self._at = end + 1
 
     def _backticks(self, frame: _Frame) -> None:
@@ -392,7 +491,16 @@ class _Parser:
         for match in PLACEHOLDER.finditer(self._text, self._at, end):
             self._refuse_place(match.start(), Placeholder.of(match), _BACKTICKS)
         self._add(frame, EXPANSION)
+        self._read_inside_backticks(self._text[self._at + 1 : end])
         self._at = end + 1
+
+    def _read_inside_backticks(self, text: str) -> None:
+        if len(self._frames) + self._depth > limits.PLAN_NESTING_MAX:
+            self._is_certain = False
+            return
+        inner = _Parser(_BACKTICK_ESCAPE.sub(r"\1", text), self._depth + len(self._frames)).read()
+        self._simple += inner.simple
+        self._is_certain = self._is_certain and inner.is_certain
 
     # ------------------------------------------------------------ double quotes and here-documents
 
@@ -412,7 +520,8 @@ class _Parser:
             self._add(frame, "\\")
             self._at += 1
         elif character == "\\":
-            self._add(frame, text[at + 1 : at + 2])
+            escaped = text[at + 1 : at + 2]
+            self._add(frame, "" if escaped == "\n" else escaped if escaped in '$`"\\' else "\\" + escaped)
             self._at += 2
         elif character == "$":
             self._dollar(frame)
@@ -505,6 +614,8 @@ class _Parser:
         elif character == "`":
             self._backticks(frame)
         else:
+            # A single ) that closes nothing: to bash it was no arithmetic, but a subshell in a substitution.
+            self._is_certain = self._is_certain and not (character == ")" and not frame.parens)
             frame.parens += (character == "(") - (character == ")" and frame.parens > 0)
             self._at += 1
 
@@ -512,6 +623,7 @@ class _Parser:
         """Values that the operator gives may stand where bash calculates; those of items may not."""
         if Placeholder.of(match).is_item:
             self._refuse_place(match.start(), Placeholder.of(match), why)
+        self._calculated.append(Placeholder.of(match))
         self._put(match, "${watchbill_%d}")
 
     # ------------------------------------------------------------ words and commands
@@ -535,6 +647,9 @@ class _Parser:
         self._out.append(form % number)
         self._copied = self._at = match.end()
         self._add(self._frames[-1], VALUE)
+        holder = self._enclosing_code().word
+        assert holder is not None, "a word that was just added to is there"
+        holder.values.append(place)
         for frame in self._frames:  # a value inside $( ... ) is part of the word around it, too
             if frame.kind is _Kind.CODE:
                 if frame.word is None:
@@ -557,6 +672,8 @@ class _Parser:
         says = bool(frame.words) and frame.words[0].text in ("echo", "printf")
         said = [each for word in frame.words if says and not word.redirect for each in word.places]
         frame.piped = [*frame.piped, *said] if operator == "|" else []
+        if frame.words:
+            self._simple.append(tuple(frame.words))
         frame.words = []
 
     def _push(self, frame: _Frame, length: int) -> None:

@@ -26,6 +26,7 @@ class Word:
 
     parts: list[str] = field(default_factory=list[str])
     places: list[Use] = field(default_factory=list[Use])
+    values: list[Placeholder] = field(default_factory=list[Placeholder])  # one for each VALUE of the text
     redirect: str = ""  # the operator that this word is the target of
 
     @property
