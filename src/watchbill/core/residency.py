@@ -393,12 +393,16 @@ class Residency:
         self._state.refuse_line(model, Refusal.DISK_FAILED, text, DISK_RETRY_MS)
 
     def await_disk_for_all(self, now: int) -> None:
-        """Refuses what would be loaded while the disk is known to fail: no model leaves for a load that must fail."""
+        """Refuses what would be loaded while the disk is known to fail: no model leaves for a load that must fail.
+
+        After a refusal the next request waits for a newer look at the disk: there may be room by now.
+        """
         fault = self._state.disk_fault
         if fault is None:
             return
         for model in self._state.in_stage(Stage.ABSENT, Stage.PLANNED):
-            if model.spec.writes_here and not model.sleeps and self._state.is_wanted(model):
+            is_next = model.spec.writes_here and not model.sleeps and now >= model.retry_at
+            if is_next and self._state.is_wanted(model):
                 self.await_disk(model, fault, now)
 
     def fail(
