@@ -3,6 +3,8 @@
 Owns `.venv` and nothing else on the machine. Runs on the system's own Python with the standard library only,
 since nothing is installed yet. Every package comes from a lock file and is checked by its hash; uv itself
 lives in `.venv`. A second call with unchanged locks reads one file and returns; it needs no network.
+What uv has in its cache is not fetched again, and a uv of the locked version on the PATH is taken as it is: with
+both, a machine without a network is set up, too.
 Exit codes: 0 ready, 1 a step failed (its output is shown), 2 something is missing from the system.
 """
 
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,12 +163,33 @@ def is_foreign(venv: Path) -> bool:
 
 
 def install_uv() -> None:
-    pip("--require-hashes", "-r", UV_LOCK)
+    here = uv_of_this_machine()
+    if here is None:
+        pip("--require-hashes", "-r", UV_LOCK)
+    else:
+        (VENV / "bin" / "uv").unlink(missing_ok=True)
+        (VENV / "bin" / "uv").symlink_to(here)
+
+
+def uv_of_this_machine() -> Path | None:
+    """A uv on the PATH, if it is exactly the locked version: another one may read locks and its cache otherwise."""
+    found = shutil.which("uv")
+    if found is None:
+        return None
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a broken one is none
+        return None
+    wanted = (ROOT / UV_LOCK).read_text().partition("==")[2].split()[0]
+    return Path(found).resolve() if said.stdout.split()[:2] == ["uv", wanted] else None
 
 
 def install_locked(lock: str) -> None:
+    locked = ("install", "--require-hashes", "-r", lock)
+    with suppress(StepFailed):  # everything may be in uv's cache: then no index is asked
+        return uv(*locked, "--offline", shown=False)
     try:
-        uv("install", "--require-hashes", "-r", lock)
+        uv(*locked)
     except StepFailed:
         # uv does not read pip's configuration: where only pip knows the way (a mirror, a proxy), pip goes it.
         print("uv could not fetch them, pip tries ...", end="\n" if sys.stdout.isatty() else " ", flush=True)
@@ -181,17 +205,17 @@ def pip(*arguments: str) -> None:
     run([str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", *arguments])
 
 
-def uv(command: str, *arguments: str) -> None:
-    run([str(VENV / "bin" / "uv"), "pip", command, "--python", str(PYTHON), *arguments])
+def uv(command: str, *arguments: str, shown: bool = True) -> None:
+    run([str(VENV / "bin" / "uv"), "pip", command, "--python", str(PYTHON), *arguments], shown=shown)
 
 
-def run(command: list[str]) -> None:
+def run(command: list[str], *, shown: bool = True) -> None:
     """Runs one step. On a terminal pip and uv draw their own bars; elsewhere their output goes to the log."""
     environment = {name: value for name, value in os.environ.items() if name not in STRAY_VARIABLES}
     if ssl.get_default_verify_paths().cafile:  # pip on Debian trusts what the system trusts; so shall uv
         environment.setdefault("UV_SYSTEM_CERTS", "true")
     said = ""
-    if sys.stdout.isatty():
+    if shown and sys.stdout.isatty():
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     else:
         with open(LOG, "a") as log:

@@ -79,3 +79,15 @@ def test_a_fresh_clone_is_set_up_once_and_then_needs_no_network(clone: Path) -> 
     changed = make(clone, *cut_off, env=DEAD_ENDS)
     assert changed.returncode == 0, changed.stdout + changed.stderr
     assert "[4/4]" in changed.stdout
+
+    # A new .venv on a machine that has the packages in uv's cache, and uv: still no network.
+    on_path = clone.parent / "on the path"
+    on_path.mkdir()
+    shutil.copy((clone / ".venv" / "bin" / "uv").resolve(), on_path / "uv")
+    shutil.rmtree(clone / ".venv")
+    dead_ends = {
+        name: value for name, value in DEAD_ENDS.items() if name != "UV_DEFAULT_INDEX"
+    }  # names the cache
+    anew = make(clone, *cut_off, env={**dead_ends, "PATH": f"{on_path}:{os.environ['PATH']}"})
+    assert anew.returncode == 0, anew.stdout + anew.stderr
+    assert watchbill.exists()
