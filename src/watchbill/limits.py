@@ -476,6 +476,22 @@ CLAIM_RENEW_EVERY_S = 20.0
 DOORS_MAX = 64
 #: The highest port there is.
 PORT_MAX = 65_535
+#: Tokens and characters of the answer to a plan's task, and how many braces are tried in the search for its object.
+ANSWER_TOKENS_MAX = 8_192
+ANSWER_CHARS_MAX = 2**20
+ANSWER_BRACES_MAX = 1_000
+#: How much longer than its lane an agent waits for the beginning of an answer.
+ANSWER_SLACK_MS = 60_000
+#: An order to load or unload that an agent has not shown by then is given again.
+HEAT_ORDER_MS_MAX = 600_000
+#: How long an agent waits for its host daemon: to start, to stop, to answer, for a loan, and for a load.
+HOST_START_MS_MAX = 60_000
+HOST_STOP_MS_MAX = 40_000
+HOST_ANSWER_MS_MAX = 10_000
+HOST_LOAN_MS_MAX = 45_000
+HOST_LOAD_MS_MAX = 600_000
+#: How often it looks whether that has happened.
+HOST_LOOK_MS = 100
 #: Loans at the same time.
 LOANS_MAX = 1_000
 #: The longest reason that a claim may carry.

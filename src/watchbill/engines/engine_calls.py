@@ -17,7 +17,7 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
 
-__all__ = ["Proving", "ask_text", "prove"]
+__all__ = ["Proving", "ask_chat", "ask_text", "prove"]
 
 #: What a probe asks for: one token, or one vector.
 Proving = Literal["chat", "embed"]
@@ -77,14 +77,33 @@ async def ask_text(
     Raises EngineFailed when the engine does not give a whole answer, TheirsError when it refuses the question or
     answers with more characters than `chars_max`."""
     body = _chat(endpoint, model, prompt, tokens_max, stream=True)
-    call = client.call(Outgoing(endpoint, "POST", _CHAT, body), streamed=True)
+    return await ask_chat(client, Outgoing(endpoint, "POST", _CHAT, body), chars_max=chars_max, leave=leave)
+
+
+async def ask_chat(
+    client: Upstream, asked: Outgoing, *, chars_max: int, leave: Callable[[Call], None] = Call.abort
+) -> str:
+    """The text of a streamed chat. Raises as `ask_text` does; what was answered in place of a stream is in the text."""
+    call = client.call(asked, streamed=True)
     try:
         status = await call.head()
         if status != 200:
-            raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}")
+            said = _message_in(await call.read(limits.ERROR_BYTES_MAX))
+            about = f": {said}" if said else ""
+            raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}{about}")
         return await _text(call, chars_max)
     finally:
         leave(call)
+
+
+def _message_in(body: bytes) -> str:
+    """The message of an error body; empty where it has none."""
+    try:
+        error = msgspec.json.decode(body, type=_Event).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    said = error.get("message", "") if isinstance(error, dict) else error or ""
+    return str(said)[:200]
 
 
 async def _text(call: Call, chars_max: int) -> str:

@@ -43,7 +43,7 @@ def schema_of(rules: SpoolRules) -> Schema:
     """The schema of its events."""
     if rules.schema == "any":
         return AnyObject()
-    return BuiltinSchema() if rules.schema == "builtin" else JsonSchema(Path(rules.schema))
+    return BuiltinSchema() if rules.schema == "builtin" else JsonSchema.read(Path(rules.schema))
 
 
 def verifier_of(rules: SpoolRules) -> KeyVerifier | None:

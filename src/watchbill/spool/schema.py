@@ -47,18 +47,29 @@ class BuiltinSchema:
 
 
 class JsonSchema:
-    """A JSON Schema file. Raises ConfigError if it cannot be read or the extra is not installed."""
+    """A JSON Schema. Raises ConfigError if it cannot be used or the extra is not installed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, text: str, name: str) -> None:
         try:
             import jsonschema_rs
         except ImportError as error:
             raise ConfigError(f"a JSON Schema needs a package: {how_to_install('schema')}") from error
         try:
-            self._validator: Any = jsonschema_rs.validator_for(path.read_text(encoding="utf-8"))
+            self._validator: Any = jsonschema_rs.validator_for(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} is no usable JSON Schema: {str(error).partition(chr(10))[0]}"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> "JsonSchema":
+        """The schema in a file."""
+        try:
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
             raise ConfigError(f"{path} is no usable JSON Schema: {said}") from error
+        return cls(text, str(path))
 
     def refuse(self, event: Mapping[str, Any]) -> str | None:
         try:
