@@ -73,16 +73,15 @@ def _heat(
     known: list[Temperature], free: list[Temperature], waiting: set[str], demand: Demand
 ) -> dict[str, Order]:
     """One agent per host at a time, until the hot ones have a slot for every task that waits or runs."""
+    coming = [each for each in known if each.agent in waiting and not each.is_hot]
     hot = [each for each in known if each.is_hot and each.health is Health.HEALTHY]
-    slots = sum(each.llm_slots for each in hot) - demand.llm_running
-    busy = {each.host for each in known if each.agent in waiting and not each.is_hot}
+    slots = sum(each.llm_slots for each in (*hot, *coming)) - demand.llm_running
+    busy = {each.host for each in coming}
     found: dict[str, Order] = {}
     cold = [each for each in free if not each.is_hot and each.can_load and each.health is Health.HEALTHY]
     for each in sorted(cold, key=lambda each: (each.tasks, each.agent)):
-        if slots >= demand.llm:
-            break
-        slots += each.llm_slots
-        if each.host not in busy:
+        if slots < demand.llm and each.host not in busy:
             found[each.agent] = Order.LOAD
             busy.add(each.host)
+            slots += each.llm_slots
     return found

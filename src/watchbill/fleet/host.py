@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -88,9 +89,12 @@ class PrivateDaemon:
         """Ends it, and what it started with it. Waits until it is gone, within a bound."""
         if not self._pid:
             return
-        os.kill(self._pid, 15)
+        os.kill(self._pid, signal.SIGTERM)
         deadline = time.monotonic() + limits.HOST_STOP_MS_MAX / 1000
-        while exit_code_of(self._pid) is None and time.monotonic() < deadline:
+        while exit_code_of(self._pid) is None:
+            if time.monotonic() >= deadline:
+                _LOG.error("the private daemon %s does not end", self._pid)
+                break
             await asyncio.sleep(limits.HOST_LOOK_MS / 1000)
         self._pid = 0
 

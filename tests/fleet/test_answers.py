@@ -1,0 +1,98 @@
+"""Tasks that ask a model: through a real gateway, in the lane of plans, against an engine that misbehaves."""
+
+import asyncio
+import json
+
+import pytest
+
+from support.open_gateway import open_gateway
+from support.peer import Asked, Talk, chat_events, sse, stream_of
+from watchbill.errors import EngineFailed, TheirsError
+from watchbill.fleet.answers import Answers, NoAnswer, Question, first_object
+
+SCHEMA = json.dumps(
+    {"type": "object", "required": ["score"], "properties": {"score": {"type": "integer", "maximum": 5}}}
+)
+
+
+def saying(*texts: str) -> Talk:
+    """An engine that gives these answers, one after the other, and then the last one again."""
+    answers, asked = [stream_of(sse(*chat_events(text))) for text in texts], iter(range(1_000))
+
+    async def talk(question: Asked, writer: asyncio.StreamWriter) -> None:
+        await answers[min(next(asked), len(answers) - 1)](question, writer)
+
+    return talk
+
+
+async def test_a_text_is_generated_in_the_lane_of_plans() -> None:
+    """PLAN-08, FLEET-10: chat stays ahead, because the request is of class normal."""
+    async with open_gateway(saying("two sentences")) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            assert await answers.generate(Question("a", "Summarize.", "Be brief.")) == "two sentences"
+        finally:
+            await answers.close()
+        assert 'lane="plans"' in gateway.driver.metrics.render().decode()
+
+
+async def test_the_first_object_of_an_answer_counts_whatever_stands_around_it() -> None:
+    """PLAN-02: models talk before and after the JSON that they were asked for."""
+    said = 'Sure {not json}: ```json\n{"score": 4, "why": "a {brace}"}\n``` and {"score": 1}'
+    async with open_gateway(saying(said)) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            assert await answers.parse(Question("a", "Rate.", schema=SCHEMA)) == {
+                "score": 4,
+                "why": "a {brace}",
+            }
+        finally:
+            await answers.close()
+
+
+async def test_an_answer_that_does_not_match_its_schema_is_repaired_once() -> None:
+    """PLAN-02: the model is told what is wrong; what is still wrong then is a failure that says why."""
+    async with open_gateway(saying('{"score": 9}', '{"score": 5}')) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            assert await answers.parse(Question("a", "Rate.", schema=SCHEMA)) == {"score": 5}
+        finally:
+            await answers.close()
+    async with open_gateway(saying("none", '{"score": "high"}')) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            with pytest.raises(NoAnswer, match="score"):
+                await answers.parse(Question("a", "Rate.", schema=SCHEMA))
+        finally:
+            await answers.close()
+
+
+async def test_a_decision_is_one_of_the_choices() -> None:
+    """PLAN-08: the coordinator's model chooses, with a reason."""
+    async with open_gateway(saying('{"choice": "retry", "reason": "it was the network"}')) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            made = await answers.decide(Question("a", "What now?"), ("retry", "give_up"))
+        finally:
+            await answers.close()
+        assert (made.choice, made.reason) == ("retry", "it was the network")
+
+
+async def test_a_question_is_asked_once_more_where_the_engine_failed_and_not_where_it_was_refused() -> None:
+    """FLEET-10: one transparent retry."""
+    cut = stream_of(sse(*chat_events("half"))[:200], end=False)
+    async with open_gateway(cut) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            with pytest.raises(EngineFailed):
+                await answers.generate(Question("a", "Go."))
+            with pytest.raises(TheirsError, match="404"):
+                await answers.generate(Question("nobody", "Go."))
+        finally:
+            await answers.close()
+        assert len(gateway.peer.asked) == 2
+
+
+def test_no_object_is_found_in_a_text_without_one() -> None:
+    assert first_object("[1, 2] and {no") is None
+    assert first_object("{" * 100_000) is None
