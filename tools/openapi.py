@@ -62,12 +62,16 @@ SHAPES: dict[str, Shape] = {
     "Device": record(
         capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, planned=WHOLE, loading=WHOLE,
         stopping=WHOLE, asleep=WHOLE, lent=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
-        constraint=maybe(
+        card={"anyOf": [ref("Card"), {"type": "null"}]}, constraint=maybe(
             record(
                 trouble={"enum": ["heat", "memory", "power", "throttled"]},
                 figure=NUMBER, limit=NUMBER, throttled=listed(TEXT),
             )
         ),
+    ),
+    "Card": record(
+        uuid=maybe(TEXT), total=WHOLE, temperature_c=maybe(NUMBER), power_w=maybe(NUMBER), power_limit_w=maybe(NUMBER),
+        clock_mhz=maybe(WHOLE), utilisation_percent=maybe(WHOLE), throttled=listed(TEXT),
     ),
     "Model": record(
         state={"enum": [

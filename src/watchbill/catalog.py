@@ -306,6 +306,10 @@ class AgentRules:
 
     name: str
     cpu_slots: int | None = None
+    devices: tuple[str, ...] = ()  # none: tasks of class cpu only
+    model: str | None = None
+    port: int | None = None
+    llm_slots: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,10 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         serving = await _open(driver, catalog.server, setting.options.ollama_port)
         map_large_blocks()
         _relieve_collector()
-        _start_fleet(programs, root, catalog.fleet)
         setting.lock.publish(serving.url)
         root.write_config_path(setting.file)
         root.write_daemon(serving.url)
+        _start_fleet(programs, root, catalog.fleet)  # its agents look for the address that was just written
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
         reloading = _Reloading(_Reloaded(driver, spools, serving, cards), setting, reload_asked)
@@ -305,10 +305,12 @@ def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
         words = (word for option in options.items() for word in option)
         programs.start("coordinator", (*watchbill, "coordinator", *words))
     for agent in rules.agents:
-        slots = () if agent.cpu_slots is None else ("--cpu-slots", str(agent.cpu_slots))
-        programs.start(
-            f"agent-{agent.name}", (*watchbill, "agent", agent.name, "--root", str(folder), *slots)
-        )
+        given = {
+            "--root": str(folder), "--cpu-slots": agent.cpu_slots, "--device": ",".join(agent.devices) or None,
+            "--model": agent.model, "--port": agent.port, "--llm-slots": agent.llm_slots if agent.devices else None,
+        }  # fmt: skip
+        words = (word for key, value in given.items() if value is not None for word in (key, str(value)))
+        programs.start(f"agent-{agent.name}", (*watchbill, "agent", agent.name, *words))
 
 
 class _Cards:

@@ -492,6 +492,8 @@ HOST_LOAN_MS_MAX = 45_000
 HOST_LOAD_MS_MAX = 600_000
 #: How often it looks whether that has happened.
 HOST_LOOK_MS = 100
+#: How often `gpus --follow` reads the heartbeats.
+GPUS_LOOK_MS = 2_000
 #: Loans at the same time.
 LOANS_MAX = 1_000
 #: The longest reason that a claim may carry.

@@ -13,7 +13,6 @@ from support.eventually import eventually
 from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.claiming import Health
 from watchbill.fleet.host import HostMemory, PrivateDaemon, find_host
-from watchbill.probes.fake import FakeGpuProbe
 from watchbill.root import Root
 
 UUID = f"GPU-{secrets.token_hex(8)}"  # a card has one owner on a host: other test runs have their own
@@ -35,8 +34,8 @@ def cards(place: Place) -> Path:
     return path
 
 
-def memory_of(url: str, cards: Path) -> HostMemory:
-    return HostMemory(url, ("gpu:1",), "gpu-1", model="qwen", cards=FakeGpuProbe(cards))
+def memory_of(url: str) -> HostMemory:
+    return HostMemory(url, ("gpu:1",), "gpu-1", model="qwen")
 
 
 @pytest.mark.timeout(120)
@@ -46,7 +45,7 @@ async def test_an_agent_borrows_from_the_ledger_of_its_daemon_and_sees_its_card(
     """FLEET-01, FLEET-02, FLEET-06: one ledger; the budget is 80 % of the card; the heartbeat's keys are filled."""
     place.config.write_text(CONFIG)
     daemon = place.up()
-    memory = memory_of(daemon.url, cards)
+    memory = memory_of(daemon.url)
     await memory.open()
     try:
         state = memory.state
@@ -74,7 +73,7 @@ async def test_a_model_is_heated_and_cooled_and_asked_at_the_agents_door(place: 
     """FLEET-05, FLEET-10: load_llm and unload_llm are loads and evictions of the daemon; scripts get an address."""
     place.config.write_text(CONFIG)
     daemon = place.up()
-    memory = memory_of(daemon.url, cards)
+    memory = memory_of(daemon.url)
     await memory.open()
     try:
         await memory.load("qwen")
@@ -95,7 +94,7 @@ async def test_a_card_that_is_too_hot_makes_its_agent_constrained(place: Place, 
     hot["cards"][0]["timeline"][0]["temperature_c"] = 91
     cards.write_text(json.dumps(hot))
     place.config.write_text(CONFIG)
-    memory = memory_of(place.up().url, cards)
+    memory = memory_of(place.up().url)
     await memory.open()
     try:
         assert memory.state.health is Health.CONSTRAINED
@@ -109,7 +108,7 @@ async def test_an_agent_whose_daemon_is_gone_has_no_memory_to_lend(place: Place,
     """FLEET-01: nothing is claimed for a device that nobody keeps the ledger of."""
     place.config.write_text(CONFIG)
     daemon = place.up()
-    memory = memory_of(daemon.url, cards)
+    memory = memory_of(daemon.url)
     await memory.open()
     try:
         daemon.process.send_signal(signal.SIGKILL)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -325,6 +327,70 @@ def test_up_runs_coordinator_and_agents_starts_them_anew_and_takes_them_along(fl
     assert fleet.run("down", *home).returncode == 0
     assert daemon.wait(PATIENCE_S) == 0
     assert all(isinstance(each, int) and start_time(each) is None for each in left)
+
+
+GPU = """[devices."gpu:1"]
+reserve = 0
+[models.qwen]
+engine = "scripted"
+devices = ["gpu:1"]
+memory = "1MiB"
+script = { memory = "1MiB" }
+[coordinator]
+[agents.gpu-1]
+device = "gpu:1"
+model = "qwen"
+cpu_slots = 1
+"""
+
+
+#: A script of a plan: it knows the address of its agent's model and nothing else.
+ASK = """import json, os, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}).encode()
+address = os.environ["WATCHBILL_MODEL_URL"] + "/v1/chat/completions"
+request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+print(urllib.request.urlopen(request, timeout=60).headers["X-Watchbill-Lane"])
+"""
+
+
+def test_a_gpu_task_borrows_its_memory_from_the_ledger_of_up_and_asks_the_agents_model(
+    fleet: FleetFolder,
+) -> None:
+    """FLEET-01, FLEET-02, FLEET-06, FLEET-10: a loan for the life of the task; the card by its UUID; a door in the lane
+    plans; the heartbeat shows the card, and `gpus` reads it from the folder alone."""
+    uuid = f"GPU-{secrets.token_hex(8)}"
+    cards, config = fleet.home / "cards.json", fleet.home / "watchbill.toml"
+    step = {"at": 0, "temperature_c": 76, "power_w": 120.5, "utilisation_percent": 40, "clock_mhz": 1950}
+    card = {"name": "gpu:1", "capacity": "6144MiB", "uuid": uuid, "timeline": [step]}
+    cards.write_text(json.dumps({"cards": [card]}))
+    config.write_text(GPU)
+    home = ("--root", str(fleet.home / "home"))
+    fleet.start(
+        "-m", "watchbill", "up", "--port", "0", "--config", str(config), *home, WATCHBILL_FAKE_GPUS=str(cards)
+    )
+    fleet.root = fleet.home / "home" / "fleet"
+    wait_until((fleet.root / places.MARKER).exists)
+    fleet.write_plan(
+        "p",
+        "### script\n- **task_class**: script\n- **vram_estimate_mb**: 2048\n"
+        "- **command**: `echo $CUDA_VISIBLE_DEVICES > {BATCH_PATH}/card`\n"
+        "### ask\n- **task_class**: llm\n- **depends_on**: script\n"
+        f"- **command**: `{sys.executable} ask.py > {{BATCH_PATH}}/lane`\n",
+    )
+    (fleet.root / "plans" / "p" / "ask.py").write_text(ASK)
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    folder = fleet.root / "plans" / "p" / "history" / batch
+    assert (folder / "card").read_text() == f"{uuid}\n"
+    assert (folder / "lane").read_text() == "plans\n"
+    journal = (fleet.home / "home" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in journal]
+    assert [each["bytes"] for each in events if each["event"] == "loan"] == [2048 * 2**20]
+    assert [each["event"] for each in events if each["event"] == "loan_end"] == ["loan_end"]
+    shown = json.loads(fleet.run("gpus", "--json", "--root", str(fleet.root)).stdout)["agents"]["gpu-1"]
+    assert (shown["temperature_c"], shown["vram_total_mb"], shown["alive"]) == (76, 6144, True)
+    assert "gpu-1" in fleet.run("gpus", "--root", str(fleet.root)).stdout
+    assert fleet.run("down", *home).returncode == 0
 
 
 def test_the_example_plan_makes_a_manifest_fans_out_and_aggregates(fleet: FleetFolder) -> None:

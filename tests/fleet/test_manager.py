@@ -52,6 +52,8 @@ def test_plans_are_checked_submitted_and_followed_with_the_standard_library_alon
     fleet.start_agent("cpu-1")
     assert bare(fleet, "plan", "wait", batch, *root).returncode == 0
     assert bare(fleet, "plan", "logs", "a", *root).stdout == "x\n"
+    assert "cpu-1" in bare(fleet, "gpus", *root).stdout
+    assert json.loads(bare(fleet, "gpus", "--json", *root).stdout)["agents"]["cpu-1"]["alive"] is True
     assert (
         json.loads(bare(fleet, "plan", "list", "--json", *root).stdout)["batches"][0]["state"] == "complete"
     )

@@ -130,8 +130,7 @@ MATRIX = [
     # what is not there yet
     ("[coordinator]\nmodel = 'a'",
      "2: coordinator.model: this version of Watchbill does not have a model of the coordinator; remove it"),
-    ("[agents.a]\ndevice = 'gpu:0'",
-     "2: agents.a.device: this version of Watchbill does not have agents with a GPU; remove it"),
+    ("[agents.a]\nmodel = 'a'", "2: agents.a.model: has no device; write device as well, for example gpu:0"),
     ("[agents.brain]",
      "1: agents.brain: is the coordinator's own agent; rename it; [coordinator] has the slots of that one"),
     ("[agents.a_b]", "1: agents.a_b: 'a_b' cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"),
@@ -158,7 +157,7 @@ engine = "scripted"
 aliases = ["b"]
 memory = 1.5
 [agents.a]
-port = 1
+port = 0
 """
     assert complaints(text) == [
         "2: server.prot: is not a key that Watchbill knows; did you mean port?",
@@ -169,7 +168,7 @@ port = 1
         "8: models.b.idle: False is not a duration in seconds; write for example 30s, 5m or 1h30m",
         "11: models.c.aliases[0]: b is already the name of a model; choose another alias",
         "12: models.c.memory: must be a size; write for example 4.6GB, 2GiB or 512MiB in quotes",
-        "14: agents.a.port: this version of Watchbill does not have agents with a port; remove it",
+        "14: agents.a.port: must be at least 1",
     ]
 
 

@@ -103,7 +103,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if asked is not None:
         run_quickly(asked)
         return DONE
-    if arguments and arguments[0] == "plan":
+    if arguments and arguments[0] in {"plan", "gpus"}:
         from watchbill.cli.plan_quick import run_plan, understand_plan
 
         about_plans = understand_plan(arguments)
@@ -114,7 +114,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         raise OursError(
             f"this needs the package {error.name}, and it is not installed",
-            hint="install Watchbill with its packages; plan check, submit, status and the like work without",
+            hint="install Watchbill with its packages; plan check, submit, status and the like, and gpus, work without",
         ) from error
     return run_app(arguments)
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,33 @@ _Fleet = Annotated[
 _Quiet = Annotated[bool, QUIET]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """The options of an agent that has a card."""
+
+    device: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="The card whose memory its tasks borrow, as gpu:1, or a pair, as gpu:0,gpu:3. Needs a daemon: the one "
+            "of this root, or one of its own.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, Parameter(show_default=False, help="The model that its tasks ask unless they name one.")
+    ] = None
+    port: Annotated[
+        int, Parameter(help="With --device: where its tasks ask models; 0 picks a port that is free.")
+    ] = 0
+    llm_slots: Annotated[
+        int, Parameter(help="With --device: tasks of class llm that run at the same time.")
+    ] = 1
+
+
+_NO_CARD = _Card()
+
+
 def agent(
     name: Annotated[
         str, Parameter(show_default=False, help="Its name, one per shared folder. Default: cpu-HOST.")
@@ -44,6 +72,7 @@ def agent(
             help="Tasks of class cpu that run at the same time. Default: one for each processor.",
         ),
     ] = None,
+    card: _Card = _NO_CARD,
     once: Annotated[
         bool,
         Parameter(negative="", show_default=False, help="Leave when the queue has nothing more for it."),
@@ -70,9 +99,13 @@ def agent(
         level=logging.WARNING if quiet else log_level(os.environ.get("GPU_LOG_LEVEL", "")),
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    from watchbill.fleet.agent_process import run_agent
+    from watchbill.fleet.agent_process import DeviceOptions, run_agent
 
-    return run_agent(chosen, fleet, find_root(None).path, cpu_slots=slots, once=once)
+    devices = tuple(filter(None, (each.strip() for each in (card.device or "").split(","))))
+    if (card.model or card.port) and not devices:
+        raise ConfigError("--model and --port belong to a card; name it as well, for example --device gpu:0")
+    chosen_card = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if devices else None
+    return run_agent(chosen, fleet, find_root(None).path, cpu_slots=slots, once=once, device=chosen_card)
 
 
 def signal(

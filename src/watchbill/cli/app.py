@@ -47,6 +47,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "plan": ("watchbill.cli.plan:app", "Check, draw, submit and follow plans."),
         "coordinator": ("watchbill.cli.coordinator:coordinator", "Run the batches of a shared folder."),
         "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
+        "gpus": ("watchbill.cli.gpus:gpus", "Show the agents of a shared folder and their cards."),
         "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),
         "simulate": (
             "watchbill.cli.simulate:simulate",

@@ -1,4 +1,4 @@
-"""`plan` without the command-line framework: with the standard library alone, as on a machine that only submits plans.
+"""`plan` and `gpus` without the command-line framework: with the standard library alone, as on a machine that only submits plans.
 
 Recognises the commands below when they come with the options they have; anything else, `--help` and every mistake
 included, goes the long way and is judged there. A test compares this table with the declarations in `plan`.
@@ -50,11 +50,13 @@ VERBS = {
     "retry": Verb((1, 1_000), {**_COMMON, "--batch": _TEXT}),
     "resume": Verb((1, 1), {**_JSON, "--explain": _FLAG, "--set": _SET}),
 }
+#: A command of its own that is read the same way.
+_GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG})
 
 
 @dataclass(slots=True)
 class Asked:
-    """A command of `plan` that was understood."""
+    """A command of `plan`, or `gpus`, that was understood."""
 
     verb: str
     words: list[str] = field(default_factory=list[str])
@@ -69,9 +71,15 @@ class Asked:
 
 def understand_plan(arguments: Sequence[str]) -> Asked | None:
     """What is asked for, or None where the long way has to be gone."""
+    if arguments and arguments[0] == "gpus":
+        return _understood(_GPUS, "gpus", arguments[1:])
     if len(arguments) < 2 or arguments[0] != "plan" or arguments[1] not in VERBS:
         return None
-    verb, asked, rest = VERBS[arguments[1]], Asked(arguments[1]), list(arguments[2:])
+    return _understood(VERBS[arguments[1]], arguments[1], arguments[2:])
+
+
+def _understood(verb: Verb, name_of_verb: str, words: Sequence[str]) -> Asked | None:
+    asked, rest = Asked(name_of_verb), list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
@@ -105,6 +113,12 @@ def run_plan(asked: Asked) -> int:
     """Run it, and return its exit code."""
     root = asked.one("--root")
     return _RUN[asked.verb](asked, root if isinstance(root, Path) else None, asked.flag("--quiet", "-q"))
+
+
+def _gpus(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.cards import show_cards
+
+    return show_cards(root, follow=asked.flag("--follow"), json=asked.flag("--json"), quiet=quiet)
 
 
 def _text(asked: Asked, name: str) -> str | None:
@@ -193,4 +207,5 @@ def _resume(asked: Asked, root: Path | None, quiet: bool) -> int:
 _RUN: dict[str, Callable[[Asked, Path | None, bool], int]] = {
     "check": _check, "graph": _graph, "submit": _submit, "status": _status, "wait": _wait, "list": _list,
     "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume,
+    "gpus": _gpus,
 }  # fmt: skip

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, limits, names
 from watchbill.config.checks import Draft, Wrong
+from watchbill.config.models import DeviceNames
 from watchbill.config.values import Duration, Line, Table, passing
 from watchbill.errors import NameRefused
 from watchbill.units import Millis
@@ -54,6 +55,20 @@ class CoordinatorTable(Table):
     )
 
 
+def _read_cards(value: object) -> object:
+    """One card, or the cards of a pair."""
+    return [value] if isinstance(value, str) else value
+
+
+Cards = Annotated[
+    DeviceNames,
+    BeforeValidator(_read_cards),
+    WithJsonSchema(
+        {"type": ["string", "array"], "items": {"type": "string"}, "description": "a device, or a list"}
+    ),
+]
+
+
 class AgentTable(Table):
     """An agent that runs tasks of plans: with this table `up` runs it."""
 
@@ -61,6 +76,22 @@ class AgentTable(Table):
         default=None, ge=0, le=limits.AGENT_SLOTS_MAX,
         description="Tasks of class cpu that run at a time; one for each processor otherwise.", examples=[4],
     )  # fmt: skip
+    device: Cards | None = Field(
+        default=None,
+        description="The card whose memory its tasks borrow, or the cards of a pair; none: tasks of class cpu only.",
+        examples=["gpu:1"],
+    )
+    model: Line | None = Field(
+        default=None, description="The model that its tasks ask unless they name one.", examples=["qwen7b"]
+    )
+    port: int | None = Field(
+        default=None, ge=1, le=limits.PORT_MAX,
+        description="Its own address: requests there are in the lane plans and for its model; any free port otherwise.",
+        examples=[11435],
+    )  # fmt: skip
+    llm_slots: int = Field(
+        default=1, ge=1, le=limits.AGENT_SLOTS_MAX, description="Tasks of class llm that run at a time."
+    )
 
 
 #: The coordinator's own agent has this name.
@@ -85,6 +116,9 @@ def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draf
         names.operator_path(draft.base, fleet.root or ".")
     except NameRefused as error:
         yield ("fleet", "root"), error.what, error.hint
+    for name, table in agents.items():
+        if table.model is not None and table.device is None:
+            yield ("agents", name, "model"), "has no device", "write device as well, for example gpu:0"
     if _BRAIN in agents:
         hint = "rename it; [coordinator] has the slots of that one"
         yield ("agents", _BRAIN), "is the coordinator's own agent", hint
@@ -99,5 +133,11 @@ def build_fleet(
         fleet.keep_complete,
         fleet.keep_history,
         None if coordinator is None else catalog.CoordinatorRules(coordinator.slots, coordinator.stuck_after),
-        tuple(catalog.AgentRules(name, table.cpu_slots) for name, table in agents.items()),
+        tuple(_agent(name, table) for name, table in agents.items()),
+    )
+
+
+def _agent(name: str, table: AgentTable) -> catalog.AgentRules:
+    return catalog.AgentRules(
+        name, table.cpu_slots, table.device or (), table.model, table.port, table.llm_slots
     )

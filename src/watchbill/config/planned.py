@@ -10,10 +10,6 @@ __all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]
 _KEYS: dict[tuple[str, ...], str] = {
     ("fleet", "durability"): "batches without syncs",
     ("coordinator", "model"): "a model of the coordinator",
-    ("agents", "*", "device"): "agents with a GPU",
-    ("agents", "*", "model"): "agents with a model",
-    ("agents", "*", "port"): "agents with a port",
-    ("agents", "*", "llm_slots"): "agents with a model",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",
     ("server", "keys", "*", "may_pin"): "pinning by callers",
     ("policy", "admission"): "another admission rule",

@@ -11,17 +11,21 @@ The folder's mark is in the environment of every task, so that the next start fi
 
 import asyncio
 import logging
+import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.agent import Agent, AgentOptions
+from watchbill.fleet.host import HostMemory, PrivateDaemon, find_host
 from watchbill.processes import reap
 from watchbill.processes.device_lock import HostLock, LockHeld
+from watchbill.root import Root
 
-__all__ = ["private_folder", "run_agent"]
+__all__ = ["DeviceOptions", "private_folder", "run_agent"]
 
 _LOG = logging.getLogger("watchbill.agent")
 
@@ -31,7 +35,25 @@ def private_folder(state: Path, name: str, fleet_id: str) -> Path:
     return state / "agents" / f"{places.check_agent_name(name)}.{fleet_id}"
 
 
-def run_agent(name: str, root: Path, state: Path, *, cpu_slots: int, once: bool = False) -> int:
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The card of an agent, and what it does with it."""
+
+    devices: tuple[str, ...]
+    model: str = ""
+    port: int = 0
+    llm_slots: int = 1
+
+
+def run_agent(
+    name: str,
+    root: Path,
+    state: Path,
+    *,
+    cpu_slots: int,
+    once: bool = False,
+    device: DeviceOptions | None = None,
+) -> int:
     """Runs an agent until it is told to leave. Raises OursError when it must not start."""
     folder = private_folder(state, name, places.check_root(root))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,14 +67,36 @@ def run_agent(name: str, root: Path, state: Path, *, cpu_slots: int, once: bool 
     try:
         for left in reap(folder):
             _LOG.warning("ended a process of the life before: %s %s", left.pid, left.command)
-        asyncio.run(_run(AgentOptions(name, root, folder, cpu_slots, once=once)))
+        model = "" if device is None else device.model
+        asyncio.run(_run(AgentOptions(name, root, folder, cpu_slots, once=once, model=model), state, device))
     finally:
         lock.release()
     return 0
 
 
-async def _run(options: AgentOptions) -> None:
-    agent = Agent(options)
+async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None) -> None:
+    if device is None:
+        await _serve(Agent(options))
+        return
+    private: PrivateDaemon | None = None
+    if (url := os.environ.get("WATCHBILL_URL") or find_host(Root(state))) is None:
+        _LOG.info("no daemon runs on %s: starting one for this agent", state)
+        private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
+        url = await private.start()
+    memory = HostMemory(
+        url, device.devices, options.name, model=device.model, port=device.port, llm_slots=device.llm_slots,
+        key=os.environ.get("WATCHBILL_API_KEY", ""),
+    )  # fmt: skip
+    try:
+        await memory.open()
+        await _serve(Agent(options, memory))
+    finally:
+        await memory.close()
+        if private is not None:
+            await private.stop()
+
+
+async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     times = 0
 
@@ -64,3 +108,9 @@ async def _run(options: AgentOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     await agent.run()
+
+
+def _config() -> Path | None:
+    """The config that the environment names; else the private daemon finds the usual one."""
+    named = os.environ.get("WATCHBILL_CONFIG")
+    return Path(named) if named else None

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -29,7 +28,6 @@ from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.claiming import Health
 from watchbill.fleet.memory import DeviceState
 from watchbill.fleet.values import Fields
-from watchbill.probes import Probe, ProbeError, Reading
 from watchbill.processes.detach import exit_code_of, spawn_detached
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
 from watchbill.root import Root
@@ -124,11 +122,10 @@ class HostMemory:
         port: int = 0,
         llm_slots: int = 1,
         key: str = "",
-        cards: Probe | None = None,
     ) -> None:
         self._endpoint: Endpoint = endpoint_of(url)
         self._devices, self._agent, self._model = devices, agent, model
-        self._port, self._llm_slots, self._cards = port, llm_slots, cards
+        self._port, self._llm_slots = port, llm_slots
         self._headers = _JSON | ({"Authorization": f"Bearer {key}"} if key else {})
         self._client = Upstream()
         self._lent: dict[str, _Lent] = {}
@@ -219,16 +216,7 @@ class HostMemory:
 
     async def look(self) -> None:
         """Takes the state of the device over. Raises NotReachable and OursError."""
-        status = await self._ask("GET", "/wb/v1/status")
-        readings = await asyncio.to_thread(self._read_cards)
-        self.state = _state(self, status, readings)
-
-    def _read_cards(self) -> Mapping[str, Reading]:
-        try:
-            return self._cards.read() if self._cards is not None else {}
-        except ProbeError as error:
-            _LOG.warning("the card cannot be read: %s", error)
-            return {}
+        self.state = _state(self, await self._ask("GET", "/wb/v1/status"))
 
     async def _note_use(self) -> None:
         """Notes how much of each loan is used; one that the daemon has lost is asked for again."""
@@ -265,9 +253,10 @@ class HostMemory:
         return fields
 
 
-def _state(memory: HostMemory, status: Fields, readings: Mapping[str, Reading]) -> DeviceState:
+def _state(memory: HostMemory, status: Fields) -> DeviceState:
     devices, own, door, slots = memory.about
     views = [status.fields("devices").fields(name) for name in devices]
+    cards = [view.fields("card") for view in views]
     models = status.fields("models")
     here = tuple(
         name
@@ -275,12 +264,11 @@ def _state(memory: HostMemory, status: Fields, readings: Mapping[str, Reading]) 
         if any(device in models.fields(name).mapping("devices") for device in devices)
     )
     hot = [name for name in here if models.fields(name).text("state") in ("ready", "draining")]
-    cards = [readings[name] for name in devices if name in readings]
     troubles = tuple(view.text("constrained") for view in views if view.text("constrained"))
     budget = min((view.whole("budget") + view.whole("lent") for view in views), default=0)
-    total = min((card.total or card.capacity for card in cards), default=budget)
+    total = min((card.whole("total") for card in cards), default=0) or budget
     return DeviceState(
-        cards=tuple(card.uuid or name for name, card in zip(devices, cards, strict=False)) or devices,
+        cards=tuple(card.text("uuid") or name for name, card in zip(devices, cards, strict=True)),
         budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB,
         health=Health.CONSTRAINED if troubles else Health.HEALTHY,
         constraints=troubles,
@@ -288,34 +276,32 @@ def _state(memory: HostMemory, status: Fields, readings: Mapping[str, Reading]) 
         models=(own, *(name for name in here if name != own)) if own else here,
         model_url=door,
         llm_slots=slots if here else 0,
-        readings=_readings(devices, cards),
+        readings=_readings(devices, views, cards),
     )
 
 
-def _readings(devices: tuple[str, ...], cards: list[Reading]) -> dict[str, object]:
+def _readings(devices: tuple[str, ...], views: list[Fields], cards: list[Fields]) -> dict[str, object]:
     """The keys of FLEET-06 that a card fills: of a pair, the sums of memory and the worst of the rest."""
-    if not cards:
-        return {}
-    total = sum(card.total or card.capacity for card in cards)
-    used = sum((card.total or card.capacity) - card.available for card in cards)
-    healths = [card.health for card in cards if card.health is not None]
-    index = devices[0].removeprefix("gpu:")
-    reasons = tuple(dict.fromkeys(reason for health in healths for reason in health.throttled))
+    total = sum(card.whole("total") for card in cards)
+    free = sum(view.whole("available") for view in views)
+    used, index = max(0, total - free), devices[0].removeprefix("gpu:")
+    reasons = tuple(dict.fromkeys(reason for card in cards for reason in card.texts("throttled")))
     return {
         "gpu_id": int(index) if index.isdigit() else None,
-        "temperature_c": _worst(health.temperature_c for health in healths),
-        "power_draw_w": _worst(health.power_w for health in healths),
+        "temperature_c": _worst(cards, "temperature_c"),
+        "power_draw_w": _worst(cards, "power_w"),
         "vram_used_mb": used // _MIB,
         "vram_total_mb": total // _MIB,
         "vram_percent": round(100 * used / total) if total else 0,
-        "gpu_util_percent": _worst(health.utilisation_percent for health in healths),
-        "clock_mhz": _worst(health.clock_mhz for health in healths),
+        "gpu_util_percent": _worst(cards, "utilisation_percent"),
+        "clock_mhz": _worst(cards, "clock_mhz"),
         "throttle_status": ", ".join(reasons) or "None",
     }
 
 
-def _worst(figures: Iterable[float | None]) -> float | None:
-    return max((figure for figure in figures if figure is not None), default=None)
+def _worst(cards: list[Fields], key: str) -> float | None:
+    figures = (card.all().get(key) for card in cards)
+    return max((figure for figure in figures if isinstance(figure, int | float)), default=None)
 
 
 def _object(body: bytes) -> dict[str, object]:

@@ -270,7 +270,8 @@ class Driver:
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
-        return status_view(core.state, self._engines.warm, now) | policy_view(core) | turns | told | beside
+        known = status_view(core.state, self._engines.warm, self._probe_loop.cards, now)
+        return known | policy_view(core) | turns | told | beside
 
     def model_status(self, name: str, /) -> ModelStatus:
         """The status of a model of the config."""

@@ -65,6 +65,7 @@ class ProbeLoop:
         self._models: Memory = {}
         self._models_at = 0.0
         self._next_ms = LOOK_MS_MAX  # until the next reading
+        self.cards: dict[str, Reading] = {}  # the last reading of each card
         self._pressure: PressureWatcher | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -98,6 +99,7 @@ class ProbeLoop:
             readings = [await probe.look() for probe in self._probes]
             self._count_failures()
             saw = processes and await self._see_processes(readings)
+        self.cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
         now = round(self._clock() * 1000)
         devices = {
             name: reading.for_core(now, self._judge(name, reading))

@@ -18,9 +18,11 @@ from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
+from watchbill.probes import Reading
 
 __all__ = [
     "Resident",
+    "card_view",
     "constraint_view",
     "epochs_view",
     "failure_of",
@@ -48,11 +50,15 @@ _MISSING = {
 }
 
 
-def status_view(state: State, warm: Mapping[str, Warm], now: int) -> dict[str, object]:
+def status_view(
+    state: State, warm: Mapping[str, Warm], cards: Mapping[str, Reading], now: int
+) -> dict[str, object]:
     """The whole state: devices, models, lanes."""
     return {
         "version": __version__,
-        "devices": {name: _device(state, name) for name in state.ledger.books},
+        "devices": {
+            name: _device(state, name) | {"card": card_view(cards.get(name))} for name in state.ledger.books
+        },
         "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
         "lanes": _lanes(state, now),
         "policy": state.catalog.policy.name,
@@ -86,6 +92,23 @@ def _device(state: State, name: str) -> dict[str, object]:
         "maintenance": book.in_maintenance,
         "constrained": constraint_text(limit) if (limit := _constraint(book)) else None,
         "constraint": constraint_view(book),
+    }
+
+
+def card_view(card: Reading | None) -> dict[str, object] | None:
+    """A card's own figures, for scripts; null where its driver does not tell."""
+    if card is None or card.health is None:
+        return None
+    health = card.health
+    return {
+        "uuid": card.uuid or None,
+        "total": card.total or card.capacity,
+        "temperature_c": health.temperature_c,
+        "power_w": health.power_w,
+        "power_limit_w": health.power_limit_w,
+        "clock_mhz": health.clock_mhz,
+        "utilisation_percent": health.utilisation_percent,
+        "throttled": list(health.throttled),
     }
 
 

@@ -1,0 +1,87 @@
+"""The agents of a shared folder and their cards, from the heartbeats alone. Needs the standard library and no daemon.
+
+An agent of this boot is asked for at the kernel. Of any other only its heartbeat is known: it counts as dead when it has
+not moved for 90 s while this command watched, so a single look believes it.
+"""
+
+import json as json_module
+import time
+from pathlib import Path
+
+from watchbill.cli.fleet_root import open_fleet
+from watchbill.cli.terminal import Column, Terminal, plain
+from watchbill.files.host import boot_id
+from watchbill.fleet import places
+from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.heartbeat import Heartbeat, Watcher, read_heartbeat
+from watchbill.fleet.values import Fields
+from watchbill.limits import GPUS_LOOK_MS
+
+__all__ = ["show_cards"]
+
+_COLUMNS = (
+    Column("agent"), Column("state"), Column("C", right=True), Column("W", right=True), Column("VRAM", right=True),
+    Column("use", right=True), Column("MHz", right=True), Column("throttled"), Column("tasks", right=True),
+    Column("done", right=True), Column("failed", right=True), Column("constraints"),
+)  # fmt: skip
+
+
+def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> int:
+    """`gpus`."""
+    _, disk = open_fleet(root)
+    terminal, watcher = Terminal(quiet=quiet), Watcher(boot_id())
+    while True:
+        found = _read(disk, watcher)
+        if json:
+            terminal.show_json(json_module.dumps({"agents": found}).encode())
+        else:
+            terminal.show(*_draw(found, terminal))
+        if not follow:
+            return 0
+        time.sleep(GPUS_LOOK_MS / 1000)
+
+
+def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, dict[str, object]]:
+    """Agent -> its heartbeat, and whether it lives."""
+    found: dict[str, dict[str, object]] = {}
+    for folder in disk.names(places.GPUS):
+        heartbeat = read_heartbeat(disk, folder.replace("_", "-"))
+        if heartbeat is not None:
+            name = str(heartbeat.values.get("name") or folder.replace("_", "-"))
+            found[name] = {**heartbeat.values, "alive": _lives(heartbeat, name, watcher)}
+    return found
+
+
+def _lives(heartbeat: Heartbeat, name: str, watcher: Watcher) -> bool:
+    """Whether it may live: it did not say goodbye, and is neither dead nor silent."""
+    is_stopped = heartbeat.values.get("state") == "stopped"
+    return not is_stopped and not watcher.is_dead(name, heartbeat.pulse, round(time.monotonic() * 1000))
+
+
+def _draw(found: dict[str, dict[str, object]], terminal: Terminal) -> list[str]:
+    if not found:
+        return ["no agent has joined this folder yet; start one with: watchbill agent NAME --root FOLDER"]
+    return terminal.table(_COLUMNS, [_row(name, Fields(values)) for name, values in sorted(found.items())])
+
+
+def _row(name: str, values: Fields) -> list[str]:
+    total, used = values.whole("vram_total_mb"), values.whole("vram_used_mb")
+    stats = values.fields("stats")
+    lives = values.all().get("alive") is True
+    return [
+        plain(name),
+        plain(values.text("state") or "?") if lives or values.text("state") == "stopped" else "dead",
+        *(_figure(values, key) for key in ("temperature_c", "power_draw_w")),
+        f"{used} of {total} MB" if total else "",
+        *(_figure(values, key) for key in ("gpu_util_percent", "clock_mhz")),
+        plain(values.text("throttle_status")).replace("None", ""),
+        str(values.whole("active_workers")),
+        str(stats.whole("tasks_completed")),
+        str(stats.whole("tasks_failed")),
+        plain("; ".join(values.texts("constraints"))),
+    ]
+
+
+def _figure(values: Fields, key: str) -> str:
+    value = values.all().get(key)
+    return f"{value:g}" if isinstance(value, int | float) else ""
