@@ -1,7 +1,7 @@
 """The agents of a shared folder and their cards, from the heartbeats alone. Needs the standard library and no daemon.
 
-An agent of this boot is asked for at the kernel. Of any other only its heartbeat is known: it counts as dead when it has
-not moved for 90 s while this command watched, so a single look believes it.
+For an agent of this boot the kernel is asked. Of any other agent only the heartbeat is known. It counts as dead when
+the heartbeat has not moved for 90 s while this command watched, so a single look believes it.
 """
 
 import json as json_module

@@ -30,8 +30,8 @@ def gpus(
 ) -> int:
     """Show the agents of a shared folder and their cards.
 
-    Temperature, power, memory, utilisation, clock and throttling of each card, and what its agent does. Reads the shared
-    folder alone: no daemon is needed.
+    Temperature, power, memory, utilisation, clock and throttling of each card, and what its agent does. Reads the
+    shared folder alone: no daemon is needed.
 
     Example: watchbill gpus --root /mnt/shared --follow
     """

@@ -1,4 +1,4 @@
-"""`plan` and `gpus` without the command-line framework: with the standard library alone, as on a machine that only submits plans.
+"""`plan` and `gpus` without the command-line framework, for a machine that only submits plans: standard library only.
 
 Recognises the commands below when they come with the options they have; anything else, `--help` and every mistake
 included, goes the long way and is judged there. A test compares this table with the declarations in `plan`.

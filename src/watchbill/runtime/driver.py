@@ -270,7 +270,7 @@ class Driver:
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
-        known = status_view(core.state, self._engines.warm, self._probe_loop.cards, now)
+        known = status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
         return known | policy_view(core) | turns | told | beside
 
     def model_status(self, name: str, /) -> ModelStatus:

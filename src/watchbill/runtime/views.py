@@ -5,6 +5,7 @@ The keys are part of the interface: `status --json` prints them unchanged.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from watchbill import __version__
 from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
@@ -51,7 +52,7 @@ _MISSING = {
 
 
 def status_view(
-    state: State, warm: Mapping[str, Warm], cards: Mapping[str, Reading], now: int
+    state: State, warm: Mapping[str, Warm], now: int, cards: Mapping[str, Reading] = MappingProxyType({})
 ) -> dict[str, object]:
     """The whole state: devices, models, lanes."""
     return {
