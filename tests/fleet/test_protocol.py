@@ -15,6 +15,7 @@ from support.interleavings import Exploration
 from watchbill.errors import IllegalTransition
 from watchbill.fleet import coordinator as coordinating
 from watchbill.fleet import journals, policy
+from watchbill.fleet.active import ActiveBatches, Offer
 from watchbill.fleet.coordinator import Coordinator
 from watchbill.fleet.entries import Fail
 from watchbill.fleet.record import read_whole
@@ -81,14 +82,15 @@ def test_the_laws_hold_in_the_long_form(
 
 
 def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_task(self: Any, result: Result) -> tuple[str, str] | None:
-        for name, (batch, _) in self._tokens.items():
-            task = self._batches[batch].ledger.by_token[name]
-            if f"-{task}.a" in result.name:
-                return batch, task
+    def by_task(self: ActiveBatches, name: str) -> Offer | None:
+        for batch, _ in self.tokens.values():
+            ledger = self.batches[batch].ledger
+            for task in ledger.by_token.values():
+                if f"-{task}.a" in name:
+                    return Offer(ledger, task)
         return None
 
-    monkeypatch.setattr(Coordinator, "_current", by_task)
+    monkeypatch.setattr(ActiveBatches, "offer_of", by_task)
     with pytest.raises((BrokenLaw, IllegalTransition)):
         explore(working_world(APART, ONE, silences=1, restarts=1), cuts=False)
 
@@ -96,7 +98,7 @@ def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.M
 def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     def act_first(self: Any, now_ms: int) -> int:
         self._act()
-        return self._write()
+        return self._active.write()
 
     monkeypatch.setattr(Coordinator, "_finish", act_first)
     with pytest.raises(BrokenLaw):
@@ -107,7 +109,7 @@ def test_a_coordinator_that_does_not_look_before_it_acts_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def blind(self: Any, now_ms: int) -> int:
-        written = self._write()
+        written = self._active.write()
         self._act()
         return written
 

@@ -3,26 +3,27 @@
     start   take an epoch, replay each active batch, begin new journals, mend the board
     turn    read the inbox, the results and the heartbeats; decide; append; look; act
 
-Decisions become entries of the journals, one append and one sync for each batch that changed. Only then, and only when
-no successor has taken over meanwhile, does the board follow (`epochs` says why that is enough). Every act may be
-repeated by a successor, and a coordinator that dies anywhere leaves nothing behind that its successor cannot mend.
+Decisions become entries of the journals (`active`). The board follows only after they are written, and only if no
+successor has taken over meanwhile; `epochs` says why that is enough. A successor may repeat every act, and can mend
+whatever a coordinator that dies at any moment leaves behind.
 
-Whatever the disk refuses ends this coordinator: its memory may be ahead of its journal then. A new one starts from the
-files, in the same process or in another. So does a request to reopen a batch that has ended: its journals are files of
-epochs, and this epoch may have closed its own. The clocks and the disk are given from outside; nothing here waits.
+An error of the disk ends this coordinator, because its memory may be ahead of its journal then. A new one starts from
+the files, in the same process or in another. A request to reopen a batch that has ended needs a new one, too: journals
+are files of epochs, and this epoch may have closed its own. The clocks and the disk are given from outside; nothing
+here waits.
 """
 
 import contextlib
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from watchbill import limits
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import epochs, places
+from watchbill.fleet.active import ActiveBatches, Fanout
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import (
@@ -30,29 +31,21 @@ from watchbill.fleet.entries import (
     Cancel,
     Cause,
     Ended,
-    Entry,
-    Epoch,
     Fail,
     Hold,
-    Issue,
     Lost,
-    Open,
-    Reopen,
     Revoke,
-    Timed,
 )
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
-from watchbill.fleet.journals import Journal, read_past
-from watchbill.fleet.ledger import Effect, Ledger, Phase
+from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
 from watchbill.fleet.pictures import draw, draw_last, summary_of
-from watchbill.fleet.policy import Crowd, Lineup, hold_of, judge, window_of
+from watchbill.fleet.policy import Crowd, hold_of, judge, window_of
 from watchbill.fleet.requests import Reopening
 from watchbill.fleet.results import End, Result, ResultReader
-from watchbill.fleet.resuming import carry_over
 from watchbill.fleet.shared_paths import patterns_of
 from watchbill.fleet.signals import Order, send
-from watchbill.fleet.slips import Headline, Slip, slip_name
+from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields, encode
 from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs
@@ -81,26 +74,6 @@ class Turn:
     dropped: int  # results whose token does not count
     next_at_ms: int | None
     batches: int  # that have not ended
-
-
-@dataclass(slots=True)
-class _Batch:
-    """An active batch: its state, its journal, and what of this turn is not written down yet."""
-
-    ledger: Ledger
-    journal: Journal
-    todo: list[Entry] = field(default_factory=list[Entry])
-    may_have_ended: bool = True  # also when it is taken up: the last coordinator may not have come to say so
-    is_drawn: bool = False  # whether its pictures show everything
-    draw_at_ms: int = 0
-
-
-@dataclass(slots=True)
-class _Fanout:
-    """A foreach whose dependencies are satisfied, and that waits for a manifest at rest."""
-
-    tries: int = 0
-    not_before_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +112,11 @@ class Coordinator:
         self._bad_agents = BadAgents()
         self._unseen: list[_Unseen] = []
         self._requests: set[str] = set()  # those that this epoch knows since its start
-        self._batches: dict[str, _Batch] = {}
-        self._tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
-        self._out: Counter[TaskClass] = Counter()
-        self._lineup = Lineup()
-        self._fanouts: dict[tuple[str, str], _Fanout] = {}
+        self._active = ActiveBatches(disk, wall_ms)
         self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
         self._acts: list[_Act] = []
         self._folders: set[str] = set()
-        self._sequence = 0
         self._dropped = 0
         self._agents_at_ms = self._beat_at_ms = self._stuck_at_ms = 0
         self._puts_away_stale = False
@@ -166,7 +134,7 @@ class Coordinator:
         for folder in (places.ACTIVE, places.INBOX):
             for name in self._disk.names(folder):
                 order = self._order(folder, name)
-                if order is not None and order.batch not in self._batches and self._was_opened(order):
+                if order is not None and order.batch not in self._active.batches and self._was_opened(order):
                     self._take_up_or_leave(order, now_ms)
         epochs.refuse_if_superseded(self._disk, self.epoch)
         self._mend(now_ms)
@@ -174,8 +142,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Close the journals and keep them."""
-        for batch in self._batches.values():
-            batch.journal.close()
+        self._active.close()
 
     def _order(self, folder: str, name: str) -> ExecutePlan | None:
         """The batch that a file is about, whether it submits or reopens one; None where it says nothing sensible."""
@@ -197,26 +164,9 @@ class Coordinator:
     def _take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
         """One batch whose journal makes no sense, damaged or of a later version, does not stop the others."""
         try:
-            self._take_up(order, now_ms)
+            self._active.take_up(order, self.epoch, now_ms)
         except (IllegalTransition, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
-
-    def _take_up(self, order: ExecutePlan, now_ms: int) -> None:
-        """Replay what counts of a batch, and begin the journal of this epoch."""
-        past = read_past(self._disk, order.plan, order.batch, self.epoch)
-        ledger = Ledger(order.batch)
-        # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
-        for entry in (*past.entries, Epoch(self.epoch, past.after)):
-            ledger.apply(entry)
-        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
-        self._batches[order.batch] = _Batch(ledger, journal)
-        self._note_past(ledger, now_ms)
-
-    def _note_past(self, ledger: Ledger, now_ms: int) -> None:
-        for name in ledger.by_token:
-            self._count_token(ledger, name)
-        self._sequence = max(self._sequence, ledger.sequence)
-        self._go_on(ledger, Effect(list(ledger.ready()), list(ledger.expandable)), now_ms)
 
     # ------------------------------------------------------------ mending
 
@@ -225,21 +175,21 @@ class Coordinator:
         self._board.sweep_drafts()
         holdings = self._board.look_around()
         for name in sorted(holdings.queue):
-            if name not in self._tokens:
+            if name not in self._active.tokens:
                 self._put_away(name, self._resting_place(name))
             elif not self._board.is_readable(name):
                 # A power cut leaves the name and takes the content. Its agent may be taking it in this moment: it is
                 # never written again in place, or two slips would bear one token.
                 self._revoke(name, Cause.UNREADABLE, "", now_ms)
         for agent, held in holdings.processing.items():
-            for name in sorted(held - self._tokens.keys()):
+            for name in sorted(held - self._active.tokens.keys()):
                 self._put_away(name, self._resting_place(name), agent)
-        for name in [name for name in self._tokens if name not in holdings]:
+        for name in [name for name in self._active.tokens if name not in holdings]:
             self._publish(name)
 
     def _resting_place(self, name: str) -> str:
         """Where a slip belongs whose token does not count any more."""
-        for batch in self._batches.values():
+        for batch in self._active.batches.values():
             task = batch.ledger.task_of_last(name)
             if task is not None:
                 phase = batch.ledger.phase(task)
@@ -268,24 +218,14 @@ class Coordinator:
         self._end_batches(now_ms)
         self._draw(now_ms)
         written = self._finish(now_ms)
-        return Turn(written, self._dropped, self._lineup.next_at_ms, len(self._batches))
+        return Turn(written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches))
 
     def _finish(self, now_ms: int) -> int:
         """Write, look, act: in this order, and nothing is acted on that does not count."""
-        written = self._write()
+        written = self._active.write()
         if self._acts:
             epochs.refuse_if_superseded(self._disk, self.epoch)
             self._act()
-        return written
-
-    def _write(self) -> int:
-        """One append and one sync for each batch that changed."""
-        written = 0
-        for batch in self._batches.values():
-            if batch.todo:
-                batch.journal.commit(batch.todo)
-                written += len(batch.todo)
-                batch.todo = []
         return written
 
     def _act(self) -> None:
@@ -297,56 +237,6 @@ class Coordinator:
         self._pulse = replace(self._pulse, seq=self._pulse.seq + 1)
         epochs.announce(self._disk, self.epoch, self._host, self._pulse)
         self._beat_at_ms = now_ms + limits.COORDINATOR_BEAT_MS
-
-    # ------------------------------------------------------------ entries
-
-    def _decide(self, batch: str, entry: Entry, now_ms: int) -> None:
-        """Apply an entry, and write it down at the end of the turn. What could never be raises IllegalTransition."""
-        effect = self._apply(self._batches[batch], entry)
-        self._go_on(self._batches[batch].ledger, effect, now_ms)
-
-    def _apply(self, batch: _Batch, entry: Entry) -> Effect:
-        """Apply an entry, and keep count of the tokens that are out."""
-        if isinstance(entry, Timed):
-            entry = replace(entry, at_ms=self._wall_ms())
-        effect = batch.ledger.apply(entry)
-        batch.todo.append(entry)
-        batch.may_have_ended, batch.is_drawn = True, False
-        for name in effect.closed:
-            _, task_class = self._tokens.pop(name)
-            self._out[task_class] -= 1
-        if isinstance(entry, Issue):
-            self._count_token(batch.ledger, entry.name)
-        _tell(batch.ledger, entry)
-        return effect
-
-    def _go_on(self, ledger: Ledger, effect: Effect, now_ms: int) -> None:
-        """Line up what became ready. In a reopened batch what need not run again is kept first, and leads to more."""
-        effects = deque([effect])
-        while effects:
-            effect = effects.popleft()
-            for entry in carry_over(ledger, effect):
-                effects.append(self._apply(self._batches[ledger.batch], entry))
-            for task in effect.ready:
-                if ledger.phase(task) is Phase.READY:
-                    self._line_up(ledger, task, now_ms)
-            for template in effect.expandable:
-                if not ledger.is_expanded(template):
-                    self._fanouts[ledger.batch, template] = _Fanout()
-
-    def _count_token(self, ledger: Ledger, name: str) -> None:
-        task_class = ledger.spec(ledger.by_token[name]).task_class
-        self._tokens[name] = (ledger.batch, task_class)
-        self._out[task_class] += 1
-
-    def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
-        # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.
-        delay_ms = ledger.state(task).delay_ms
-        spec = ledger.spec(task)
-        self._lineup.add(
-            ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
-            not_before_ms=now_ms + delay_ms if delay_ms else 0,
-        )  # fmt: skip
 
     # ------------------------------------------------------------ the inbox
 
@@ -372,7 +262,7 @@ class Coordinator:
                 raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
             if order.batch in self.left_alone:
                 return
-            known = self._batches.get(order.batch)
+            known = self._active.batches.get(order.batch)
             if known is None or not known.ledger.is_open:
                 self._open_new(order, now_ms)
         except FileNotFoundError:
@@ -385,12 +275,12 @@ class Coordinator:
 
     def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
         entries = opening(self._disk, order)
-        if order.batch not in self._batches:
+        if order.batch not in self._active.batches:
             self._disk.make_folder(places.batch_folder(order.plan, order.batch))
-            self._take_up(order, now_ms)
-        if not self._batches[order.batch].ledger.is_open:
+            self._active.take_up(order, self.epoch, now_ms)
+        if not self._active.batches[order.batch].ledger.is_open:
             for entry in entries:
-                self._decide(order.batch, entry, now_ms)
+                self._active.decide(order.batch, entry, now_ms)
 
     def _reopen(self, name: str, now_ms: int) -> None:
         """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
@@ -398,7 +288,7 @@ class Coordinator:
             request = Reopening.decode(
                 self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
             )
-            found = self._batches.get(request.batch)
+            found = self._active.batches.get(request.batch)
             if found is None and name not in self._requests:
                 raise StartAnew
             if found is None or not found.ledger.is_open:
@@ -421,7 +311,7 @@ class Coordinator:
                 f"{ledger.batch} still runs", hint=f"cancel it first: watchbill plan cancel {ledger.batch}"
             )
         for entry in reopening(self._disk, ledger, request):
-            self._decide(ledger.batch, entry, now_ms)
+            self._active.decide(ledger.batch, entry, now_ms)
 
     def _show_active(self, order: ExecutePlan, request: str) -> None:
         self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
@@ -434,10 +324,10 @@ class Coordinator:
         self._disk.remove(f"{places.INBOX}/{name}")
 
     def _cancel(self, batch: str, name: str, now_ms: int) -> None:
-        found = self._batches.get(batch)
+        found = self._active.batches.get(batch)
         if found is not None and not found.ledger.is_cancelled:
             recalled = list(found.ledger.by_token)
-            self._decide(batch, Cancel(), now_ms)
+            self._active.decide(batch, Cancel(), now_ms)
             self._acts.append(lambda: self._recall(recalled))
         self._acts.append(lambda: self._disk.remove(f"{places.INBOX}/{name}"))
 
@@ -452,23 +342,21 @@ class Coordinator:
 
     def _hear(self, result: Result, now_ms: int) -> None:
         """Judge a result, if its token is the one that counts. Everything else is of an attempt that is over."""
-        found = self._current(result)
-        if found is None:
+        offer = self._active.offer_of(result.name)
+        if offer is None:
             self._dropped += 1
             if self._puts_away_stale:  # what was stale when this epoch began was mended then
                 self._put_away(result.name, places.EXPIRED, result.agent)
             return
-        batch, task = found
-        ledger = self._batches[batch].ledger
-        missing = self._missing(ledger, task) if result.end is End.DONE else ""
+        missing = self._missing(*offer) if result.end is End.DONE else ""
         if missing:
             self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
         else:
-            self._judge(ledger, task, result, now_ms)
+            self._judge(*offer, result, now_ms)
 
     def _judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
         entry = judge(task, ledger.state(task), ledger.spec(task), result, self._crowd)
-        self._decide(ledger.batch, entry, now_ms)
+        self._active.decide(ledger.batch, entry, now_ms)
         self._put_away(result.name, self._folder_after(entry), result.agent)
         if self._bad_agents.hear(result.agent, task, result.end):
             _LOG.warning("action=hold agent=%s why=%d different tasks failed in a row", result.agent,
@@ -484,24 +372,18 @@ class Coordinator:
         """Judge what waited for its files: caches of a network mount may show them late."""
         unseen, self._unseen = self._unseen, []
         for each in unseen:
-            found = self._current(each.result)
-            if found is None:
+            offer = self._active.offer_of(each.result.name)
+            if offer is None:
                 continue
-            ledger = self._batches[found[0]].ledger
-            missing = self._missing(ledger, found[1])
+            missing = self._missing(*offer)
             if not missing:
-                self._judge(ledger, found[1], each.result, now_ms)
+                self._judge(*offer, each.result, now_ms)
             elif now_ms < each.until_ms:
                 self._unseen.append(each)
             else:
                 tail = f"{missing} is not there, and the task promises to produce it"
                 failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
-                self._judge(ledger, found[1], failed, now_ms)
-
-    def _current(self, result: Result) -> tuple[str, str] | None:
-        """Batch and task of a result whose token counts: the fence."""
-        token = self._tokens.get(result.name)
-        return None if token is None else (token[0], self._batches[token[0]].ledger.by_token[result.name])
+                self._judge(*offer, failed, now_ms)
 
     def _folder_after(self, entry: Accept | Fail | Lost) -> str:
         if isinstance(entry, Accept):
@@ -533,14 +415,15 @@ class Coordinator:
             return
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         for held, step in self._ladder.look(list(self._held()), now_ms):
-            batch = self._tokens[held.name][0]
-            ledger = self._batches[batch].ledger
-            task = ledger.by_token[held.name]
+            offer = self._active.offer_of(held.name)
+            if offer is None:
+                continue  # taken back in this turn
+            batch, task = offer.ledger.batch, offer.task
             _LOG.warning(
                 "action=%s agent=%s batch=%s task=%s why=stuck", step.name.lower(), held.agent, batch, task
             )
             if step is Step.GIVE_UP:
-                self._decide(batch, Hold(task, Cause.STUCK), now_ms)
+                self._active.decide(batch, Hold(task, Cause.STUCK), now_ms)
                 self._put_away(held.name, places.MANUAL, held.agent)
             else:
                 order = Order.ABORT if step is Step.ABORT else Order.KILL
@@ -553,36 +436,34 @@ class Coordinator:
         for agent, heartbeat in self._living.items():
             progress = heartbeat.progress
             for name in self._board.held_by(agent):
-                found = self._tokens.get(name)
-                if found is not None:
-                    ledger = self._batches[found[0]].ledger
-                    task = ledger.by_token[name]
+                offer = self._active.offer_of(name)
+                if offer is not None:
+                    ledger, task = offer
                     timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
                     yield Held(
-                        name, agent, progress.get((found[0], task)), timeout_ms, heartbeat.is_constrained
+                        name, agent, progress.get((ledger.batch, task)), timeout_ms, heartbeat.is_constrained
                     )
 
     def _revoke(self, name: str, cause: Cause, holder: str, now_ms: int) -> None:
         """Take a token back. Its slip leaves the board before the next one is offered."""
-        found = self._tokens.get(name)
-        if found is not None:
-            ledger = self._batches[found[0]].ledger
-            task = ledger.by_token[name]
-            self._decide(found[0], Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
+        offer = self._active.offer_of(name)
+        if offer is not None:
+            ledger, task = offer
+            self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
         self._put_away(name, places.EXPIRED, holder)
 
     # ------------------------------------------------------------ offers
 
     def _expand(self, now_ms: int) -> None:
         """Give templates their tasks. A manifest that is being written is looked at again, a few times."""
-        for (batch, template), fanout in list(self._fanouts.items()):
-            ledger = self._batches[batch].ledger
+        for (batch, template), fanout in list(self._active.fanouts.items()):
+            ledger = self._active.batches[batch].ledger
             if ledger.is_cancelled or ledger.is_expanded(template):
-                del self._fanouts[batch, template]
+                del self._active.fanouts[batch, template]
             elif now_ms >= fanout.not_before_ms:
                 self._try_to_expand(ledger, template, fanout, now_ms)
 
-    def _try_to_expand(self, ledger: Ledger, template: str, fanout: _Fanout, now_ms: int) -> None:
+    def _try_to_expand(self, ledger: Ledger, template: str, fanout: Fanout, now_ms: int) -> None:
         fanout.tries += 1
         fanout.not_before_ms = now_ms + _MANIFEST_AGAIN_MS
         try:
@@ -595,69 +476,57 @@ class Coordinator:
                 return
             text = f"plan.md:{ledger.spec(template).line}: {error}"
             entries = [Fail(template, 0, "", End.FAILED, None, text, is_final=True)]
-        del self._fanouts[ledger.batch, template]
+        del self._active.fanouts[ledger.batch, template]
         for entry in entries:
-            self._decide(ledger.batch, entry, now_ms)
+            self._active.decide(ledger.batch, entry, now_ms)
 
     def _release(self, now_ms: int) -> None:
         """Offer what is ready, as far as the window has room."""
         window = window_of(self._crowd)
         for task_class in TaskClass:
-            while self._out[task_class] < window:
-                found = self._lineup.take(task_class, now_ms)
+            while self._active.out[task_class] < window:
+                found = self._active.lineup.take(task_class, now_ms)
                 if found is None:
                     break
                 self._offer(*found, now_ms)
 
     def _offer(self, batch: str, task: str, now_ms: int) -> None:
-        ledger = self._batches[batch].ledger if batch in self._batches else None
+        ledger = self._active.batches[batch].ledger if batch in self._active.batches else None
         if ledger is None or ledger.phase(task) is not Phase.READY:
             return  # cancelled, or held, since it was lined up
         hold = hold_of(task, ledger.state(task))
         if hold is not None:
             self._hold(ledger, hold, now_ms)
             return
-        issue = self._next_token(ledger, task)
-        self._decide(batch, issue, now_ms)
+        issue = self._active.next_token(ledger, task)
+        self._active.decide(batch, issue, now_ms)
         self._publish(issue.name)
 
     def _hold(self, ledger: Ledger, hold: Hold, now_ms: int) -> None:
         last = ledger.state(hold.task).last
-        self._decide(ledger.batch, hold, now_ms)
+        self._active.decide(ledger.batch, hold, now_ms)
         self._acts.append(lambda: self._move(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}"))
-
-    def _next_token(self, ledger: Ledger, task: str) -> Issue:
-        state, spec = ledger.state(task), ledger.spec(task)
-        self._sequence += 1
-        vram_mb = state.vram_mb or spec.vram_mb
-        addressee = places.BRAIN if spec.for_brain else ""
-        headline = Headline(
-            spec.priority or ledger.priority, self._sequence, spec.task_class, vram_mb, state.attempt + 1, addressee
-        )  # fmt: skip
-        name = slip_name(headline, model=spec.model, batch=ledger.batch, task=task)
-        return Issue(task, state.attempt + 1, name, vram_mb, state.avoid)
 
     # ------------------------------------------------------------ ends
 
     def _end_batches(self, now_ms: int) -> None:
-        for name, batch in self._batches.items():
+        for name, batch in self._active.batches.items():
             ledger = batch.ledger
             if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
-                self._decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
+                self._active.decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False
             if ledger.outcome is not None:
                 self._acts.append(lambda name=name: self._close_batch(name))
 
     def _close_batch(self, name: str) -> None:
-        batch = self._batches[name]
+        batch = self._active.batches[name]
         draw_last(self._disk, batch.ledger, self._wall_ms())
         self._disk.remove(f"{places.ACTIVE}/{name}.json")
-        batch.journal.close()
-        del self._batches[name]
+        self._active.forget(name)
 
     def _draw(self, now_ms: int) -> None:
         """Refresh the pictures of batches that changed, now and then."""
-        for batch in self._batches.values():
+        for batch in self._active.batches.values():
             if not batch.draw_at_ms:
                 batch.draw_at_ms = now_ms + limits.SUMMARY_EVERY_MS
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
@@ -671,10 +540,10 @@ class Coordinator:
         self._acts.append(lambda: self._publish_now(name))
 
     def _publish_now(self, name: str) -> None:
-        if name not in self._tokens:
+        offer = self._active.offer_of(name)
+        if offer is None:
             return  # taken back in the same turn
-        ledger = self._batches[self._tokens[name][0]].ledger
-        task = ledger.by_token[name]
+        ledger, task = offer
         state = ledger.state(task)
         slip = Slip(
             task, ledger.batch, ledger.plan, state.attempt, self.epoch, state.vram_mb, state.avoid, ledger.inputs,
@@ -713,24 +582,3 @@ def _urgency(name: str) -> tuple[int, str]:
 
 def _inputs_of(ledger: Ledger) -> dict[str, str | BelowRoot]:
     return decoded_inputs(dict(ledger.inputs))
-
-
-def _tell(ledger: Ledger, entry: Entry) -> None:
-    """One line per decision: what matters to people at INFO, each single task at DEBUG."""
-    level = _LEVELS.get(type(entry), logging.DEBUG)
-    if isinstance(entry, Fail) and entry.is_final:
-        level = logging.WARNING
-    if not _LOG.isEnabledFor(level):
-        return
-    task = getattr(entry, "task", "")
-    about = "".join(f" {key}={value}" for key in _TOLD if (value := getattr(entry, key, None)))
-    _LOG.log(level, "action=%s batch=%s%s%s", type(entry).__name__.lower(), ledger.batch,
-             f" task={task}" if task else "", about)  # fmt: skip
-
-
-#: What the log says of an entry beside its task.
-_TOLD = ("attempt", "agent", "end", "rc", "cause", "outcome", "delay_ms")
-_LEVELS: dict[type[Entry], int] = {
-    Fail: logging.INFO, Lost: logging.WARNING, Revoke: logging.WARNING, Hold: logging.WARNING, Cancel: logging.INFO,
-    Ended: logging.INFO, Open: logging.INFO, Reopen: logging.INFO,
-}  # fmt: skip
