@@ -44,7 +44,7 @@ def test_cards_that_nobody_can_read_stop_no_model_elsewhere(place: Place) -> Non
     daemon = place.up()
     assert "warning: no card can be read, so no model is loaded on a card" in daemon.stderr
     assert daemon.chat("here")[0] == 200
-    assert daemon.chat("there")[2]["error"]["code"] == "never_fits"
+    assert daemon.chat("there")[2]["error"]["code"] == "device_unreadable"
     assert daemon.stop() == 0
 
 

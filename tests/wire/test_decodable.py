@@ -10,7 +10,13 @@ from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, stream_of
 from watchbill.gateway.decodable import collector_paused, is_decodable
-from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN, JSON_DIGITS_MAX, JSON_VALUES_MAX
+from watchbill.limits import (
+    JSON_DECODED_BYTES_MAX,
+    JSON_DIGITS_BYTES_MIN,
+    JSON_DIGITS_MAX,
+    JSON_LIFTED_MAX,
+    JSON_VALUES_MAX,
+)
 
 LONG = b"7" * (JSON_DIGITS_MAX + 1)
 SIZES = [JSON_DIGITS_BYTES_MIN, 100_000, 256 * 2**10, 2**20, 3 * 2**20]
@@ -94,7 +100,7 @@ async def test_an_answer_that_is_no_object_is_an_error_of_the_engine(path: str, 
 
 async def test_a_body_of_thousands_of_long_texts_holds_up_nobody() -> None:
     """R42: its texts are joined as they are sent, a slice in each turn."""
-    texts = [{"role": "user", "content": "w " * 3_000}] * 5_000
+    texts = [{"role": "user", "content": "w " * 3_000}] * JSON_LIFTED_MAX
     body = json.dumps({**CHAT, "messages": texts}).encode()
     async with open_gateway() as opened:
         doing = asyncio.ensure_future(opened.ask("/v1/chat/completions", body))

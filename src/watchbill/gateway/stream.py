@@ -89,6 +89,7 @@ class StreamOut(Out):
     def __init__(self, context: RequestContext) -> None:
         super().__init__(context)
         self._whole_events = WholeEvents()
+        self._last_sent = b"\n"
 
     async def comment(self, text: str) -> None:
         """A sign of life. One newline only: a blank line would end an event, and clients broke on that."""
@@ -98,6 +99,7 @@ class StreamOut(Out):
         """Passes bytes on unchanged, up to the end of the last whole event. Raises EventTooLarge."""
         whole = self._whole_events.feed(piece)
         if whole and self._response is not None:
+            self._last_sent = whole[-1:]
             await self._response.write(whole)
 
     async def flush(self) -> None:
@@ -106,17 +108,20 @@ class StreamOut(Out):
             await self._response.write(half)
 
     async def fail(self, error: TheirsError) -> None:
-        """Ends the stream with an error event, in place of a half event."""
-        self.forget_half()
-        await self.send(b"data: " + error_body(error) + b"\n\n")
+        """Ends the stream with an error event."""
+        await self.send_last(b"data: " + error_body(error) + b"\n\n")
 
     async def fall_back(self, fallback: Fallback) -> None:
         """Not every stream of events is an answer that a text could stand in for; those that are say how."""
         raise AssertionError("requests of this kind have no fallback")
 
-    def forget_half(self) -> None:
-        """The event whose beginning is held back will have no end."""
+    async def send_last(self, event: bytes) -> None:
+        """Sends the stream's last event, in place of one whose beginning is held back.
+
+        Carriage returns alone end a line, too, but many clients do not know it: they would miss an event behind one.
+        """
         self._whole_events.rest()
+        await self.send(event if self._last_sent == b"\n" else b"\n\n" + event)
 
     def has_ended(self, tail: bytes) -> bool:
         return DONE in tail[-32:] or b'"error"' in tail

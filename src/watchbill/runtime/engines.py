@@ -228,7 +228,7 @@ class Engines:
         engine = self._hosts.get(action.model)
         try:
             if not isinstance(engine, Sleeper):
-                raise LoadError(f"the engine of {action.model} cannot sleep")
+                raise LoadError("cannot be put to sleep")
             memory = await engine.sleep(action.model, action.attempt)
         except Exception as error:  # noqa: BLE001  any error: the memory was promised to another model
             reason = str(error)

@@ -43,6 +43,9 @@ LAWS = (
     "a higher class waits for a lower one",
     "a worse priority was loaded first",
     "a model waits though its memory is free",
+    "memory was lent that was not there",
+    "a permanent model was closed for a loan",
+    "a model in use was closed for a loan",
 )
 
 

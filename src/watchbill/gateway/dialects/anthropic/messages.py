@@ -149,8 +149,7 @@ class MessagesOut(StreamOut):
             await self.send(self._events.end())
 
     async def fail(self, error: TheirsError) -> None:
-        self.forget_half()
-        await self.send(event(error_fields(error), "error"))
+        await self.send_last(event(error_fields(error), "error"))
 
     async def fall_back(self, fallback: Fallback) -> None:
         await self.send(response.fallen_back_events(fallback, self.context.id))
