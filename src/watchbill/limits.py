@@ -677,6 +677,9 @@ SUMMARY_EVERY_MS = 30_000
 WAITING_LISTED_MAX = 1_000
 #: How long a file that a task produced may stay invisible to the coordinator: attribute caches of network mounts.
 PRODUCES_MS_MAX = 5_000
+#: Processor time that counts as a sign of progress of a task, and how many of its files are looked at for another.
+HEADWAY_CPU_MS = 1_000
+HEADWAY_FILES_MAX = 32
 #: How often running tasks are looked at, and how long an abort and a kill may stay without effect.
 STUCK_LOOK_MS = 10_000
 STUCK_AFTER_MS = 20 * 60_000

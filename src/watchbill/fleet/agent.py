@@ -17,7 +17,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from watchbill.fleet import places
 from watchbill.fleet.claiming import Standing
 from watchbill.fleet.desk import Desk, Look
 from watchbill.fleet.file_thread import FileThread
+from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, kernel_says
 from watchbill.fleet.memory import Memory, NoDevice
 from watchbill.fleet.results import End, Result
@@ -37,7 +38,7 @@ from watchbill.fleet.signals import Order, Signal
 from watchbill.fleet.values import Fields
 from watchbill.fleet.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.plans.fields import TaskClass
-from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Started, Stuck
+from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
 
 __all__ = ["Agent", "AgentOptions"]
 
@@ -68,6 +69,7 @@ class _Running:
     pid: int = 0
     fate: Fate = Fate.NONE
     is_revoked: bool = False
+    headway: Headway = field(default_factory=Headway)
 
 
 class Agent:
@@ -330,6 +332,9 @@ class Agent:
                 _LOG.error("processes %s of %s survive SIGKILL", pids, job)
             case LeaseHeard(number):
                 self._lease_heard = number
+            case Measured(job, output, written, cpu_ms):
+                if (task := self._running.get(job)) is not None:
+                    task.headway = Headway(output, written, cpu_ms, task.headway.touched)
 
     def _on_end(self, ended: Ended) -> None:
         if self._running[ended.id].prepared.task_class is TaskClass.SCRIPT:
@@ -360,6 +365,8 @@ class Agent:
 
     async def _care_once(self, desk: Desk) -> None:
         self._mind_the_guard()
+        if self._running:
+            self._crew.measure()
         before = list(self._running)  # what is claimed while the folder is read may not be in the list
         look = await self._files.do(desk.look)
         self._end_revoked(look, before)
@@ -396,6 +403,7 @@ class Agent:
 
     async def _beat(self, desk: Desk) -> None:
         """Shows that we live, and renews the lease of the tasks once that has reached the folder."""
+        await self._look_at_files(desk)
         self._pulse = Pulse(self._pulse.boot_id, self._pulse.pid, self._pulse.start_time, self._pulse.seq + 1)
         heartbeat = self._heartbeat()
         asked_at = time.monotonic()
@@ -405,6 +413,12 @@ class Agent:
         self._lease += 1
         self._lease_sent_at = time.monotonic()
         self._crew.lease(self._lease, limits.AGENT_LEASE_MS - int((self._lease_sent_at - asked_at) * 1000))
+
+    async def _look_at_files(self, desk: Desk) -> None:
+        prepared = [task.prepared for task in self._running.values()]
+        for job, changed_at in (await self._files.do(lambda: desk.touched(prepared))).items():
+            if (task := self._running.get(job)) is not None:
+                task.headway = replace(task.headway, touched=changed_at)
 
     # ------------------------------------------------------------ signals
 
@@ -510,6 +524,7 @@ class Agent:
             "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
             "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
             "peak_vram_mb": 0, "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
+            "progress": task.headway.fields(),
         }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from watchbill.fleet.entries import (
     Lost,
     Revoke,
 )
+from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
@@ -434,15 +435,14 @@ class Coordinator:
     def _held(self) -> Iterator[Held]:
         """The tasks that living agents hold."""
         for agent, heartbeat in self._living.items():
-            progress = heartbeat.progress
+            headway = heartbeat.headway
             for name in self._board.held_by(agent):
                 offer = self._active.offer_of(name)
                 if offer is not None:
                     ledger, task = offer
                     timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
-                    yield Held(
-                        name, agent, progress.get((ledger.batch, task)), timeout_ms, heartbeat.is_constrained
-                    )
+                    got_to = headway.get((ledger.batch, task), Headway())
+                    yield Held(name, agent, got_to, timeout_ms, heartbeat.is_constrained)
 
     def _revoke(self, name: str, cause: Cause, holder: str, now_ms: int) -> None:
         """Take a token back. Its slip leaves the board before the next one is offered."""

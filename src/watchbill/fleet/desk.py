@@ -22,7 +22,7 @@ from watchbill.fleet.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from watchbill.fleet.results import End, Result, ResultLog
 from watchbill.fleet.signals import Signal
 from watchbill.fleet.slips import Slip
-from watchbill.fleet.work import Finished, Prepared, Setting, conclude, prepare
+from watchbill.fleet.work import Finished, Prepared, Setting, conclude, prepare, touched
 
 __all__ = ["Desk", "Look", "Round"]
 
@@ -103,6 +103,10 @@ class Desk:
         """Show that the agent lives."""
         self._check()
         write_heartbeat(self._disk, self.agent, heartbeat)
+
+    def touched(self, running: list[Prepared]) -> dict[str, int]:
+        """When the own files of running tasks were last changed, by job."""
+        return {prepared.job.id: touched(prepared) for prepared in running}
 
     def look(self) -> Look:
         """Read the signals, and which slips are still in the agent's hands."""

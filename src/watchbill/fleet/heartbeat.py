@@ -16,6 +16,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.files.host import start_time
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
+from watchbill.fleet.headway import Headway
 from watchbill.fleet.values import Fields, encode, fields_of
 
 __all__ = [
@@ -73,11 +74,14 @@ class Heartbeat:
         return any(each != HELD for each in Fields(self.values).items("constraints"))
 
     @property
-    def progress(self) -> dict[tuple[str, str], object]:
-        """Batch and task -> what differs when the task got on, as far as its agent tells."""
+    def headway(self) -> dict[tuple[str, str], Headway]:
+        """Batch and task -> how far the task has got, as far as its agent tells."""
         active = Fields(self.values).items("active_tasks")
         tasks = [Fields(cast("dict[str, object]", each)) for each in active if isinstance(each, dict)]
-        return {(each.text("batch_id"), each.text("task_id")): each.all().get("progress") for each in tasks}
+        return {
+            (each.text("batch_id"), each.text("task_id")): Headway.of(each.all().get("progress"))
+            for each in tasks
+        }
 
 
 def write_heartbeat(disk: Disk, agent: str, heartbeat: Heartbeat) -> None:

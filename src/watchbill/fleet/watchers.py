@@ -1,6 +1,7 @@
 """Watchers: what is noticed about agents and their tasks over time, and the steps it leads to. Pure.
 
-A task is **stuck** when it has shown no sign of progress for `stuck_after`, or for its timeout where it has one. Then:
+A task is **stuck** when it has shown no sign of progress (`headway`) for `stuck_after`, or for its timeout where it
+has one. Then:
 
     1. abort     the agent is asked to end the worker
     2. kill      two minutes later, if the task is still held
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from watchbill import limits
+from watchbill.fleet.headway import Headway
 from watchbill.fleet.results import End
 
 __all__ = ["BadAgents", "Held", "Ladder", "Step"]
@@ -36,14 +38,14 @@ class Held:
 
     name: str  # of its slip
     agent: str
-    progress: object  # anything that differs when the task got on
+    headway: Headway
     timeout_ms: int = 0
     is_constrained: bool = False
 
 
 @dataclass(slots=True)
 class _Climb:
-    progress: object
+    headway: Headway  # at the last sign of progress
     seen_ms: int
     idle_ms: int = 0
     step: Step = Step.NONE
@@ -62,7 +64,7 @@ class Ladder:
         climbs: dict[str, _Climb] = {}
         due: list[tuple[Held, Step]] = []
         for each in held:
-            climb = climbs[each.name] = self._climbs.get(each.name) or _Climb(each.progress, now_ms)
+            climb = climbs[each.name] = self._climbs.get(each.name) or _Climb(each.headway, now_ms)
             step = self._next(climb, each, now_ms)
             if step is not Step.NONE:
                 climb.step, climb.step_ms = step, now_ms
@@ -73,8 +75,8 @@ class Ladder:
     def _next(self, climb: _Climb, held: Held, now_ms: int) -> Step:
         passed_ms, climb.seen_ms = now_ms - climb.seen_ms, now_ms
         if climb.step is Step.NONE:
-            if climb.progress != held.progress:
-                climb.progress, climb.idle_ms = held.progress, 0
+            if held.headway.is_beyond(climb.headway):
+                climb.headway, climb.idle_ms = held.headway, 0
             elif not held.is_constrained:
                 climb.idle_ms += passed_ms
             bound_ms = held.timeout_ms or self._stuck_after_ms

@@ -11,10 +11,11 @@ thread. `prepare` and `conclude` may be repeated.
 import errno
 import functools
 import glob
+import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -34,7 +35,7 @@ from watchbill.plans.fields import TaskClass, TaskType
 from watchbill.plans.placeholders import Placeholder, fill
 from watchbill.processes.crew import Cause, Ended, Job, Output
 
-__all__ = ["ON_GPU", "Fate", "Finished", "Prepared", "Setting", "conclude", "prepare"]
+__all__ = ["ON_GPU", "Fate", "Finished", "Prepared", "Setting", "conclude", "prepare", "touched"]
 
 ValueOf = Callable[[Placeholder], str]
 
@@ -50,6 +51,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 #: A machine that cannot start one more process now: nobody is to blame.
 _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+#: What says that there is no such file, and nothing about the folder as a whole.
+_NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG})
+_PATTERN = re.compile(r"[*?[]")
 #: The classes that use the device.
 ON_GPU = (TaskClass.SCRIPT, TaskClass.LLM)
 
@@ -76,6 +80,8 @@ class Prepared:
     job: Job
     produces: tuple[str, ...] = ()
     keeps_folder: bool = False  # the task knows its folder, so its outputs go there in any case
+    own_files: tuple[Path, ...] = ()  # what only this task is expected to touch while it runs
+    own_folder: Path | None = None
 
 
 class Fate(Enum):
@@ -127,9 +133,13 @@ class _Preparation:
         missing = next((each for each in requires if not _is_there(each, self._plan_path)), None)
         if missing is not None:
             raise OursError(f"requires {missing}, which is not there")
-        if self._asks_for_folder or len(self._slip.items) > 1:
+        has_folder = self._asks_for_folder or len(self._slip.items) > 1
+        if has_folder:
             make_folder(self._task_path)
-        return Prepared(self._name, self._slip, self._task_class(), job, produces, self._asks_for_folder)
+        return Prepared(
+            self._name, self._slip, self._task_class(), job, produces, self._asks_for_folder,
+            (_result_path(self._setting, job.id), *self._own_products(rows)), self._task_path if has_folder else None,
+        )  # fmt: skip
 
     def _task_class(self) -> TaskClass:
         word = self._work.text("class", TaskClass.CPU.value)
@@ -224,6 +234,12 @@ class _Preparation:
         filled = (fill(text, _escaping(value_of)) for value_of in rows for text in texts)
         return tuple(dict.fromkeys(filled))
 
+    def _own_products(self, rows: list[ValueOf]) -> Iterator[Path]:
+        """The paths in `produces` that are no patterns: what matches a pattern may come from other tasks."""
+        texts = [text for text in self._work.texts("produces") if not _PATTERN.search(text)]
+        filled = (fill(text, value_of) for value_of in rows for text in texts)
+        return (self._plan_path / path for path in itertools.islice(filled, limits.HEADWAY_FILES_MAX))
+
 
 @functools.lru_cache(maxsize=limits.COMMANDS_PARSED_MAX)
 def _parsed(text: str) -> Command:
@@ -252,6 +268,41 @@ def _is_there(pattern: str, folder: Path) -> bool:
         return next(glob.iglob(whole, recursive=True, include_hidden=True), None) is not None
     except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
         return False
+
+
+# ------------------------------------------------------------------ meanwhile
+
+
+def touched(prepared: Prepared) -> int:
+    """When a task's own files were last changed, by the clock of whoever changed them; 0 while there are none.
+
+    Raises OSError when the shared folder fails.
+    """
+    folder = prepared.own_folder
+    inside = () if folder is None else _some_files(folder)
+    return max(map(_changed_at, (*prepared.own_files, *inside)))
+
+
+def _some_files(folder: Path) -> list[Path]:
+    """A folder and files in it, so many that a large folder on a network mount does not delay the heartbeat."""
+    try:
+        with os.scandir(folder) as entries:
+            return [folder, *(Path(entry) for entry in itertools.islice(entries, limits.HEADWAY_FILES_MAX))]
+    except OSError as error:
+        if error.errno not in _NO_SUCH_FILE:
+            raise
+        return []
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
+        return 0
+    except OSError as error:
+        if error.errno not in _NO_SUCH_FILE:
+            raise
+        return 0
 
 
 # ------------------------------------------------------------------ after

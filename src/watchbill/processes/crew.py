@@ -32,7 +32,18 @@ from watchbill.processes.environment import Withheld
 from watchbill.processes.reaping import extinguish, survivors_of
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, root_id, with_guard
 
-__all__ = ["Cause", "Crew", "CrewEvent", "Ended", "Job", "LeaseHeard", "Output", "Started", "Stuck"]
+__all__ = [
+    "Cause",
+    "Crew",
+    "CrewEvent",
+    "Ended",
+    "Job",
+    "LeaseHeard",
+    "Measured",
+    "Output",
+    "Started",
+    "Stuck",
+]
 
 #: What a shell reads from its environment that changes the meaning of a command.
 _OF_THE_SHELL = frozenset(
@@ -111,7 +122,17 @@ class LeaseHeard:
     number: int
 
 
-CrewEvent = Started | Ended | Stuck | LeaseHeard
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the tree of a running job has done so far, ended processes included. The figures never fall."""
+
+    id: str
+    output_bytes: int
+    written_bytes: int  # to whatever: 0 where the kernel does not tell
+    cpu_ms: int
+
+
+CrewEvent = Started | Ended | Stuck | LeaseHeard | Measured
 
 
 class Crew:
@@ -208,6 +229,10 @@ class Crew:
         """Lets the trees live for that long. The guard answers with LeaseHeard."""
         self._send({"do": "lease", "number": number, "ms": millis})
 
+    def measure(self) -> None:
+        """Asks how far the running jobs have got. The guard answers with a Measured for each."""
+        self._send({"do": "measure"})
+
     def _send(self, order: dict[str, object]) -> None:
         if self._control < 0:
             return  # its trees are being ended already
@@ -297,6 +322,9 @@ class Crew:
                 self._finish(self._ended(job, said))
             case "stuck":
                 self._on_event(Stuck(job, tuple(cast("list[int]", said["pids"]))))
+            case "measured":
+                output, written, cpu_ms = (cast("int", said[key]) for key in ("output", "written", "cpu_ms"))
+                self._on_event(Measured(job, output, written, cpu_ms))
             case "lease":
                 self._on_event(LeaseHeard(cast("int", said["number"])))
             case _:

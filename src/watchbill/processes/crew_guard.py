@@ -12,6 +12,7 @@ agent's private disk: a shared folder that hangs cannot stop it.
     kill id                 KILL                        stuck id pids                they survived KILL so far
     lease number ms         without another one in      ended id code cause ms cpu_ms out err
                             time, all trees are ended   lease number                 the guard is well
+    measure                 how far is each task?       measured id output written cpu_ms
     (end of file)           TERM, then KILL, then exit
 
 Which task a process belongs to is told by its session, its process group, its ancestors and a mark in its environment.
@@ -65,6 +66,12 @@ PIECE_BYTES = 64 * 2**10
 REST_BYTES_MAX = 2**20
 #: The rate of an output is measured over windows of this length.
 WINDOW_S = 0.1
+
+#: utime, stime, cutime and cstime in /proc/PID/stat, counted behind the session.
+TIMES = slice(7, 11)
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: What comes before the number of bytes in /proc/PID/io.
+WRITTEN = b"wchar: "
 
 RUNNING, STOPPING, KILLING, STUCK = range(4)
 
@@ -167,13 +174,15 @@ class Task:
         self.cause = "exit"
         self.code: int | None = None  # of its first process, once that has ended
         self.cpu_ms = 0
+        #: The most that was measured: a process that is left to us takes its figures along when it ends.
+        self.cpu_ms_seen = self.written_seen = 0
 
 
 class Row:
-    """A living process as /proc shows it."""
+    """A living process as /proc shows it. `ticks` is its processor time and that of its children that it waited for."""
 
-    def __init__(self, parent: int, group: int, session: int) -> None:
-        self.parent, self.group, self.session = parent, group, session
+    def __init__(self, parent: int, group: int, session: int, ticks: int) -> None:
+        self.parent, self.group, self.session, self.ticks = parent, group, session, ticks
 
 
 class CrewGuard:
@@ -291,6 +300,8 @@ class CrewGuard:
             case "lease":
                 self.lease_ends_at = time.monotonic() + order["ms"] / 1000
                 self.say({"said": "lease", "number": order["number"]})
+            case "measure":
+                self.measure()
             case "stop" if (task := self.tasks.get(order["id"])) is not None:
                 self.stop(task, "stopped", order["grace_ms"] / 1000)
             case "kill" if (task := self.tasks.get(order["id"])) is not None:
@@ -494,6 +505,26 @@ class CrewGuard:
         suspects = self.suspects.setdefault(pid, frozenset(self.tasks)) & self.tasks.keys()
         return None if len(suspects) > 1 else next(iter(suspects), "")
 
+    # ------------------------------------------------------------ how far tasks have got
+
+    def measure(self) -> None:
+        """Says of each task how much its tree has written and how much processor time it has used."""
+        if not self.tasks:
+            return
+        rows = processes()
+        ticks, written = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
+        for pid, owner in self.owners(rows).items():
+            if owner in ticks:
+                ticks[owner] += rows[pid].ticks
+                written[owner] += written_by(pid)
+        for task in self.tasks.values():
+            task.cpu_ms_seen = max(task.cpu_ms_seen, ticks[task.id] * 1000 // TICKS_PER_S)
+            task.written_seen = max(task.written_seen, written[task.id])
+            self.say({
+                "said": "measured", "id": task.id, "output": sum(stream.total for stream in task.streams),
+                "written": task.written_seen, "cpu_ms": task.cpu_ms_seen,
+            })  # fmt: skip
+
     # ------------------------------------------------------------ reports
 
     def say(self, report: dict[str, object]) -> None:
@@ -555,10 +586,24 @@ def processes() -> dict[int, Row]:
 def row_of(entry: str) -> Row | None:
     try:
         with open(f"/proc/{entry}/stat", "rb") as file:
-            state, parent, group, session, *_ = file.read().rpartition(b")")[2].split()
+            state, parent, group, session, *rest = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state in {b"Z", b"X"} else Row(int(parent), int(group), int(session))
+    if state in {b"Z", b"X"}:
+        return None
+    return Row(int(parent), int(group), int(session), sum(map(int, rest[TIMES])))
+
+
+def written_by(pid: int) -> int:
+    """The bytes that a process and its children that it waited for have written; 0 where that is not told."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}:
+            raise
+        return 0
+    return next((int(line[len(WRITTEN) :]) for line in lines if line.startswith(WRITTEN)), 0)
 
 
 def main(arguments: list[str]) -> None:
