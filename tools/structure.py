@@ -36,6 +36,7 @@ LAYERS = (
             "packages",
             "limits",
             "suggest",
+            "blocking_http",
             "toml",
             "files",
         ),

@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from watchbill.catalog import JournalRules
 from watchbill.core.messages import Note
 from watchbill.errors import LaneFull
+from watchbill.files.atomic import write_all
+from watchbill.files.rotate import rotate
 from watchbill.limits import (
     JOURNAL_BUFFER_LINES_MAX,
     JOURNAL_CLOSE_MS,
@@ -235,15 +236,12 @@ class _File:
         if self._size >= self._bytes_max:
             self._rotate()
         fd = self._open() if self._fd is None else self._fd
-        written = 0
         try:
-            while written < len(data):
-                written += os.write(fd, data[written:])
+            write_all(fd, data)
         except OSError:
-            if written:  # a full disk cut the line: remove the piece so that the next try is whole
-                os.ftruncate(fd, self._size)
+            os.ftruncate(fd, self._size)  # a full disk may have cut the line: the next try must be whole
             raise
-        self._size += written
+        self._size += len(data)
         self._unsynced = True
 
     def _open(self) -> int:
@@ -257,13 +255,9 @@ class _File:
         return fd
 
     def _rotate(self) -> None:
-        """Renames NAME to NAME.1 and NAME.1 to NAME.2; the oldest is deleted."""
         self.sync()
         self.close()
-        names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, JOURNAL_FILES_KEPT + 1))]
-        for younger, older in reversed(list(pairwise(names))):
-            if younger.exists():
-                younger.replace(older)
+        rotate(str(self._path), JOURNAL_FILES_KEPT + 1)
         self._size = 0
 
     def _refuse(self, refusal: OSError) -> None:

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from watchbill.files.atomic import create_file, replace_file, write_file_durable
+from watchbill.files.atomic import create_file, move_file, replace_file, write_file_durable, writing
 
 Write = Callable[[Path, bytes], None]
 REPLACING = [replace_file, write_file_durable]
+
+
+def write_in_pieces(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    with writing(draft) as file:
+        for start in range(0, len(data), 1000):
+            file.write(data[start : start + 1000])
+    move_file(draft, path)
 
 
 @pytest.mark.parametrize("replace", REPLACING)
@@ -33,7 +41,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
 
 
-@pytest.mark.parametrize("replace", REPLACING)
+def test_a_draft_whose_writer_gives_up_is_removed(tmp_path: Path) -> None:
+    def give_up() -> None:
+        with writing(tmp_path / "draft") as file:
+            file.write(b"a piece")
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        give_up()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("replace", [*REPLACING, write_in_pieces])
 def test_a_killed_writer_leaves_the_old_file_or_the_new_one(
     tmp_path: Path, child: Any, replace: Write
 ) -> None:
@@ -96,7 +115,7 @@ def test_a_file_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("replace", REPLACING)
+@pytest.mark.parametrize("replace", [*REPLACING, write_in_pieces])
 def test_a_replaced_file_survives_a_power_cut(disk: Any, child: Any, replace: Write) -> None:
     """R1: the last content that was acknowledged, or the one after it."""
     path = disk.path / "file"

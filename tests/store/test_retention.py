@@ -107,3 +107,16 @@ def test_an_archive_never_replaces_what_it_holds(tmp_path: Path) -> None:
             assert gc(spool, archive=archive).archived == 1
     kept = [json.loads(file.read_text())["id"] for file in archive.iterdir()]
     assert sorted(kept) == ["a", "b", "c"]
+
+
+def test_a_foreign_entry_among_finished_events_is_not_archived_and_stops_nothing(tmp_path: Path) -> None:
+    """SPOOL-12: a pipe is never waited on, and the events after it are archived all the same."""
+    path, archive = tmp_path / "spool", tmp_path / "archive"
+    with Spool(path, durability="none") as spool:
+        finish(spool, "a")
+        age(path, 9)
+        pipe = path / "queue-done" / "2000-01-01.pipe.jsonl"
+        os.mkfifo(pipe)
+        assert gc(spool, archive=archive).archived == 1
+        assert pipe.is_fifo()
+        assert len(os.listdir(archive)) == 1

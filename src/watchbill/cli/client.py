@@ -8,12 +8,12 @@ Imports nothing outside the standard library but Watchbill's lowest layers: `sta
 import http.client
 import json
 import os
-import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+from watchbill.blocking_http import connect, reason_of
 from watchbill.errors import ConfigError, NotReachable, TheirsError
 from watchbill.limits import (
     CLI_ANSWER_BYTES_MAX,
@@ -166,11 +166,7 @@ class Client:
             yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._tls:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout_s, context=ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        return connect(self._host, self._port, is_tls=self._tls, timeout_s=timeout_s)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object
@@ -203,12 +199,9 @@ class Client:
             raise NotReachable(
                 f"what answers at {self.url} is not a Watchbill daemon; name the address with --url"
             ) from error
-        except (
-            OSError
-        ) as error:  # refused, unreachable, unknown host, bad certificate: all the same to a caller
-            said = error.strerror or str(error)
+        except OSError as error:  # of any kind: the hint is the same
             raise NotReachable(
-                f"no daemon answers at {self.url} ({said}); start one with: {self._hint('up')}"
+                f"no daemon answers at {self.url} ({reason_of(error)}); start one with: {self._hint('up')}"
             ) from error
 
     def _hint(self, *words: str) -> str:

@@ -1,7 +1,6 @@
 """What can be learned about a config without loading any model: files, programs and sizes of models, and which engines
 answer."""
 
-import http.client
 import shutil
 import stat
 import threading
@@ -11,6 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from watchbill.blocking_http import FAILURES, connect, reason_of
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
@@ -167,15 +167,12 @@ def _ask(name: str, url: str, told: dict[str, str]) -> None:
     except ConfigError as error:
         told[name] = str(error)
         return
-    kind = http.client.HTTPSConnection if endpoint.tls else http.client.HTTPConnection
-    connection = kind(endpoint.host, endpoint.port, timeout=CLI_CALL_S)
+    connection = connect(endpoint.host, endpoint.port, is_tls=endpoint.tls, timeout_s=CLI_CALL_S)
     try:
         connection.request("GET", endpoint.path_prefix + "/")
         connection.getresponse()
         del told[name]
-    except (OSError, http.client.HTTPException) as error:
-        # Every kind means the same to who reads it: nobody useful is there. The text says which it was.
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        told[name] = f"{url} does not answer: {why.lower()}"
+    except FAILURES as error:
+        told[name] = f"{url} does not answer: {reason_of(error).lower()}"
     finally:
         connection.close()

@@ -21,6 +21,7 @@ from watchbill.cli.options import CONFIG_DEFAULT, Where
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import find_config, read
 from watchbill.errors import ConfigError
+from watchbill.files.atomic import replace_file
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
 from watchbill.reactor.units import MARK, Programs, daemon_unit, model_units, reactor_unit, unit_models
@@ -147,7 +148,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
                     f"{path} was not written by Watchbill; move it away or choose another --dir"
                 )
         for name, text in files.items():
-            (folder / name).write_text(text)
+            replace_file(folder / name, text.encode(), mode=0o644)
     except OSError as error:  # the operator named this folder: whatever the reason, say it
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
 

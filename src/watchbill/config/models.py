@@ -6,7 +6,6 @@ them they are predicted and measured.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, cast
@@ -48,6 +47,7 @@ from watchbill.config.values import (
     refused,
 )
 from watchbill.errors import NameRefused
+from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath
 from watchbill.units import Bytes, Millis
 
@@ -86,8 +86,7 @@ def _read_failures(value: object) -> tuple[str, ...]:
     given = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
     for failure in given:
         if failure not in FAILURES:
-            near = get_close_matches(str(failure), FAILURES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FAILURES)}"
+            hint = did_you_mean(str(failure), list(FAILURES))
             raise refused(f"{str(failure)[:60]!a} is not a failure that can be scripted", hint)
     return tuple(map(str, given))
 

@@ -11,7 +11,6 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from watchbill import catalog, limits
 from watchbill.config.checks import Draft, Wrong, did_you_mean
 from watchbill.config.values import Rate, Table, refused
+from watchbill.suggest import nearest
 
 __all__ = ["PolicyTable", "WeightsTable", "build_policy", "check_policy"]
 
@@ -34,8 +34,8 @@ def _check_policy_name(text: str) -> str:
     """One of ours, or a class of the operator's own."""
     if text in POLICIES or re.fullmatch(_CLASS, text):
         return text
-    near = get_close_matches(text, POLICIES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "write for example turns, or my_policies:Mine"
+    near = nearest(text, POLICIES)
+    hint = f"did you mean {near}?" if near else "write for example turns, or my_policies:Mine"
     words = ", ".join(POLICIES)
     raise refused(f"must be one of {words}, or package.module:Class, not {text[:60]!a}", hint)
 

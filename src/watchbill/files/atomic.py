@@ -15,12 +15,13 @@ import stat
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = [
     "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "make_folder", "make_subfolder",
-    "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace",
-    "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable",
+    "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular",
+    "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable",
+    "writing",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -108,6 +109,29 @@ def put_file(
         raise
     if sync:
         os.fsync(dir_fd)
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, sync: bool = True, mode: int = FILE_MODE) -> Generator[BinaryIO]:
+    """Write a draft piece by piece. Its content is durable when the block ends; if the block raises, it is removed.
+
+    The draft's name is one that only this writer uses. `move_file` gives it its final one.
+    """
+    with open(os.open(path, _TO_WRITE | os.O_TRUNC, mode), "wb") as file:
+        try:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def move_file(source: Path, target: Path) -> None:
+    """Rename a file within one file system, durably. A file that has the new name is replaced."""
+    os.rename(source, target)
+    fsync_folder(target.parent)
 
 
 def make_folder(path: Path) -> None:

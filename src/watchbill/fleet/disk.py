@@ -17,8 +17,9 @@ from typing import Protocol
 from watchbill.files.atomic import (
     FILE_MODE,
     NotAFile,
-    fsync_folder,
+    create_file,
     make_folder,
+    open_folder,
     open_regular,
     put_file,
     read_regular,
@@ -111,11 +112,8 @@ class FolderDisk:
             return []
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        fd = os.open((self._root / path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return read_regular(path.rpartition("/")[2], dir_fd=fd, bytes_max=bytes_max)
-        finally:
-            os.close(fd)
+        with open_folder((self._root / path).parent) as folder:
+            return read_regular(path.rpartition("/")[2], dir_fd=folder, bytes_max=bytes_max)
 
     def has(self, pattern: str) -> bool:
         found = glob.iglob(pattern, root_dir=self._root, recursive=True, include_hidden=True)
@@ -128,17 +126,12 @@ class FolderDisk:
             write_file_durable(target, data)
             return
         # Both names are relative to one descriptor of the root, so a draft may lie in another folder.
-        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with open_folder(self._root) as root:
             beside = os.fspath(target.with_name(f".{target.name}.new").relative_to(self._root))
-            put_file(path, draft or beside, data, dir_fd=fd, sync=False)
-        finally:
-            os.close(fd)
+            put_file(path, draft or beside, data, dir_fd=root, sync=False)
 
     def take(self, path: str) -> None:
-        target = self._root / path
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
-        fsync_folder(target.parent)
+        create_file(self._root / path, b"", mode=FILE_MODE)
 
     def move(self, source: str, target: str) -> None:
         os.rename(self._root / source, self._root / target)

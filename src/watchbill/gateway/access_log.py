@@ -4,31 +4,16 @@ A line has the time, the request's id, who asked, what for, and how it went. Nev
 """
 
 import asyncio
-import logging
-import logging.handlers
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX, LOG_FILE_BYTES_MAX, LOG_FILES_MAX
+from watchbill.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX
 
-__all__ = ["AccessLog", "rotating_file"]
+__all__ = ["AccessLog"]
 
 #: Characters of a path that are kept; a client chose them.
 _PATH_CHARS_MAX = 200
-
-
-def rotating_file(path: Path) -> Callable[[str], None]:
-    """A sink that appends to a file and rotates it within the bounds of every log."""
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LOG_FILE_BYTES_MAX, backupCount=LOG_FILES_MAX - 1, encoding="utf-8", delay=True
-    )
-
-    def write(lines: str) -> None:
-        handler.emit(logging.LogRecord("watchbill.access", logging.INFO, "", 0, lines, None, None))
-
-    return write
 
 
 class AccessLog:

@@ -1,10 +1,11 @@
 """The guard: a small process between the daemon and one engine, so that no engine outlives its daemon.
 
-It runs alone (`python -I -S guard.py`), imports nothing of Watchbill, and owns one process tree. As subreaper it
-inherits every descendant whose parent exits. So a tree that forks or daemonises still belongs to it, and "no children
-left" and "the tree is gone" mean the same. It promises: when the pipe from the daemon ends, even by kill -9, or when it
-is told to stop, the whole tree gets TERM and, after a bound, KILL. It is also the only writer of the tree's log: the
-tree writes into a pipe, so no log ever exceeds its bound, however fast a program writes. It never restarts anything.
+It runs alone (`python -I -S guard.py`), loads nothing of Watchbill but `files/rotate.py`, and owns one process tree. As
+subreaper it inherits every descendant whose parent exits. So a tree that forks or daemonises still belongs to it, and
+"no children left" and "the tree is gone" mean the same. It promises: when the pipe from the daemon ends, even by
+kill -9, or when it is told to stop, the whole tree gets TERM and, after a bound, KILL. It is also the only writer of
+the tree's log: the tree writes into a pipe, so no log ever exceeds its bound, however fast a program writes. It never
+restarts anything.
 
     from the daemon                             to the daemon
     stop SIGNAL MILLIS   signal, then KILL      started PID
@@ -25,6 +26,13 @@ import select
 import signal
 import sys
 import time
+
+TYPE_CHECKING = False  # as typing has it; importing typing would take longer than everything else here
+if TYPE_CHECKING or __package__:
+    from watchbill.files.rotate import rotate
+else:  # a program of its own
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "files"))
+    from rotate import rotate
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -388,8 +396,7 @@ def rotate_log(path: str, files_max: int) -> None:
     Where it cannot be moved (a full disk, a folder that is gone) it is truncated: its size matters most then.
     """
     try:
-        shift_logs(path, files_max)
-        os.replace(path, path + ".1")
+        rotate_privately(path, files_max)
         fresh = open_private(path)
     except OSError as error:
         if error.errno not in NO_LOG:
@@ -410,16 +417,12 @@ def open_private(path: str) -> int:
     return descriptor
 
 
-def shift_logs(path: str, files_max: int) -> None:
-    """Frees the name `.1`: each older file moves up by one, and the oldest is overwritten. All stay private."""
-    with contextlib.suppress(FileNotFoundError):
-        os.chmod(path, 0o600)
-    for number in range(files_max - 2, 0, -1):
-        try:
-            os.replace(f"{path}.{number}", f"{path}.{number + 1}")
-            os.chmod(f"{path}.{number + 1}", 0o600)  # earlier versions left copies that every user could read
-        except FileNotFoundError:
-            continue
+def rotate_privately(path: str, files_max: int) -> None:
+    """Frees the name of a log. Only the owner may read the older files: earlier versions left some open to all."""
+    rotate(path, files_max)
+    for number in range(1, files_max):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(f"{path}.{number}", 0o600)
 
 
 def main(arguments: list[str]) -> None:

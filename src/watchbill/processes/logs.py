@@ -12,9 +12,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from watchbill.files.atomic import PRIVATE_MODE, writing
 from watchbill.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, LOG_LINE_CHARS_MAX, LOG_TAIL_BYTES_MAX
 from watchbill.names import file_stem
-from watchbill.processes.guard import open_private, rotate_log, shift_logs
+from watchbill.processes.guard import open_private, rotate_log, rotate_privately
 
 __all__ = ["Log", "cut_own_log", "engine_log", "open_log", "watch_own_log"]
 
@@ -76,7 +77,7 @@ def _keep_end(path: Path, bytes_max: int) -> None:
         source.seek(-bytes_max, os.SEEK_END)
         draft = path.with_name(f"{path.name}.new")
         draft.unlink(missing_ok=True)
-        with open(open_private(str(draft)), "wb") as target:
+        with writing(draft, sync=False, mode=PRIVATE_MODE) as target:
             shutil.copyfileobj(source, target)
     draft.replace(path)
 
@@ -85,8 +86,7 @@ def open_log(path: Path, heading: str, bytes_max: int = LOG_FILE_BYTES_MAX) -> t
     """Opens a log for appending, rotated when it is full; returns the descriptor and the log."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size >= bytes_max:
-        shift_logs(str(path), LOG_FILES_MAX)
-        path.replace(f"{path}.1")
+        rotate_privately(str(path), LOG_FILES_MAX)
     descriptor = open_private(str(path))
     os.write(descriptor, f"--- {heading}\n".encode())
     found = os.fstat(descriptor)

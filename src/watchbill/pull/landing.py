@@ -22,7 +22,7 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused, PullFailed
-from watchbill.files.atomic import fsync_folder, replace_file
+from watchbill.files.atomic import move_file, replace_file, write_all
 from watchbill.files.disk import DISK_FULL
 from watchbill.names import header_text, inside
 
@@ -128,8 +128,7 @@ class Landing:
     def land(self, part: Path, sha256: str) -> None:
         """Makes a synced part the file."""
         self._remember(part, sha256)
-        os.rename(part, self.path)
-        fsync_folder(self.path.parent)
+        move_file(part, self.path)
 
     def _remember(self, file: Path, sha256: str) -> None:
         status = file.stat()
@@ -193,10 +192,8 @@ class Part:
         self._notes.unlink(missing_ok=True)
 
     def _write_all(self, chunk: bytes) -> None:
-        rest = memoryview(chunk)
         try:
-            while rest:  # a disk that fills up takes a piece first and refuses the next one
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file.fileno(), chunk)
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from watchbill import limits
+from watchbill.blocking_http import connect, reason_of
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
 from watchbill.pull.landing import Progress, Pulled
@@ -47,7 +48,7 @@ def _steps(model: str, url: str) -> Iterator[Step]:
         raise NameRefused(
             f"{header_text(url)!r} is not the address of an Ollama server, as http://127.0.0.1:11434"
         )
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=limits.PULL_SILENCE_S)
+    connection = connect(parts.hostname, parts.port, timeout_s=limits.PULL_SILENCE_S)
     try:
         body = msgspec.json.encode({"model": model, "stream": True})
         connection.request("POST", "/api/pull", body, {"Content-Type": "application/json"})
@@ -57,9 +58,8 @@ def _steps(model: str, url: str) -> Iterator[Step]:
         if answer.status != http.HTTPStatus.OK:
             raise PullFailed(f"Ollama at {header_text(url)} answers {answer.status}")
     except (ConnectionError, TimeoutError, http.client.HTTPException, msgspec.DecodeError) as error:
-        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise PullFailed(
-            f"Ollama at {header_text(url)} does not answer as one: {said}; is it running?"
+            f"Ollama at {header_text(url)} does not answer as one: {reason_of(error)}; is it running?"
         ) from error
     finally:
         connection.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.errors import ConfigError
 from watchbill.files.mailbox import Box
+from watchbill.files.rotate import rotate
 from watchbill.reactor.intents import DONE_FOLDER, INTENTS_FOLDER, REACTOR_FOLDER
 
 __all__ = ["Folders"]
@@ -84,4 +85,4 @@ class Folders:
         finally:
             os.close(descriptor)
         if found.st_size > limits.REACTOR_LOG_BYTES_MAX:
-            os.rename(LOG_FILE, f"{LOG_FILE}.1", src_dir_fd=self._folder.fd, dst_dir_fd=self._folder.fd)
+            rotate(LOG_FILE, 2, dir_fd=self._folder.fd)

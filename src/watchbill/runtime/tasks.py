@@ -8,7 +8,6 @@ is not run twice. Answers are kept for people in `ROOT/background/`.
 import asyncio
 import errno
 import logging
-import os
 import shlex
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from watchbill.core.messages import TaskEnded
 from watchbill.engines.engine_calls import ask_text
 from watchbill.engines.upstream import Upstream
 from watchbill.errors import TheirsError
+from watchbill.files.rotate import rotate
 from watchbill.limits import (
     TASK_ANSWER_CHARS_MAX,
     TASK_ANSWERS_BYTES_MAX,
@@ -144,7 +144,7 @@ class AnswerBook:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size > TASK_ANSWERS_BYTES_MAX:
-                os.replace(path, path.with_suffix(".md.1"))
+                rotate(str(path), 2)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"## {time.strftime('%Y-%m-%d %H:%M:%S')}\n\n{answer.strip()}\n\n")
         except OSError as error:

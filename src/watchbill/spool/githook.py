@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from watchbill.errors import ConfigError
-from watchbill.files.atomic import make_folder, write_file_durable
+from watchbill.files.atomic import make_folder, move_file, write_file_durable, writing
 from watchbill.spool.limits import HOOK_BATCH, HOOK_FILES_MAX, HOOK_NOTES_BYTES_MAX, HOOK_TURN_WAIT_S
 from watchbill.spool.queue import Spool
 
@@ -191,9 +191,10 @@ def _install_one(folder: Path, name: str, python: str) -> None:
         python=shlex.quote(python),
     )
     temporary = folder / f".{name}.watchbill"
-    temporary.write_text(script, encoding="utf-8")
+    with writing(temporary) as file:
+        file.write(script.encode())
     temporary.chmod(0o755)
-    temporary.rename(hook)
+    move_file(temporary, hook)
 
 
 def _keep(before: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from watchbill.files.atomic import fsync_folder, make_folder
+from watchbill.files.atomic import fsync_folder, make_folder, move_file, writing
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, disk_fault
@@ -200,7 +200,7 @@ def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
     removed = folder / f"{path.name}-{time.time_ns()}.removed.jsonl"
     new = path.with_name(f".{path.name}.repair")
     seen: set[bytes] = set()
-    with open(new, "wb") as good, open(removed, "wb") as bad:
+    with writing(new) as good, writing(removed) as bad:
         for found in _lines(path, id_key):
             digest = b"" if isinstance(found, BadRecord) else id_digest(found.id)
             if isinstance(found, BadRecord) or (unique and digest in seen):
@@ -212,25 +212,19 @@ def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
                 continue
             seen.add(digest)
             good.write(found.line + b"\n")
-        for file in (bad, good):
-            file.flush()
-            os.fsync(file.fileno())
     os.chmod(new, path.stat().st_mode & 0o777)
     fsync_folder(folder)
-    os.rename(new, path)
-    fsync_folder(path.parent)
+    move_file(new, path)
 
 
 def _copy(path: Path, record: BadRecord, target: Path) -> None:
     """Keep a line that is too long for memory."""
-    with open(path, "rb") as source, open(target, "wb") as file:
+    with open(path, "rb") as source, writing(target) as file:
         source.seek(record.offset)
         left = record.size
         while left > 0 and (part := source.read(min(left, 1024 * 1024))):
             file.write(part)
             left -= len(part)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 _TORN = "no newline at its end: a write cut short"

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.files.atomic import (
-    FILE_MODE,
     NotAFile,
-    fsync_folder,
     make_folder,
+    move_file,
+    open_folder,
+    open_regular,
     read_regular,
     rename_noreplace,
-    write_all,
+    writing,
 )
 from watchbill.spool.faults import disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
@@ -135,25 +136,18 @@ def _groups(folder: Path, names: list[str]) -> Iterator[list[str]]:
 def _compact(folder: Path, names: list[str]) -> Path:
     """Write these events into one file, durably, and return it. The single files are still there then."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    source = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     lines = 0
-    try:
+    with open_folder(folder) as source, writing(temporary) as target:
         for name in names:
             try:
                 data = read_regular(name, dir_fd=source, bytes_max=BUNDLE_BYTES_MAX)
             except (NotAFile, FileNotFoundError):
                 continue
             data = data if data.endswith(b"\n") else data + b"\n"
-            write_all(target, data)
+            target.write(data)
             lines += data.count(b"\n")
-        os.fsync(target)
-    finally:
-        os.close(target)
-        os.close(source)
     bundle = _free(folder.with_name(f"{folder.name}.n{lines}.bundle.jsonl"))
-    temporary.rename(bundle)
-    fsync_folder(folder.parent)
+    move_file(temporary, bundle)
     return bundle
 
 
@@ -176,8 +170,7 @@ def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
 
 def _place(temporary: Path, wanted: Path) -> None:
     """Give an archived file its name, durably. Another spool may do the same with its own at this moment."""
-    folder = os.open(wanted.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_folder(wanted.parent) as folder:
         while True:
             if wanted.is_file() and filecmp.cmp(temporary, wanted, shallow=False):
                 temporary.unlink()  # the same content: we were killed between this and the removal
@@ -187,8 +180,6 @@ def _place(temporary: Path, wanted: Path) -> None:
                 rename_noreplace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
                 break
         os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
@@ -196,14 +187,14 @@ def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
         path.unlink(missing_ok=True)
         result.removed += lines_of(path.name)
         return
+    try:
+        found = open_regular(path)
+    except NotAFile:
+        return  # a foreign entry: it stays, as it does in the folder of a day
     make_folder(archive)
     temporary = archive / f".{path.name}.{os.urandom(4).hex()}"
-    shutil.copyfile(path, temporary, follow_symlinks=False)
-    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(found, "rb") as source, writing(temporary) as target:
+        shutil.copyfileobj(source, target)
     _place(temporary, archive / path.name)
     path.unlink()
     result.archived += lines_of(path.name)
