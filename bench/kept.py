@@ -177,9 +177,12 @@ def _lane(name: str, lane: Lane, seen: Seen) -> dict[str, Any]:
 
 def _errors(lines: Iterable[RequestLine]) -> dict[str, float]:
     """Waited minus forecast, and over it, of those who started and had to wait or were told that they would."""
-    started = [x for x in lines if x.service_ms is not None and (x.waited_ms > 0 or x.forecast_ms > 0)]
-    errors = sorted(float(x.waited_ms - x.forecast_ms) for x in started)
-    ratios = sorted(x.waited_ms / x.forecast_ms for x in started if x.forecast_ms >= RATIO_FROM_MS)
+    promised = [
+        (x.waited_ms, x.forecast_ms) for x in lines if x.service_ms is not None and x.forecast_ms is not None
+    ]
+    started = [(waited, forecast) for waited, forecast in promised if waited > 0 or forecast > 0]
+    errors = sorted(float(waited - forecast) for waited, forecast in started)
+    ratios = sorted(waited / forecast for waited, forecast in started if forecast >= RATIO_FROM_MS)
     return {
         "waited": len(started), "p05_ms": part(errors, 0.05), "p50_ms": part(errors, 0.5),
         "p95_ms": part(errors, 0.95), "ratio_p50": part(ratios, 0.5), "ratio_p95": part(ratios, 0.95),

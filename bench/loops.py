@@ -115,7 +115,8 @@ def _judged(scenario: Scenario, seen: _Seen) -> dict[str, Any]:
     lanes = scenario.catalog.lanes
     late = [r for r in trace.requests if r.waited_ms > lanes[r.lane].max_wait_ms + LATE_MS]
     started = [r for r in trace.requests if r.service_ms is not None]
-    errors = sorted(r.waited_ms - r.forecast_ms for r in started if r.waited_ms > 0 or r.forecast_ms > 0)
+    promised = [(r.waited_ms, r.forecast_ms) for r in started if r.forecast_ms is not None]
+    errors = sorted(waited - forecast for waited, forecast in promised if waited > 0 or forecast > 0)
     budget = int(scenario.catalog.devices["ram"].capacity or 0)
     calibrated = _calibrated(scenario, seen)
     runs = [_simulated(calibrated, seed) for seed in range(SIMULATED_SEEDS)]

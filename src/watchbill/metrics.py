@@ -103,10 +103,11 @@ class Metrics:
         self._loading_ms = self._serving_ms = 0
         self._registry.register(_ThrashCollector(self.thrash_ratio))
 
-    def started(self, lane: str, waited_ms: int, error_ms: int, *, times: int = 1) -> None:
+    def started(self, lane: str, waited_ms: int, error_ms: int | None, *, times: int = 1) -> None:
         """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it."""
         self._wait.observe(waited_ms / 1000, lane, times=times)
-        self._forecast.observe(error_ms / 1000, lane, times=times)
+        if error_ms is not None:
+            self._forecast.observe(error_ms / 1000, lane, times=times)
 
     def ended(
         self,

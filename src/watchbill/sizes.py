@@ -4,7 +4,8 @@ A prediction is a guess; a measurement is valid for exactly the circumstances un
 under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices). When
 one changes, Watchbill measures again instead of trusting an outdated figure.
 
-    memory    95th percentile of the last loads' peaks, per device: what the ledger reserves
+    memory    95th percentile of the last loads' peaks, per device: what the ledger reserves; and the memory right after
+              the last load, for a model whose peak is more than its device has
     load      median of the last nine, separately with and without the file in the page cache: they differ tenfold
     wake      median of the last nine, for models that sleep, and their memory asleep
     service   median per request
@@ -94,6 +95,8 @@ class Learned:
     wake_ms: Millis | None = None
     #: device -> the last reading asleep
     asleep: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: device -> the memory right after the last load, before use made it grow
+    fresh: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class _Entry(msgspec.Struct, omit_defaults=True):
@@ -107,6 +110,7 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     service: list[int] = msgspec.field(default_factory=list[int])
     wakes: list[int] = msgspec.field(default_factory=list[int])
     asleep: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    fresh: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     loads: int = 0
     requests: int = 0
 
@@ -149,12 +153,14 @@ class Sizes:
             requests=entry.requests,
             wake_ms=_median(entry.wakes[-SIZES_LOADS_USED:]),
             asleep=entry.asleep,
+            fresh=entry.fresh,
         )
 
     def record_load(self, facts: Facts, ms: int, memory: Mapping[str, int], *, cached: bool) -> None:
         """Records a successful load: its time and its memory. `memory` may be empty."""
         entry = self._entry(facts)
         entry.loads += 1
+        entry.fresh = dict(memory) or entry.fresh
         _keep(entry.cached if cached else entry.cold, ms)
         for device, size in memory.items():
             _keep(entry.memory.setdefault(device, []), size)

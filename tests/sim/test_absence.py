@@ -71,6 +71,22 @@ def test_a_permanent_model_that_outgrows_its_budget_says_so(world_of: WorldOf, m
     assert "7 GB is all there is" in absent.text
 
 
+def test_a_model_that_outgrew_its_device_is_tried_again_at_the_next_start(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-02: the size that an earlier daemon saw it grow to is no need of a load. Otherwise it would stay away for
+    ever, however often the daemon is started."""
+    world = world_of(model("rock", 8, permanent=True), model("sand", 8), capacity_gb=24)
+    for name in ("rock", "sand"):
+        grown = m.Footprint({"gpu:0": 30 * GB}, {}, fresh={"gpu:0": 8 * GB})
+        world.core.state.models[name].footprint = grown
+        world.core.state.weigh(world.core.state.models[name])
+    world.at(2_000, lambda: world.arrive("sand", 300, lane="chat"))
+    world.run(20_000)
+    assert told(world, "rock")["state"] == "ready"
+    assert [each.outcome for each in world.callers.values()] == ["answered"]
+
+
 @pytest.mark.parametrize("reason", ["unused", "left", "by_hand", "maintenance", "failed"])
 def test_every_absent_model_has_a_reason(world_of: WorldOf, model: ModelOf, reason: str) -> None:
     """RES-26: status never leaves a model without a word."""

@@ -3,10 +3,14 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.runtime.explain import duplicate, explain
+from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World
 
@@ -80,3 +84,43 @@ def test_what_was_explained_is_what_happens(part: int) -> None:
             world.run(moment)
             verdicts.add(compare(world, draw.choice(sorted(world.catalog.models))))
     assert {"starts now", "waits", "these leave"} <= verdicts, verdicts
+
+
+def test_no_forecast_is_made_while_a_device_is_lent(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-14, RES-26: nobody knows when it comes back; "in 0 s" would be a promise."""
+    world = world_of(model("A"), model("B"))
+    world.run(1_000)
+    world.feed(m.MaintenanceAsked(1, "gpu:0", True, "drivers"))
+    world.run(3_000)
+    said = explain(
+        world.core, m.Request("x", "A", "chat", WorkClass.INTERACTIVE, 3_000, 60_000, 60_000), 3_000
+    )
+    assert (said["verdict"], said["expected_ms"]) == ("waits", None)
+    assert "until gpu:0 is back from maintenance" in str(said["reason"])
+    caller = world.arrive("A", 300, lane="chat")
+    assert caller.forecast_ms is None
+    view = request_view(world.core, caller.request.id, {caller.request.id: None}, 3_000)
+    assert view is not None and (view["starts_in_ms"], view["forecast_ms"]) == (None, None)
+    world.feed(m.MaintenanceAsked(2, "gpu:0", False, "drivers"))
+    world.run(20_000)
+    assert caller.outcome == "answered"
+
+
+def test_a_model_that_waits_with_nothing_resident_is_not_said_to_be_worth_less(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-26: the reason is the memory that others use, or the failed load, with its figures."""
+    world = world_of(model("A"))
+    world.foreign["gpu:0"] = 20 * 10**9
+    world.run(5_000)
+    request = m.Request("x", "A", "chat", WorkClass.INTERACTIVE, 5_000, 60_000, 60_000)
+    reason = str(explain(world.core, request, 5_000)["reason"])
+    assert "16 GB of gpu:0" in reason and "resident" not in reason
+    world.foreign["gpu:0"] = 0
+    world.run(10_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_100)
+    world.feed(m.LoadFailed("A", world.core.state.models["A"].attempt, "the port is taken"))
+    world.engines["A"].power_off()
+    said = explain(world.core, replace(request, arrived_at=10_200), 10_200)
+    assert "tried again in" in str(said["reason"]) and "the port is taken" in str(said["reason"])

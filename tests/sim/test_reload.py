@@ -68,14 +68,15 @@ def test_a_model_that_is_put_back_before_its_process_is_gone_answers_again(
 
 
 def test_a_request_that_is_cut_on_a_removed_model_is_told(world_of: WorldOf, model: ModelOf) -> None:
-    """LANE-04: a request without a byte goes back to its line; where the model is gone it is told at once."""
+    """LANE-04: a request whose engine dies goes back to its line; where the model is gone it is told at once."""
     world = world_of(model("A"), model("B", 1))
     world.mute = True
     running = world.arrive("A", 8_000, lane="chat")
     world.run(4_000)
     assert running.state == "running"
     world.reload(without(world, "A"))
-    world.run(world.now + 5_000)
+    world._die(world.engines["A"], world.engines["A"].attempt)
+    world.run(world.now + 1_000)
     assert running.outcome == "model_not_found"
     assert "A" not in world.core.state.models
     assert not world.judge.broken
@@ -298,3 +299,22 @@ def test_a_reload_costs_the_number_of_models_and_not_its_square(world_of: WorldO
         status_view(world.core.state, {}, int(world.now))
         assert len(world.core.state.models) == 1 + len(models)
     assert time.perf_counter() - began < 30
+
+
+@pytest.mark.parametrize("lane", ["chat", "batch"])
+def test_a_running_answer_of_a_renamed_model_is_finished(
+    world_of: WorldOf, model: ModelOf, lane: str
+) -> None:
+    """LANE-04: a whole answer, of which nothing is known before its end, is not cut and refused with 404."""
+    world = world_of(model("A"))
+    world.mute = True
+    caller = world.arrive("A", 8_000, lane=lane)
+    world.run(5_000)
+    assert caller.state == "running"
+    renamed = replace(world.catalog.models["A"], name="B")
+    world.reload(replace(world.catalog, models={"B": renamed}), {"B": replace(world.truth["A"], name="B")})
+    world.run(60_000)
+    assert caller.outcome == "answered" and caller.turns == 1
+    later = world.arrive("B", 300, lane=lane)
+    world.run(80_000)
+    assert later.outcome == "answered" and not world.judge.broken

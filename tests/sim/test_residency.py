@@ -458,7 +458,7 @@ def test_answers_that_fail_by_their_callers_fault_take_the_model_from_nobody(
     world.run(40_000)
     assert [c.outcome for c in world.callers.values()] == ["failed"] * 20
     assert world.tally.loads == 1 and not world.alerts
-    assert reasons(world, "well")[0].startswith("3 answers in a row failed, but it is well")
+    assert reasons(world, "well")[0].startswith("3 failures in a row, but it is well")
 
 
 def test_a_late_word_about_a_model_that_was_loaded_anew_is_dropped(world_of: WorldOf, model: ModelOf) -> None:
@@ -492,7 +492,7 @@ def test_a_failed_check_that_a_good_answer_refuted_is_forgotten(world_of: WorldO
     world.run(64_000)
     assert len(asked) == 2 and not world.alerts and stage(world, "A") is Stage.READY
     world.feed(m.Checked("A", asked[1].attempt))
-    assert [reason[:16] for reason in reasons(world, "well")] == ["3 answers in a r"]
+    assert [reason[:16] for reason in reasons(world, "well")] == ["3 failures in a "]
 
 
 def test_a_model_that_has_something_else_to_do_is_not_reset_for_its_silence(
@@ -595,6 +595,35 @@ def test_a_retry_after_a_death_has_what_is_left_of_its_time(world_of: WorldOf, m
     world = world_of(model("A"), lanes=lanes)
     caller, began = meets_a_death(world, 15_000, dies_ms=15_000, until_ms=60_000)
     assert caller.outcome == "run_timeout" and caller.ended_at - began < 21_000
+
+
+def test_one_death_does_not_cost_a_request_that_has_time_for_a_retry(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04, RES-20: the first restart after a death comes at once; later ones in a row have a pause."""
+    lanes = {"chat": Lane("chat", timeout_ms=Millis(5_000))}
+    world = world_of(model("A"), lanes=lanes, load_ms=500)
+    caller, _ = meets_a_death(world, 2_500, dies_ms=1_500, until_ms=60_000)
+    assert caller.outcome == "answered"
+    # No good answer in between: the second death in a row has a pause.
+    world.arrive("A", 2_500, lane="chat")
+    for _ in range(2):
+        world.run(world.now + 1_000)
+        world._die(world.engines["A"], world.engines["A"].attempt)
+        died = world.now
+        world.run(world.now + 700)
+    assert world.core.state.models["A"].retry_at - died >= 3_000
+
+
+@pytest.mark.parametrize("size_gb", [1, 16])
+def test_a_hung_load_is_bounded_by_its_learned_time(world_of: WorldOf, model: ModelOf, size_gb: int) -> None:
+    """RES-20: three times what was learned, with a floor; no multiple of a guess by its size lengthens it."""
+    state = world_of(model("A", size_gb), load_ms=4_000).core.state.models["A"]
+    assert Residency.load_limit(state) == max(12_000, round(state.load_from_disk_ms))  # a cold disk may come
+    state.cold_load_ms = 4_500
+    assert Residency.load_limit(state) == 13_500
+    unknown = world_of(model("A", size_gb), load_ms=None).core.state.models["A"]
+    assert Residency.load_limit(unknown) >= 300_000
 
 
 def test_a_request_whose_time_ends_before_its_model_is_back_is_told(

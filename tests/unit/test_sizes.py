@@ -53,6 +53,17 @@ def test_each_load_counts_with_its_largest_look_however_long_it_idles(tmp_path: 
     assert learned is not None and learned.memory == {"ram": 130, "gpu:0": 7}
 
 
+def test_the_size_right_after_the_last_load_is_remembered_beside_the_growth(tmp_path: Path) -> None:
+    """RES-02: a model that grew beyond its device can be loaded again after a restart."""
+    catalog = Catalog({}, {"p": EngineRules("p", "process")}, {"a": Model("a", "p", devices=("ram",))})
+    learned = LearnedSizes(catalog, sizes_in(tmp_path))
+    learned.loaded("a", 900, {"ram": 3 * GIB})
+    assert not learned.recall()["a"].footprint.fresh
+    learned.measured("a", {"ram": 9 * GIB})
+    sizes = learned.recall()["a"].footprint
+    assert (sizes.expected, sizes.fresh) == ({"ram": 9 * GIB}, {"ram": 3 * GIB})
+
+
 def test_cached_and_cold_loads_are_kept_apart_and_the_median_of_nine_counts(tmp_path: Path) -> None:
     """RES-11: load times are bimodal; a mean of both would be wrong for each."""
     sizes = sizes_in(tmp_path)

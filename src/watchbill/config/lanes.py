@@ -51,7 +51,10 @@ class LaneTable(Table):
         default=None, ge=1, description="From arrival to start: 2m in an interactive lane, 15m in another."
     )
     timeout: Duration | None = Field(
-        default=None, ge=1, description="From start to end: 10m, or 45s in a lane with a fallback."
+        default=None,
+        ge=1,
+        description="From start to end: 10m, or 45s in a lane with a fallback. The pauses of a background answer that "
+        "makes room for others do not count; max_wait and timeout together bound every request.",
     )
     queue_max: int = Field(
         default=256, ge=1, le=limits.QUEUE_LEN_MAX, description="Requests that may wait in it."

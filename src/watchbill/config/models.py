@@ -238,7 +238,10 @@ class ModelTable(Table):
         default=Bytes(0), description="Memory for prompts that are kept between requests."
     )
     load_timeout: Duration | None = Field(
-        default=None, ge=1, description="A load fails after this; 3 x the learned load time + 10 s otherwise."
+        default=None,
+        ge=1,
+        description="A load fails after this; otherwise after 3 x the learned load time, and never before 10 s "
+        "or the time that a slow disk needs for its size.",
     )
     command: Line | None = Field(
         default=None,

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
+from watchbill.core.forecast import can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request
 from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
@@ -176,7 +177,9 @@ class Admission:
         if request.companions:
             request = replace(request, companions=tuple(s.name for s in model.members[1:]))
         self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
-        self._state.out.append(Admit(request.id, model.serving.name, round(forecast), request.companions))
+        is_known = model.stage is Stage.READY or can_forecast(self._state, model)
+        forecast_ms = round(forecast) if is_known else None
+        self._state.out.append(Admit(request.id, model.serving.name, forecast_ms, request.companions))
 
     def _count_use(self, request: Request, model: Candidate, now: int) -> None:
         """Counts an arrival as demand for the model that was requested, whichever tier serves it."""

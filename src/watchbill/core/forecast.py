@@ -15,7 +15,7 @@ from watchbill.core.messages import Request
 from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.state import State
 
-__all__ = ["Forecast", "forecast_start"]
+__all__ = ["Forecast", "can_forecast", "forecast_start"]
 
 
 class Forecast(NamedTuple):
@@ -33,8 +33,14 @@ class Forecast(NamedTuple):
         return Forecast(max(self.ms, ms), self.is_guess)
 
 
-#: The forecast of a request that can start now, or for which no forecast is possible.
+#: The forecast of a request that can start now, and a stand-in where `can_forecast` is False.
 NOW = Forecast(0.0, False)
+
+
+def can_forecast(state: State, model: Candidate) -> bool:
+    """Whether the start of a request can be forecast. While a device is lent or takes no loads, or the host of a model
+    is silent, it waits up to its max_wait."""
+    return model.silence is None and state.ledger.can_forecast(model.needs)
 
 
 def forecast_start(
@@ -53,8 +59,8 @@ def forecast_start(
     before `turn_in_ms` where another model has to leave for it. A model that `stays` does not leave sooner when it
     runs dry for a moment: its callers are likely to come back.
     """
-    if model.silence is not None or not state.ledger.can_forecast(model.needs):
-        return NOW  # maintenance, constraints, a silent host: it waits up to its max_wait, no forecast is possible
+    if not can_forecast(state, model):
+        return NOW
     warm = _Arrival(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
     serving = model.serving
     running = serving.in_use if model.stage is Stage.READY else 0

@@ -44,6 +44,8 @@ class Footprint(Struct, frozen=True):
 
     expected: Mapping[str, int]
     floor: Mapping[str, int] = {}
+    #: Right after a load, where use made the model grow since.
+    fresh: Mapping[str, int] = {}
 
 
 class Knowledge(Struct, frozen=True):
@@ -55,6 +57,7 @@ class Knowledge(Struct, frozen=True):
     failure: str | None = None  # why it can never be loaded: a missing or corrupt file
     wake_ms: float | None = None
     asleep: Mapping[str, int] = {}  # the memory it occupies asleep
+    cold_load_ms: float | None = None  # from a disk, not from the page cache
 
 
 # ------------------------------------------------------------------ requests
@@ -347,7 +350,7 @@ class Admit(Action, frozen=True):
 
     id: str
     model: str  # the model that will serve
-    forecast_ms: int
+    forecast_ms: int | None  # None: no forecast is possible
     companions: tuple[str, ...] = ()  # the tiers that will be resident beside it
 
 

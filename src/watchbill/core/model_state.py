@@ -14,7 +14,7 @@ from msgspec import Struct
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
-from watchbill.core.messages import Cause, CutKind, Ended, Knowledge, Mishap, Parting, Request
+from watchbill.core.messages import Cause, CutKind, Ended, Footprint, Knowledge, Mishap, Parting, Request
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import Resource
 
@@ -310,6 +310,7 @@ class ModelState(Candidate):
         self.asleep_size = dict(known.asleep)  # the memory it was last seen to occupy asleep
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
+        self.cold_load_ms = known.cold_load_ms  # the same, as earlier runs measured it
         self.load = self.cold_load = MedianEstimate(
             self.load_from_disk_ms
         )  # `load` is `wake` while it sleeps
@@ -394,6 +395,18 @@ class ModelState(Candidate):
     def shrink(self) -> None:
         """Drops the readings above what it needs: it was reset because of them."""
         self.measured = {device: min(size, self.usual(device)) for device, size in self.measured.items()}
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether its expected size is one that an earlier daemon saw it grow to, and a load needs less."""
+        return bool(self.footprint.fresh) and not self.measured and self.stage is Stage.ABSENT
+
+    def begin_anew(self) -> None:
+        """Drops the growth that an earlier daemon saw."""
+        fresh = self.footprint.fresh
+        self.footprint = Footprint(
+            fresh, {d: min(s, fresh.get(d, s)) for d, s in self.footprint.floor.items()}
+        )
 
     def sizes_asleep(self) -> dict[str, int]:
         """The memory it occupies asleep: as seen, as declared, or, where that is unknown, all that it occupies warm."""

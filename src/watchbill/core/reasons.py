@@ -368,6 +368,9 @@ class Well(Reason, frozen=True):
     bad_answers: int
 
     def __str__(self) -> str:
-        many = self.bad_answers
-        failed = "an answer failed" if many == 1 else f"{many} answers in a row failed"
-        return f"{failed}, but it is well: the requests were at fault"
+        return f"{failures_text(self.bad_answers)}, but it is well: the requests were at fault"
+
+
+def failures_text(count: int) -> str:
+    """The failures of an engine in a row, in words. One request may count twice: see `docs/residency.md`."""
+    return "an answer failed" if count == 1 else f"{count} failures in a row"

@@ -117,9 +117,10 @@ def stage_after(model: ModelState, move: Move) -> Stage:
     return stage
 
 
-#: Limits of a load: one that was never measured gets more.
+#: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
+#: more.
 LOAD_LIMIT_FACTOR = 3
-LOAD_LIMIT_EXTRA_MS = 10_000
+LOAD_LIMIT_MS_MIN = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: A load that failed because of the disk is retried after this, if a request waits for it.
 DISK_RETRY_MS = 3_000
@@ -222,12 +223,14 @@ class Residency:
                     self._state.cut(running, CutKind.BOUNDARY, now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
-        """Whether an answer that has not begun may finish although its model leaves for another.
+        """Whether an answer that has not begun may finish although its model leaves.
 
-        Its patience may be too short for another wait. For a soft turn of an equal, finishing takes less time than a
-        swap: sent back, it would wait for its model's next turn, and four of them would bring the model back for one
-        answer.
+        A model that was removed from the config, or renamed, does not come back for it. Its patience may be too short
+        for another wait. For a soft turn of an equal, finishing takes less time than a swap: sent back, it would wait
+        for its model's next turn, and four of them would bring the model back for one answer.
         """
+        if self._state.missing_of(running.request) is not None:
+            return True
         if plan is not None and not running.is_patient:
             return True
         is_person = running.request.work_class is WorkClass.INTERACTIVE
@@ -354,7 +357,11 @@ class Residency:
         model.resets += 1
         model.failures = max(model.failures, model.resets - 1)
         self._cut_off(model, now)
+        is_first = model.stage is not Stage.LOADING and not model.failures
         self.fail(model, why, hopeless=False, now=now, mishap=mishap)
+        if is_first:
+            # A single death is no pattern, and the time of the requests that it interrupted runs on: no pause.
+            model.retry_at = now
         self.halt(model, why, now, hard=True)
 
     def lose(self, model: ModelState, why: str, now: int) -> None:
@@ -431,10 +438,13 @@ class Residency:
         """How long a load may take."""
         if model.spec.load_timeout_ms is not None:
             return model.spec.load_timeout_ms
-        # A model that so far came from the page cache may come from a cold disk next time: its size sets the floor.
-        usual = max(model.load.high_ms, model.load_from_disk_ms)
-        limit = round(LOAD_LIMIT_FACTOR * usual) + LOAD_LIMIT_EXTRA_MS
-        return max(limit, LOAD_LIMIT_UNMEASURED_MS) if model.load.is_guess else limit
+        if model.load.is_guess:
+            return max(round(LOAD_LIMIT_FACTOR * model.load.high_ms), LOAD_LIMIT_UNMEASURED_MS)
+        # A model that so far came from the page cache may come from a cold disk next time. Where that was never
+        # measured, its size sets the floor.
+        longest = max(model.load.high_ms, model.cold_load_ms or 0)
+        from_disk = model.load_from_disk_ms if model.cold_load_ms is None else 0
+        return round(max(LOAD_LIMIT_FACTOR * longest, from_disk, LOAD_LIMIT_MS_MIN))
 
     # ------------------------------------------------------------------ answers of the engines
 
@@ -562,6 +572,7 @@ class Residency:
         for name, reading in event.devices.items():
             if name in self._state.ledger.books:
                 self._state.ledger.books[name].reading = reading
+        self._begin_outgrown_anew()
         for name, reading in event.models.items():
             model = self._state.models.get(name)
             if model is None or model.attempt != reading.attempt or model.stage not in HOLDING:
@@ -580,6 +591,19 @@ class Residency:
                 self._measure(model, reading.memory)
                 if event.taken_at > model.since:
                     model.seen = dict(reading.memory)
+
+    def _begin_outgrown_anew(self) -> None:
+        """A model that outgrew its device under an earlier daemon is expected to need what it needs after a load.
+
+        It would never fit with what it grew to, and growth is caused by use, not by the load. If it grows that far
+        again, it leaves with an alert, and stays away until the next start.
+        """
+        ledger = self._state.ledger
+        for model in [s for s in self._state.managed if s.may_begin_anew]:
+            is_known = all(ledger.capacity_known(book.device.name) for book in ledger.books_of(model.needs))
+            if is_known and not self._state.can_ever_fit(model):
+                model.begin_anew()
+                self._state.weigh(model)
 
     def _see_sleep(self, model: ModelState, reading: ModelReading, taken_at: int, now: int) -> None:
         """Handles an engine that fell asleep, or woke, by itself.

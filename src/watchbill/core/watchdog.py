@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, Check, Checked, JournalEvent
 from watchbill.core.model_state import STAYING, ModelState, Stage
-from watchbill.core.reasons import Well
+from watchbill.core.reasons import Well, failures_text
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -210,5 +210,4 @@ def _alone_ms(model: ModelState) -> int:
 
 def _failed(model: ModelState) -> str:
     """Why the model is suspect, for people."""
-    count = model.bad_answers
-    return "an answer failed" if count == 1 else f"{count} answers in a row failed"
+    return failures_text(model.bad_answers)

@@ -378,4 +378,5 @@ class Relay:
     def _place(self) -> str:
         if self._start is not None:
             return "working"
-        return f"queued, about {max(1, self.ticket.forecast_ms // 1000)} s"
+        forecast_ms = self.ticket.forecast_ms
+        return "queued" if forecast_ms is None else f"queued, about {max(1, forecast_ms // 1000)} s"

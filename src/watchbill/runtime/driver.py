@@ -302,7 +302,7 @@ class Driver:
         """One open request, or None."""
         return request_view(self._core, id, self._forecasts(), self.now())
 
-    def _forecasts(self) -> dict[str, int]:
+    def _forecasts(self) -> dict[str, int | None]:
         return {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
 
     def cancel(self, id: str, /) -> bool:
@@ -426,7 +426,7 @@ class Driver:
         request, now = ticket.request, self._turned_at
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
-        self._tally.started(request.lane, waited, waited - ticket.forecast_ms)
+        self._tally.started(request.lane, waited, ticket.forecast_ms)
         ticket.start(
             Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now
         )

@@ -8,14 +8,15 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from watchbill.core.absence import absence_of, describe
+from watchbill.core.absence import Why, absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse, Request
-from watchbill.core.model_state import Candidate, ModelState, Stage
+from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.runtime.views import hindrance, policy_uncertainty, suspicion, wakes_text
+from watchbill.units import format_millis
 
 __all__ = ["duplicate", "explain"]
 
@@ -50,14 +51,15 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
         and s.leaving_for == target
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
+    reason = _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now))
+    reason = reason or _waits_because(machine, machine.state.models[serving], now)
     balance = _balance(machine, machine.state.companion_sets.get(target) or model, leaving, now)
     return {
         "model": request.model,
         "state": stage,
         "absent_because": None if absence is None else describe(absence),
         "verdict": _verdict(granted, refused, plan, leaving),
-        "reason": asleep
-        + _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now)),
+        "reason": asleep + reason,
         "companions": {name: core.state.models[name].status(now) for name in beside},
         "served_by": admitted.model if admitted else None,
         "leaving": leaving,
@@ -131,6 +133,7 @@ def _must_come(model: ModelState) -> bool:
 
 
 def _reason(granted: bool, refused: Refuse | None, plan: Planned | None, stage: str, held: str | None) -> str:
+    """Why; empty for a model that is not in memory, and that nothing keeps from being loaded."""
     if refused is not None:
         return refused.message
     if granted:
@@ -145,7 +148,22 @@ def _reason(granted: bool, refused: Refuse | None, plan: Planned | None, stage: 
         "loading": "it is being loaded",
         "draining": "it is leaving and comes back afterwards",
         "stopping": "it is leaving and comes back afterwards",
-    }.get(stage, "the resident models are worth more just now; it gets its turn before its patience ends")
+    }.get(stage, "")
+
+
+def _waits_because(machine: Machine, model: ModelState, now: int) -> str:
+    """Why a model that could be loaded is not planned yet, with the request in its line."""
+    if model.failure is not None and now < model.retry_at:
+        return f"its last load failed, and it is tried again in {format_millis(model.retry_at - now)}: {model.failure}"
+    if any(
+        s.stage in (*STAYING, Stage.DRAINING, Stage.STOPPING) and s is not model
+        for s in machine.state.managed
+    ):
+        return "the resident models are worth more just now; it gets its turn before its patience ends"
+    absence = absence_of(machine.state, model, now)
+    if absence is not None and absence.why is Why.NO_ROOM:
+        return describe(absence)
+    return "it gets its turn before its patience ends"
 
 
 def _balance(machine: Machine, target: Candidate, leaving: list[str], now: int) -> Balance:

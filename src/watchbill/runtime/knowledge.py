@@ -3,13 +3,16 @@
 Size: the declared one, else the size measured under exactly these circumstances, else the prediction from the file's
 header. The floor counts once the model is loaded, even when the machine shows less: the declared size, or weights and
 cache, whose pages may not all be touched yet. A model still grows after it is warm, because the first long prompt
-touches its compute buffers: until it was seen larger, they are added to a measured size.
+touches its compute buffers: until it was seen larger, they are added to a measured size. The size right after its last
+load is recalled, too: a model that grew beyond its device is tried again with it.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from watchbill.catalog import Catalog, Model
 from watchbill.core.messages import Footprint, Knowledge
@@ -58,8 +61,15 @@ class LearnedSizes:
         footprint = _footprint(model, learned, predicted)
         if learned is None:
             return Knowledge(footprint, failure=failure)
-        load_ms = learned.load_cached_ms or learned.load_cold_ms
-        return Knowledge(footprint, load_ms, learned.service_ms, failure, learned.wake_ms, learned.asleep)
+        return Knowledge(
+            footprint,
+            learned.load_cached_ms or learned.load_cold_ms,
+            learned.service_ms,
+            failure,
+            learned.wake_ms,
+            learned.asleep,
+            learned.load_cold_ms,
+        )
 
     def _predict(self, model: Model) -> tuple[Prediction | None, str | None]:
         if self._catalog.engines[model.engine].driver != "llamacpp" or model.source is None:
@@ -114,12 +124,19 @@ class LearnedSizes:
 
 
 def _footprint(model: Model, learned: Learned | None, predicted: Prediction | None) -> Footprint:
-    measured = dict(learned.memory) if learned else {}
+    grown = _expected(model, learned.memory if learned else {}, predicted)
+    if learned is None or not learned.fresh:
+        return grown
+    fresh = _expected(model, learned.fresh, predicted).expected
+    return replace(grown, fresh=fresh) if fresh != grown.expected else grown
+
+
+def _expected(model: Model, measured: Mapping[str, int], predicted: Prediction | None) -> Footprint:
     if model.memory:
         declared = {device: int(size) for device, size in model.memory.items()}
         return Footprint({d: max(size, measured.get(d, 0)) for d, size in declared.items()}, declared)
     if predicted is None:
-        return Footprint(measured or dict.fromkeys(model.devices, 0), {})
+        return Footprint(dict(measured) or dict.fromkeys(model.devices, 0), {})
     parts = len(model.devices)  # layers are split evenly over the devices of one model
     floor = dict.fromkeys(model.devices, -(-(predicted.weights + predicted.kv_cache) // parts))
     whole = -(-predicted.total // parts)

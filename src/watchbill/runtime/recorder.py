@@ -55,7 +55,7 @@ class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request", 
     lane: str
     work_class: str
     waited_ms: int
-    forecast_ms: int
+    forecast_ms: int | None  # None: no forecast was possible
     service_ms: int | None  # None when it never started
     outcome: str  # ok, engine_failed, cancelled, or the code of the refusal
     companions: tuple[str, ...] = ()  # the models it needed beside it

@@ -121,7 +121,7 @@ class Ticket:
     driver: Driver
     id: str  # the request's id, used in every log line and header
     model: str  # the serving model, once it is known
-    forecast_ms: int = 0
+    forecast_ms: int | None = 0  # None: no forecast is possible
     started_at: int | None = None  # when the driver granted it
     first_at: int | None = None  # when the engine's first token came
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
@@ -253,12 +253,13 @@ class Tally:
         self._metrics = metrics
         metrics.gather = self.hand_on
         self._learned = learned
-        self._starts: list[tuple[str, int, int]] = []  # lane, wait, and the error of the forecast
+        self._starts: list[tuple[str, int, int | None]] = []  # lane, wait, and the error of the forecast
         #: Lane, outcome, model, service time and time to the first token.
         self._ends: list[tuple[str, str, str, int | None, int | None]] = []
 
-    def started(self, lane: str, waited_ms: int, error_ms: int) -> None:
-        """A request started after `waited_ms`, `error_ms` after its forecast; negative: before it."""
+    def started(self, lane: str, waited_ms: int, forecast_ms: int | None) -> None:
+        """A request started after `waited_ms`, for which its forecast was `forecast_ms`."""
+        error_ms = None if forecast_ms is None else waited_ms - forecast_ms
         self._starts.append((lane, waited_ms, error_ms))
         if len(self._starts) >= TALLY_MAX:
             self.hand_on()

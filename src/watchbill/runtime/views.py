@@ -10,6 +10,7 @@ from types import MappingProxyType
 from watchbill import __version__
 from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
 from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
+from watchbill.core.forecast import can_forecast
 from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
@@ -279,7 +280,7 @@ def _lane(
     }
 
 
-def requests_view(core: Machine, forecasts: Mapping[str, int], now: int) -> list[dict[str, object]]:
+def requests_view(core: Machine, forecasts: Mapping[str, int | None], now: int) -> list[dict[str, object]]:
     """Every request, oldest first. Only the first ones have a current forecast."""
     views = [_request_view(core.state, request_id, forecasts, now) for request_id in core.state.home]
     found = sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
@@ -290,7 +291,7 @@ def requests_view(core: Machine, forecasts: Mapping[str, int], now: int) -> list
 
 
 def request_view(
-    core: Machine, request_id: str, forecasts: Mapping[str, int], now: int
+    core: Machine, request_id: str, forecasts: Mapping[str, int | None], now: int
 ) -> dict[str, object] | None:
     """One request: where it is, why it waits, and when it would start by current knowledge."""
     view = _request_view(core.state, request_id, forecasts, now)
@@ -299,15 +300,17 @@ def request_view(
     return view
 
 
-def _starts_in_ms(core: Machine, request_id: str, now: int) -> int:
+def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
     """The current forecast of a waiting request: the one of its arrival does not include later arrivals."""
     waits_for = core.state.home[request_id]
+    if waits_for.stage is not Stage.READY and not can_forecast(core.state, waits_for):
+        return None
     forecast = core.policy.forecast(core.state, waits_for, waits_for.line.get(request_id), now)
     return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
 
 
 def _request_view(
-    state: State, request_id: str, forecasts: Mapping[str, int], now: int
+    state: State, request_id: str, forecasts: Mapping[str, int | None], now: int
 ) -> dict[str, object] | None:
     model = state.home.get(request_id)
     if model is None:

@@ -44,7 +44,7 @@ class Caller:
     outcome: str = ""  # answered, failed, left, or the code of the refusal
     served_by: str = ""
     beside: tuple[str, ...] = ()  # the companions that it got
-    forecast_ms: int = 0
+    forecast_ms: int | None = 0
     due: float = 0.0
     started_at: float | None = None  # the first start
     granted_at: float = 0.0
