@@ -616,6 +616,18 @@ AGENT_NAME_CHARS_MAX = 40
 RESULT_TAIL_CHARS_MAX = 4_096
 #: How often a start that another one overtakes begins anew before it gives up.
 FLEET_TRIES_MAX = 100
+
+#: Shells within shells that a command line is taken apart through, and the parts it may have.
+SHELL_DEPTH_MAX = 8
+SHELL_PARTS_MAX = 1_000
+#: A permissions.toml, and its rules.
+PERMISSIONS_BYTES_MAX = 2**18
+PERMISSION_RULES_MAX = 2_000
+#: Files of rules that an agent keeps read.
+PERMISSION_FILES_KEPT = 64
+PERMISSION_RULE_CHARS_MAX = 10_000
+#: How much of a command a message shows.
+PERMISSION_SHOWN_CHARS_MAX = 200
 #: Tasks or items in one line of a journal; a line has at most 16 MiB.
 JOURNAL_PART_BYTES_MAX = 4 * 2**20
 #: How long something from another machine may stand still before it counts as dead, by the reader's own clock.

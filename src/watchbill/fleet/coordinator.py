@@ -386,9 +386,11 @@ class Coordinator:
                 failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
                 self._judge(*offer, failed, now_ms)
 
-    def _folder_after(self, entry: Accept | Fail | Lost) -> str:
+    def _folder_after(self, entry: Accept | Fail | Lost | Hold) -> str:
         if isinstance(entry, Accept):
             return self._complete()
+        if isinstance(entry, Hold):
+            return places.MANUAL
         return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
 
     # ------------------------------------------------------------ agents

@@ -19,9 +19,12 @@ from watchbill.fleet.board import Board
 from watchbill.fleet.claiming import Standing, choose
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from watchbill.fleet.permissions import told
 from watchbill.fleet.results import End, Result, ResultLog
+from watchbill.fleet.rules import Action
 from watchbill.fleet.signals import Signal
 from watchbill.fleet.slips import Slip
+from watchbill.fleet.values import Fields
 from watchbill.fleet.work import Finished, Prepared, Setting, conclude, prepare, touched
 
 __all__ = ["Desk", "Look", "Round"]
@@ -29,6 +32,8 @@ __all__ = ["Desk", "Look", "Round"]
 #: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
 #: all the same: the other agent that could have may be dead.
 _DECLINED_MS = 60_000
+#: What becomes of a task whose command may not be run.
+_ENDS = {Action.DENY: End.BLOCKED, Action.ASK: End.NEEDS_APPROVAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,12 @@ class Desk:
 
     def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting) -> None:
         try:
-            done.prepared.append(prepare(setting, name, slip))
+            prepared = prepare(setting, name, slip)
+            if isinstance(prepared, Prepared):
+                done.prepared.append(prepared)
+            else:
+                why = told(prepared, Fields(slip.work).text("command"), slip.batch, slip.task)
+                self._refuse(name, _ENDS[prepared.action], why)
         except OursError as error:
             self._refuse(name, End.FAILED, str(error))
         except OSError as error:

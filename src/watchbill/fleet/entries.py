@@ -40,6 +40,7 @@ class Cause(Enum):
     CANCELLED = "cancelled"
     LOSSES = "losses"  # it may be what kills the agents
     STUCK = "stuck"  # neither abort nor kill had an effect
+    APPROVAL = "approval"  # permissions.toml does not allow its command
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,8 @@ class Hold:
 
     task: str
     cause: Cause
+    agent: str = ""
+    text: str = ""  # what the person has to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +364,9 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
     "fail": _fail,
     "lost": lambda line: Lost(*_token(line), line.text("agent"), End(line.text("end"))),
     "revoke": lambda line: Revoke(*_token(line), Cause(line.text("cause")), line.text("agent")),
-    "hold": lambda line: Hold(line.text("task"), Cause(line.text("cause"))),
+    "hold": lambda line: Hold(
+        line.text("task"), Cause(line.text("cause")), line.text("agent"), line.text("text")
+    ),
     "approve": lambda line: Approve(line.text("task")),
     "cancel": lambda _: Cancel(),
     "ended": lambda line: Ended(Outcome(line.text("outcome")), line.whole("at_ms")),

@@ -448,6 +448,9 @@ class Ledger:
                 self._count_loss(entry, state)
                 effect.ready.append(entry.task)
             case Hold():
+                if entry.cause is Cause.APPROVAL:
+                    state.agent, state.end, state.rc = entry.agent, End.NEEDS_APPROVAL, None
+                    state.tail = entry.text
                 self._graph.hold(entry.task)
             case Approve():
                 state.losses = 0

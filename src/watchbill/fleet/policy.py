@@ -13,6 +13,8 @@ After an attempt, in this order:
     5. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
     6. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
     7. no attempts left                         failed
+
+A command that a rule blocks has failed at once; one that a rule asks about waits for a person.
 """
 
 import heapq
@@ -42,18 +44,22 @@ class Crowd:
 # ------------------------------------------------------------------ after an attempt
 
 
-def judge(task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd) -> Accept | Fail | Lost:
+def judge(
+    task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd
+) -> Accept | Fail | Lost | Hold:
     """What a result under the current token leads to."""
     if result.end is End.DONE:
         return Accept(task, state.attempt, result.agent, result.ms, result.peak_vram_mb)
     if result.end in _LOSSES:
         return Lost(task, state.attempt, result.agent, result.end)
+    if result.end is End.NEEDS_APPROVAL:
+        return Hold(task, Cause.APPROVAL, result.agent, result.tail)
     is_counted = _is_counted(state, result)
     failures = state.failures + is_counted
     vram_mb = state.vram_mb or spec.vram_mb
     return Fail(
         task, state.attempt, result.agent, result.end, result.rc, result.tail,
-        is_final=failures >= spec.attempts or _is_nowhere_runnable(state, result),
+        is_final=failures >= spec.attempts or _is_hopeless(state, result),
         is_counted=is_counted,
         delay_ms=_delay_ms(result, failures),
         vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
@@ -67,8 +73,10 @@ def _is_counted(state: TaskState, result: Result) -> bool:
     return result.end is not End.NOT_RUNNABLE
 
 
-def _is_nowhere_runnable(state: TaskState, result: Result) -> bool:
-    return result.end is End.NOT_RUNNABLE and state.not_runnable + 1 >= limits.NOT_RUNNABLE_MAX
+def _is_hopeless(state: TaskState, result: Result) -> bool:
+    """Whether another attempt would end in the same way."""
+    is_nowhere_runnable = result.end is End.NOT_RUNNABLE and state.not_runnable + 1 >= limits.NOT_RUNNABLE_MAX
+    return is_nowhere_runnable or result.end is End.BLOCKED
 
 
 def _delay_ms(result: Result, failures: int) -> int:

@@ -37,6 +37,8 @@ class End(Enum):
     ABORTED = "aborted"  # by a signal file
     LOST = "lost"  # the agent died, and its next life says so
     UNREADABLE = "unreadable"  # the slip could not be read
+    BLOCKED = "blocked"  # a rule of permissions.toml denies the command
+    NEEDS_APPROVAL = "needs_approval"  # a person has to allow the command
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
 from watchbill.fleet import places
+from watchbill.fleet.permissions import Line, Ruling, decide, load_book
 from watchbill.fleet.results import End, Result, end_of
+from watchbill.fleet.rules import Action
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
@@ -105,8 +107,8 @@ class Finished:
 # ------------------------------------------------------------------ before
 
 
-def prepare(setting: Setting, name: str, slip: Slip) -> Prepared:
-    """The command line of a task. Raises OursError for a task that cannot be run, with the reason, and OSError."""
+def prepare(setting: Setting, name: str, slip: Slip) -> Prepared | Ruling:
+    """The command line of a task, or why it may not be run. Raises OursError for one that cannot be, and OSError."""
     return _Preparation(setting, name, slip).prepare()
 
 
@@ -122,11 +124,14 @@ class _Preparation:
         self._task_path = self._batch_path / "tasks" / file_stem(slip.task) / f"a{slip.attempt}"
         self._asks_for_folder = False
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> Prepared | Ruling:
         if self._work.text("type", TaskType.SHELL.value) != TaskType.SHELL.value:
             raise OursError(f"a task of type {self._work.text('type')!a} cannot be run by this agent")
         rows = self._rows()
         command = self._command(rows)
+        forbidden = self._forbidden(rows)
+        if forbidden is not None:
+            return forbidden
         job = Job(file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms())
         requires = self._patterns("requires", rows)
         produces = self._patterns("produces", rows)
@@ -198,6 +203,16 @@ class _Preparation:
             argv = argv_of(command, rows[0])
         argv[_SCRIPT_AT] = _PREFIX + argv[_SCRIPT_AT]
         return [*argv[:_VALUES_AT], str(self._plan_path), *argv[_VALUES_AT:]]
+
+    def _forbidden(self, rows: list[ValueOf]) -> Ruling | None:
+        """The first ruling that does not allow the command, with the values of an item."""
+        book = load_book(self._setting.root, self._slip.plan)
+        given = self._work.fields("env")
+        env = {key: given.text(key) for key in given.all()}
+        text = self._work.text("command")
+        lines = (Line(text, value_of, env, str(self._plan_path), str(self._batch_path)) for value_of in rows)
+        rulings = (decide(line, book) for line in lines)
+        return next((ruling for ruling in rulings if ruling.action is not Action.ALLOW), None)
 
     def _items_done(self) -> int:
         """How many items earlier attempts have done. An attempt notes behind how many it began: one that was presumed

@@ -253,6 +253,8 @@ class _Frame:
     end: int = 0  # of a here-document
     parens: int = 0
     cases: int = 0
+    is_list: bool = False  # a=( ... ): its words are data
+    ends_outer: bool = False  # behind its end a new command begins: f() { ... }, a pattern of `case`
     words: list[Word] = field(default_factory=list[Word])
     word: Word | None = None
     redirect: str = ""  # the operator whose target is the next word
@@ -379,6 +381,7 @@ class _Parser:
             self._at = control.end()
             self._end_command(frame, "|" if control[0] in ("|", "|&") else "")
         elif character == "(":
+            is_list = frame.word is not None and frame.word.text.endswith("=")
             self._end_word(frame)
             # Behind words it is a function, a list, or a pattern of `case`: what follows is no argument.
             self._is_certain = self._is_certain and not frame.words
@@ -386,11 +389,16 @@ class _Parser:
             if is_calculation:
                 self._push(_Frame(_Kind.ARITHMETIC, "))", at), 1)
             else:
-                self._push(_Frame(_Kind.CODE, ")", at), 0)
+                ends_outer = bool(frame.words) and not is_list
+                inner = _Frame(_Kind.CODE, ")", at, is_list=is_list, ends_outer=ends_outer)
+                inner.piped = [] if frame.words else list(frame.piped)
+                self._push(inner, 0)
         elif character == ")":
             self._end_command(frame, "")
             if frame.close == ")" and not frame.cases:
                 self._frames.pop()
+                if frame.ends_outer:
+                    self._end_command(self._frames[-1], "")
             else:
                 self._is_certain = False
         else:
@@ -672,7 +680,7 @@ class _Parser:
         says = bool(frame.words) and frame.words[0].text in ("echo", "printf")
         said = [each for word in frame.words if says and not word.redirect for each in word.places]
         frame.piped = [*frame.piped, *said] if operator == "|" else []
-        if frame.words:
+        if frame.words and not frame.is_list:
             self._simple.append(tuple(frame.words))
         frame.words = []
 
