@@ -61,8 +61,8 @@ def root(tmp_path: Path) -> Path:
 
 # ------------------------------------------------------------------ what it may import
 
-#: What starts processes runs on the machines with the cards, and uses `processes`.
-ON_THE_RIG = ("agent", "agent_process", "work", "desk")
+#: What starts processes, or asks a daemon, runs on the machines with the cards.
+ON_THE_RIG = ("agent", "agent_process", "work", "desk", "host", "answers")
 
 
 def test_the_fleet_needs_only_the_standard_library() -> None:
@@ -73,7 +73,7 @@ def test_the_fleet_needs_only_the_standard_library() -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        top, _, rest = name.partition('.')\n"
         "        own = rest.partition('.')[0]\n"
-        "        allowed = own in ('', 'errors','units','names','limits','suggest','files','plans','fleet')\n"
+        "        allowed = own in ('', 'errors','units','names','limits','suggest','toml','files','plans','fleet')\n"
         "        if not (allowed if top == 'watchbill' else top in sys.stdlib_module_names):\n"
         "            raise ImportError('refused: ' + name)\n"
         "sys.meta_path.insert(0, Refuse())\n"

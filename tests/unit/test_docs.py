@@ -6,6 +6,7 @@ hold a marker:
 
     <!-- not-run: REASON -->    it is not run; the reasons are listed here, so that nobody adds one in passing
     <!-- with-daemon -->        it is run beside a daemon whose model `smollm2` is scripted
+    <!-- permissions.toml -->   it holds rules of a fleet, and no config
 """
 
 import os
@@ -32,6 +33,8 @@ NOT_RUN = {
     "starts processes that stay",
 }
 
+#: The marker of a block with rules.
+RULES = "permissions.toml"
 #: Files that the reader makes.
 MADE_BY_READERS = {
     "plan.md",
@@ -211,12 +214,22 @@ def test_every_block_that_is_not_run_has_a_known_reason() -> None:
     assert {block.not_run for block in SHELL_BLOCKS if block.not_run is not None} == NOT_RUN
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=lambda block: block.place)
+CONFIGS = [block for block in BLOCKS if block.language == "toml" and block.marker != RULES]
+
+
+@pytest.mark.parametrize("block", CONFIGS, ids=lambda block: block.place)
 def test_a_config_of_the_documents_loads(block: Block, tmp_path: Path) -> None:
     from watchbill.config import parse
 
     secrets = dict.fromkeys(re.findall(r"env:(\w+)", block.text), "k" * 32)
     assert parse(block.text, base=tmp_path, environment=secrets).models
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.marker == RULES], ids=lambda block: block.place)
+def test_rules_of_the_documents_are_read_and_pass_their_tests(block: Block) -> None:
+    from watchbill.fleet.permissions import read_rules
+
+    assert read_rules(block.text, RULES).tests
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
