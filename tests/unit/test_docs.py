@@ -41,6 +41,7 @@ MADE_BY_READERS = {
     "RUN_SUMMARY.md",
     "brain/escalations/BATCH.md",
     "watchbill.toml",
+    "permissions.toml",
     "queue_log.md",
     "./watchbill.toml",
     "src/watchbill/engines/NAME.py",
