@@ -1,4 +1,4 @@
-"""Files: the mechanisms by which everything here touches a disk, each in one place.
+"""Files: every way in which Watchbill writes to a disk, each in one place.
 
-Standard library only, and nothing of ours but this package: a git hook and a small device import it, too.
+Standard library only, and nothing else of Watchbill: git hooks and small devices import it, too.
 """

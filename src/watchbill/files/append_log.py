@@ -4,13 +4,13 @@
     log.append(data)                          on return `data` is on stable storage
 
 The file is filled ahead with newlines, so that committing bytes changes neither size nor allocation and the fdatasync
-has no metadata to write; small appends go past the page cache. The text ends where nothing but newlines follow: what a
-record is, how it is checked and what an empty line means is the caller's. On a network mount, where every byte of the
-filling would travel, a log grows instead.
+has no metadata to write; small appends go past the page cache. The text ends where nothing but newlines follow. The
+caller decides what a record is, how it is checked and what an empty line means. On a network mount, where every byte
+of the filling would travel, a log grows instead.
 
-An append that fails is taken back, so that a reader does not take for acknowledged what was not. A log that failed to
-sync takes nothing more and is never synced again: the kernel has dropped the dirty pages, and a second sync would
-answer "fine". A file has one writer, which made it; a successor begins a file of its own.
+An append that fails is taken back, so that readers do not see it as acknowledged. A log that failed to sync accepts
+nothing more and is never synced again: the kernel has dropped the dirty pages, and a second sync would report success.
+A file has one writer, which created it; a successor begins a file of its own.
 """
 
 import errno
@@ -38,8 +38,8 @@ class AppendLog:
     ) -> None:
         """Create the file and make its name durable. Raises OSError and then leaves nothing behind.
 
-        Without `filled` the file grows with each append. One that is `followed` is read by others while it grows: they
-        see an append whole or not at all, unless it is the sync that fails.
+        Without `filled` the file grows with each append. A `followed` file is read by other processes while it grows:
+        they see an append whole or not at all, unless its sync fails.
         """
         self.path = path
         self.failed = False
@@ -70,10 +70,10 @@ class AppendLog:
         """Put bytes on stable storage with one fdatasync. Raises OSError: then none is acknowledged."""
         if self.failed:
             raise OSError(
-                errno.EIO, "this log failed to sync before and takes nothing more", os.fspath(self.path)
+                errno.EIO, "this log failed to sync before and accepts nothing more", os.fspath(self.path)
             )
         start = self.end
-        # A large batch pays for the file's new size itself: filling first would write every byte twice.
+        # A large batch extends the file itself: filling first would write every byte twice.
         grows = self._grows or len(data) >= LOG_DIRECT_BYTES_MIN
         if start + len(data) >= self._filled and not grows:
             self._fill(start + len(data) + 1 - self._filled)
@@ -89,7 +89,7 @@ class AppendLog:
 
     @property
     def is_linked(self) -> bool:
-        """False when somebody removed the file under us: what is written to it then is nowhere."""
+        """False after the file was removed: what is written to it is lost."""
         return os.fstat(self._fd).st_nlink > 0
 
     def close(self) -> None:

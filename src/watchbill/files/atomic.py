@@ -3,7 +3,7 @@
 The rules, each found by a power cut: a file is durable after fsync of the file; its name is durable after
 fsync of the folder; a rename without the folder's fsync is lost. After a failed fsync the descriptor is
 closed and never synced again, because the kernel has dropped the dirty pages and a second fsync would
-answer "fine". Nothing here follows a symbolic link or opens anything but a regular file.
+report success. Nothing here follows a symbolic link or opens anything but a regular file.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class NotAFile(Exception):
-    """This entry is not a regular file of bearable size; the text says what it is."""
+    """This entry is not a regular file, or too large; the text says which."""
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -73,14 +73,14 @@ def write_file(
 
 
 def write_file_durable(path: Path, data: bytes) -> None:
-    """Replace a small file: temporary, fsync, rename, fsync of the folder. Several may do so at the same time."""
+    """Replace a small file: temporary file, fsync, rename, fsync of the folder. Several writers may do so at once."""
     temporary = f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     with open_folder(path.parent) as folder:
         put_file(path.name, temporary, data, dir_fd=folder, sync=True)
 
 
 def create_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
-    """Make a small file that is not there yet, whole or not at all. Raises FileExistsError where anything is."""
+    """Create a small file, whole or not at all. Raises FileExistsError if the name is taken."""
     with open_folder(path.parent) as folder:
         write_file(path.name, data, dir_fd=folder, sync=sync, mode=mode, new=True)
         if sync:
@@ -90,8 +90,8 @@ def create_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVA
 def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
     """Replace a small file that has one writer at a time: it holds the old content or the new one, whatever happens.
 
-    Without `sync` that is true of a kill, not of a power cut. The draft has one name for ever, so that a writer that is
-    killed again and again leaves one behind, and none after the next write.
+    Without `sync` that holds after a kill, not after a power cut. The draft always has the same name, so that a writer
+    that is killed repeatedly leaves one draft at most, and none after the next write.
     """
     with open_folder(path.parent) as folder:
         put_file(path.name, f".{path.name}.new", data, dir_fd=folder, sync=sync, mode=mode)
@@ -100,7 +100,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIV
 def put_file(
     name: str, draft: str, data: bytes, *, dir_fd: int, sync: bool, mode: int = FILE_MODE, new: bool = False
 ) -> None:
-    """Write a file as `draft` and rename it: `name` is there whole or not at all. `new` is of the draft."""
+    """Write a file as `draft` and rename it: `name` is there whole or not at all. `new` applies to the draft."""
     write_file(draft, data, dir_fd=dir_fd, sync=sync, mode=mode, new=new)
     try:
         os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -146,8 +146,8 @@ def make_folder(path: Path) -> None:
 
 
 def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: bool = True) -> None:
-    """Make one folder. In a folder with the setgid bit, which a group shares, it gets the group's rights of that one,
-    whatever the umask says: otherwise the others could not move what is in it."""
+    """Make one folder. In a parent with the setgid bit, which a group shares, it gets the parent's group permissions,
+    whatever the umask: otherwise other members of the group could not move its files."""
     name = os.fspath(path)
     try:
         os.mkdir(name, FOLDER_MODE, dir_fd=dir_fd)
@@ -162,8 +162,8 @@ def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: boo
 
 
 def open_shared(path: Path, flags: int) -> int:
-    """Open a file that others write to as well (a lock, a corpus), or make it. In a folder that a group shares its
-    maker gives the group the right to."""
+    """Open a file that several users write to (a lock, a corpus), or create it. In a folder that a group shares, a
+    new file gets the group's write permission."""
     fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     status = os.fstat(fd)
     wanted = FILE_MODE & _GROUP_BITS
@@ -190,7 +190,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def sync_data(fd: int) -> None:
-    """Make a file's content durable, and its size if that changed. After an error: never again on this fd."""
+    """Make a file's content durable, and its size if that changed. Never repeat it on a descriptor that failed."""
     if sys.platform == "darwin":
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
     else:
@@ -222,10 +222,10 @@ def rename_noreplace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: i
 
 
 def read_regular(name: str, *, dir_fd: int | None = None, bytes_max: int, foreign: bool = True) -> bytes:
-    """Read a regular file whole. Raise NotAFile for anything else, without ever waiting on it.
+    """Read a whole regular file. Raise NotAFile for anything else, without ever blocking on it.
 
-    The entry is judged before it is opened (opening a device can act on it) where a foreign program may
-    have put it there, and again after, because it may have been swapped in between.
+    With `foreign`, another program may have put the entry there: then it is checked before it is opened, because
+    opening a device can act on it. It is checked again after, because it may have been swapped in between.
     """
     if foreign:
         _judge(os.stat(name, dir_fd=dir_fd, follow_symlinks=False), bytes_max)
@@ -239,7 +239,7 @@ def read_regular(name: str, *, dir_fd: int | None = None, bytes_max: int, foreig
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file to read it piece by piece. Raise NotAFile for anything else, without ever waiting on it."""
+    """Open a regular file to read it in pieces. Raise NotAFile for anything else, without ever blocking on it."""
     fd = _open_to_read(os.fspath(path), None)
     if not stat.S_ISREG(kind := os.fstat(fd).st_mode):
         os.close(fd)

@@ -2,16 +2,16 @@
 
     CRC32 SPACE payload NEWLINE
 
-A file has one writer, which made it and which is the only one to append, for as long as the file is there; a successor
-begins a file of its own. So nothing here needs a lock, and it works on a network mount.
+A file has one writer, which created it and is the only one that ever appends to it; a successor begins a file of its
+own. So nothing here needs a lock, and it works on a network mount.
 
-A reader opens the file anew for each look: on a network mount only an open that comes later is sure to show what
-another machine has synced. It returns whole lines with a right checksum and stops at the first one that is not. Those
-are the newlines that are filled ahead, a line that has arrived in part, one that a power cut has torn, or damage; the
-reader need not know which. It looks again from there next time, and never skips.
+A reader opens the file again for each look: on a network mount only a later open is sure to show what another machine
+has synced. It returns whole lines with the right checksum and stops at the first line without one: newlines that are
+filled ahead, a line that has arrived in part, a line that a power cut has torn, or damage. The reader need not know
+which. The next look starts there; nothing is ever skipped.
 
-What a reader sees may not be durable yet: only the writer's `append` says so. A line that was seen is taken back in one
-case, when the sync fails; then its writer never appends to that file again.
+A line that a reader sees may not be durable yet: only the return of the writer's `append` says so. A line that was
+seen is taken back only if its sync fails; then its writer never appends to that file again.
 """
 
 import binascii
@@ -42,17 +42,17 @@ class CheckedLog:
 
     @property
     def end(self) -> int:
-        """How many bytes are acknowledged: what a reader that believes only this writer reads up to."""
+        """How many bytes are acknowledged."""
         return self._file.end
 
     @property
     def failed(self) -> bool:
-        """Whether a sync failed: this log takes nothing more."""
+        """Whether a sync failed: this log accepts nothing more."""
         return self._file.failed
 
     @property
     def is_linked(self) -> bool:
-        """False when somebody removed the file under us: what is written to it then is nowhere."""
+        """False after the file was removed: what is written to it is lost."""
         return self._file.is_linked
 
     def append(self, payloads: Iterable[bytes]) -> None:
@@ -76,7 +76,7 @@ class LineReader:
         self.offset = offset  # every line before it was right, and has been returned
 
     def read(self, until: int | None = None) -> list[bytes]:
-        """Return the payloads of the next lines, or none where nothing more can be believed now.
+        """Return the payloads of the next lines; an empty list where no whole line follows yet.
 
         At most about LINES_READ_BYTES at a time: call again until there are none. Bytes from the offset `until` on do
         not exist. Raises OSError (FileNotFoundError where there is no file yet), and NotAFile.

@@ -1,8 +1,8 @@
-"""The disk under a folder: which mount and which kind it is, and what it answers when it cannot take more.
+"""The disk under a folder: its mount, the kind of its file system, and its errors when it is full or broken.
 
-What the page cache knew is gone after a power cut, and also after the file system alone was shut down and mounted
-again. So a file that speaks of unsynced files says on which boot and on which mount it was written, and is believed
-only while both are still the same.
+The page cache is lost in a power cut, and also when the file system alone is shut down and mounted again. So a file
+that describes unsynced files names the boot and the mount on which it was written, and is trusted only while both are
+still the same.
 """
 
 import errno
@@ -15,9 +15,9 @@ from watchbill.files.limits import DISK_TRY_BYTES
 
 __all__ = ["DISK_FAULTS", "DISK_FULL", "Mount", "disk_failure", "fault_of", "mount_id", "mount_of"]
 
-#: What the system says when there is no room for a file, or for more of it: the disk, its inodes, a quota, a limit.
+#: Errors that mean no room for a file, or for more of it: the disk, its inodes, a quota, a limit.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: What a disk answers that is full, read-only or broken: not the fault of the program that wants to write there.
+#: Errors of a disk that is full, read-only or broken; the program that wants to write is not at fault.
 DISK_FAULTS = DISK_FULL | {errno.EROFS, errno.EIO}
 
 _AT_EMPTY_PATH = 0x1000
@@ -29,7 +29,7 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse.sshfs",
 
 
 class Mount(NamedTuple):
-    """The mount that holds a path, as far as the system tells."""
+    """The mount that holds a path, as far as the system reports it."""
 
     point: str
     kind: str  # of the file system: ext4, xfs, nfs4, ...
@@ -43,7 +43,7 @@ class Mount(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines write to it unheard: no inotify, and caches of their own."""
+        """Whether other machines write to it: their writes raise no inotify events, and clients cache."""
         return self.kind in _NETWORK
 
     @property
@@ -58,8 +58,8 @@ def mount_of(path: Path) -> Mount:
 
 
 def fault_of(folder: Path) -> OSError | None:
-    """Return what the disk of a folder says to a small file; None when it takes it, or refuses for another reason."""
-    from tempfile import TemporaryFile  # only here: a git hook that enqueues has no time for it
+    """Write a small file to a folder and return the disk's error; None without one, or with another kind of error."""
+    from tempfile import TemporaryFile  # only here: its import is too slow for a git hook that enqueues
 
     try:
         with TemporaryFile(dir=folder) as file:
@@ -71,13 +71,13 @@ def fault_of(folder: Path) -> OSError | None:
 
 
 def disk_failure(folder: Path, error: OSError) -> str:
-    """The fault in words, and what to do about it."""
+    """The error in words, and what to do about it."""
     why = error.strerror or error
     return f"the disk of {folder} failed: {why}; make room there, and models load again by themselves"
 
 
 def mount_id(fd: int) -> str:
-    """Return a number of the mount that is never used again in this boot, or "" where there is none."""
+    """Return an id of the mount that is never reused in this boot, or "" where there is none."""
     import ctypes
 
     libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -86,12 +86,12 @@ def mount_id(fd: int) -> str:
         return ""
     mask = struct.unpack_from("=I", buffer.raw, 0)[0]
     if not mask & _STATX_MNT_ID_UNIQUE:
-        return ""  # before Linux 6.8 mount numbers are reused: better none than a wrong one
+        return ""  # before Linux 6.8 mount ids are reused: better none than a wrong one
     return str(struct.unpack_from("=Q", buffer.raw, _STATX_MNT_ID_OFFSET)[0])
 
 
 def _lacks_journal(path: Path) -> bool:
-    """Whether this ext4 has no journal thread. Unknown counts as "has one": a warning must be true."""
+    """Whether this ext4 has no journal thread. False where that is unknown: a warning must be true."""
     device = os.stat(path).st_dev
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     try:

@@ -1,6 +1,6 @@
-"""Which host, which boot, which process: how a file says who wrote it, and how a reader finds out who still lives.
+"""Host, boot and process: how a file names its writer, and how a reader finds out whether that process is alive.
 
-A pid alone proves nothing: pids are used again. A process is told by its pid, its start time and the boot.
+A pid alone proves nothing, because pids are reused. A process is identified by pid, start time and boot.
 """
 
 import functools
@@ -14,7 +14,7 @@ __all__ = ["boot_id", "boot_time_ns", "host_name", "identity", "process_start", 
 
 @functools.cache
 def boot_id() -> str:
-    """Return the kernel's random id of this boot, or "" where there is none (then no mark is believed)."""
+    """Return the kernel's random id of this boot, or "" where there is none; then no mark is trusted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -22,14 +22,14 @@ def boot_id() -> str:
 
 
 def boot_time_ns() -> int:
-    """Return a time of this boot that nobody sets and that goes on in suspend, where there is one."""
+    """Return the time since boot, from a clock that cannot be set and, where there is one, counts time in suspend."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def start_time(pid: int) -> int | None:
     """When the process started, in clock ticks since boot; None when it is gone or a zombie.
 
-    Without /proc (macOS) every living process has start time 0: there the pid alone must do.
+    Without /proc (macOS) every living process has start time 0: there the pid alone has to suffice.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -41,7 +41,7 @@ def start_time(pid: int) -> int | None:
 
 
 def process_start(pid: int) -> str:
-    """Return what tells a living process from a later one with its pid; "" for a dead one, and where nothing tells."""
+    """Return the start of a living process, to tell it from a later one with its pid; "" if dead or unknown."""
     return str(start_time(pid) or "")
 
 
@@ -56,7 +56,7 @@ def _start_time_without_proc(pid: int) -> int | None:
 
 
 def host_name() -> str:
-    """Return this host's name with nothing in it that could matter in a path."""
+    """Return this host's name without characters that are special in a path."""
     name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname()
     )
@@ -64,5 +64,5 @@ def host_name() -> str:
 
 
 def identity() -> dict[str, str | int]:
-    """Say who we are, for people who look into a lock file. Never used to decide who is alive."""
+    """Return who we are, for people who read a lock file. Never used to decide whether an owner is alive."""
     return {"host": host_name(), "pid": os.getpid(), "boot": boot_id()}

@@ -1,6 +1,6 @@
-"""Every bound of the file mechanisms, named, with its unit. What a caller has to bound itself is a parameter."""
+"""Every bound of the file mechanisms, named, with its unit. Bounds that depend on the caller are parameters."""
 
-#: Newlines written ahead in a log, in bytes: small first, because many writers write one record only.
+#: Newlines written ahead in a log, in bytes: few at first, because many writers append only one record.
 LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 #: A group of records at least this large extends the log by itself, in bytes.
 LOG_DIRECT_BYTES_MIN = 64 * 1024
@@ -11,8 +11,8 @@ LINES_READ_BYTES = 1024 * 1024
 
 #: Folders that one watch listens to besides its main one.
 WATCHED_FOLDERS_MAX = 64
-#: A folder that its maker did not even lock within this many seconds was left by a crash.
+#: A new folder that is not locked within this many seconds was left by a crash.
 NEWBORN_AGE_S = 60.0
 
-#: What is written to find out whether a disk still takes anything.
+#: Bytes written to find out whether a disk still accepts any.
 DISK_TRY_BYTES = 64 * 1024

@@ -1,16 +1,16 @@
-"""Mailboxes: a folder through which programs ask each other for something, one file per message.
+"""Mailboxes: folders in which programs leave requests for each other, one file per message.
 
     BOX/.DRAFT     being written: no message yet
     BOX/NAME       a message, whole
 
 The two sides need not trust each other. The reader may run as root while the folder belongs to another user, who must
-not be able to turn its reads and writes elsewhere: the folder is held by its descriptor and never looked up again, no
-link is followed, and nothing but a small regular file is read.
+not be able to redirect its reads and writes: the folder is held open and never looked up by name again, no link is
+followed, and only small regular files are read.
 
-A message belongs to whoever removes it: `remove` is true for one of those who try, which then acts on it. The reader
-removes before it acts, so that it does nothing twice when it dies in between; a sender that changes its mind removes,
-too. A message that is refused is removed and answered all the same, in a second box under the same name: its sender
-should not have to wait for a deadline to learn that it was wrong.
+A message belongs to the process that removes it: `remove` returns True to exactly one caller, which then acts on it.
+The reader removes a message before it acts, so that a reader that dies in between does nothing twice; a sender may
+withdraw a message by removing it. A refused message is removed and answered, too, in a second box under the same name:
+its sender should not have to wait for a deadline.
 """
 
 import errno
@@ -28,7 +28,7 @@ __all__ = ["Box"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE = 0o700
-#: Removing a folder, or what was removed meanwhile, is not our business.
+#: A folder is not a message, and a message may have been removed meanwhile.
 _NOT_REMOVED = frozenset({errno.ENOENT, errno.EISDIR, errno.EPERM, errno.ENOTEMPTY, errno.EACCES})
 
 
@@ -36,11 +36,11 @@ class Box:
     """One folder of messages, open until `close`."""
 
     def __init__(self, path: Path, *, within: "Box | None" = None) -> None:
-        """Open a folder that is there or, `within` another one, make it for the owner of that one. Raises OSError."""
+        """Open an existing folder or, `within` another one, make it for the owner of that one. Raises OSError."""
         self.fd = os.open(path, _FOLDER) if within is None else _enter(within.fd, os.fspath(path))
 
     def lock(self) -> None:
-        """Be the only one who reads here. Raises BlockingIOError while another process is."""
+        """Become the only reader of this box. Raises BlockingIOError while another process is."""
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def names(self, count_max: int) -> list[str]:
@@ -55,11 +55,11 @@ class Box:
             return read_regular(name, dir_fd=self.fd, bytes_max=bytes_max)
         except FileNotFoundError:
             raise
-        except OSError as error:  # whatever keeps us from it, it is no message to us
+        except OSError as error:  # whichever errno: a message that cannot be read is refused
             raise NotAFile(f"cannot be read: {error.strerror}") from error
 
     def put(self, name: str, data: bytes, *, sync: bool = False, mode: int = PRIVATE_MODE) -> None:
-        """Write a message, in place of one of that name. Raises OSError: then there is none of it.
+        """Write a message; it replaces one of that name. Raises OSError: then nothing of it is left.
 
         With `sync` it survives a power cut.
         """
@@ -74,7 +74,7 @@ class Box:
         return True
 
     def remove(self, name: str) -> bool:
-        """Remove a message. True when it was there and is gone: then it is ours to act on."""
+        """Remove a message. True if this call removed it: then the caller acts on it."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except OSError as error:
@@ -92,7 +92,7 @@ class Box:
             self.remove(name)
 
     def close(self) -> None:
-        """Let go of the folder, and of the lock."""
+        """Close the folder, and release the lock."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

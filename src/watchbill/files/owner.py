@@ -1,11 +1,11 @@
-"""Owner folders: who is alive is told by a lock, never by a pid, a clock or a heartbeat.
+"""Owner folders: an owner is alive while it holds a lock. Pids, clocks and heartbeats prove nothing.
 
 An owner has a folder of its own (of the spool: a writer `queue/.tmp/<writer>/`, a worker `queue-in-flight/<worker>/`)
-and holds a `flock` on the folder's `.lock` for life; the kernel lets go of it when the process ends, however it ends.
-A folder appears under its name only after it is locked, so nobody can take it for a dead one's in between.
+and holds a `flock` on the folder's `.lock` for life; the kernel releases it when the process ends, however it ends.
+A folder gets its name only after it is locked, so that no process can take it for the folder of a dead owner.
 
-A forked child shares its parent's lock descriptor. It is closed in the child at once: otherwise a child
-that outlives its parent would keep a dead worker's leases alive.
+A forked child inherits the lock. The child closes it at once: otherwise a child that outlives its parent would keep a
+dead worker's leases alive.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from watchbill.files.limits import NEWBORN_AGE_S
 __all__ = ["LEASE_NAME", "LOCK_NAME", "Owner", "remove_folder", "sweep_newborns", "take_dead"]
 
 LOCK_NAME = ".lock"
-#: Says how long a lease holds whose folder nobody keeps locked.
+#: Says how long a lease holds whose folder no process keeps locked.
 LEASE_NAME = ".lease.json"
 _NEWBORN = ".new-"
 
@@ -33,7 +33,7 @@ class Owner:
     """A folder that belongs to this process for as long as this object is open."""
 
     def __init__(self, parent: Path, name: str) -> None:
-        """Make, lock, then show the folder. Raises OSError."""
+        """Make the folder, lock it, then give it its name. Raises OSError."""
         hidden = parent / f"{_NEWBORN}{name}"
         make_subfolder(hidden, exist_ok=False)
         self.name = name
@@ -53,22 +53,24 @@ class Owner:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child, and when somebody removed the folder under us."""
+        """False in a forked child, and after the folder was removed."""
         return self.pid == os.getpid() and self.fd >= 0 and os.fstat(self.fd).st_nlink > 0
 
     def close(self) -> None:
-        """Remove the folder if nothing is left in it, then let go of the lock."""
+        """Remove the folder if nothing is left in it, then release the lock."""
         if self.fd < 0:
             return
         if self.pid == os.getpid():
-            with contextlib.suppress(OSError):  # a dead disk: the next start sweeps
+            with contextlib.suppress(OSError):  # a dead disk: the next start removes it
                 remove_folder(self.path)
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptors and leave the folder to whoever recovers it."""
+        """Close the descriptors and leave the folder to recovery."""
         fds = self.fd, self._lock_fd
-        self.fd = self._lock_fd = -1  # before they are closed: their numbers may belong to others at once
+        self.fd = (
+            self._lock_fd
+        ) = -1  # before they are closed: another thread may get the same numbers at once
         if fds[0] >= 0:
             for fd in fds:
                 os.close(fd)
@@ -103,7 +105,7 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
     except BlockingIOError:
         os.close(fd)
         return None
-    if os.fstat(fd).st_nlink == 0:  # whoever recovered it before us has removed it since
+    if os.fstat(fd).st_nlink == 0:  # another process has recovered and removed it meanwhile
         os.close(fd)
         return None
     return fd
@@ -125,7 +127,7 @@ def remove_folder(folder: Path) -> bool:
 
 
 def sweep_newborns(parent: Path) -> None:
-    """Remove folders whose maker died before it could show them. They never hold anything but a lock."""
+    """Remove folders whose maker died before it named them. They never hold anything but a lock."""
     for name in os.listdir(parent):
         folder = parent / name
         if not name.startswith(_NEWBORN) or _age_s(folder) < NEWBORN_AGE_S:

@@ -1,11 +1,11 @@
-"""Small appends past the page cache: half of what a log's append costs on a fast disk is the cache's own work.
+"""Small appends past the page cache, which on a fast disk accounts for half the cost of an append.
 
 A buffered write only dirties a page, which the sync then has to find, to lock and to write back. A direct
 write hands its bytes to the disk at once, but in whole blocks and from an aligned buffer. So the file's last,
 partial block is kept here, and each append writes it again, filled up with newlines as the file itself is.
 
 Nothing is durable before the file is synced: a disk has a cache, too. Where direct writes are refused (some
-file systems, macOS), `write` says so and the caller writes as ever.
+file systems, macOS), `write` returns False and the caller writes through the cache.
 """
 
 import errno
@@ -33,14 +33,14 @@ class Tail:
         self._buffer = memoryview(mmap.mmap(-1, bytes_max + 2 * BLOCK_BYTES))
 
     def write(self, data: bytes, start: int) -> bool:
-        """Write at `start`, where the file's text ends. False: not possible here, write it another way."""
+        """Write at `start`, where the file's text ends. Returns False if direct writes are not possible here."""
         if self._fd < 0:
             return False
         buffer, head = self._buffer, start % BLOCK_BYTES
         stop = head + len(data)
         whole = stop + -stop % BLOCK_BYTES
         try:
-            if start != self._end:  # somebody else wrote what stands before
+            if start != self._end:  # the bytes before were not written by this object
                 os.preadv(self._fd, [buffer[:BLOCK_BYTES]], start - head)
             buffer[head:stop] = data
             buffer[stop:whole] = _NEWLINES[: whole - stop]

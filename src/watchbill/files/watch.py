@@ -1,8 +1,8 @@
-"""Wake-up on arrival: inotify where there is one, else nothing but the clock.
+"""Wake-up on arrival: by inotify where the system has it, else by the clock alone.
 
-`Watch.wait` returns when something may have arrived or the time is over; it may be wrong in both directions,
-so the caller looks for itself and never waits without a deadline. Watches one folder, and those below it that it is
-told of.
+`Watch.wait` returns when something may have arrived or the time is over. It may be wrong in both directions, so the
+caller checks the folder itself and always passes a deadline. Watches one folder, and the folders below it that `follow`
+names.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Watch:
     """One reader's view of the folders in which files arrive."""
 
     def __init__(self, folder: Path, *, inotify: bool = True, appends: bool = False) -> None:
-        """With `appends` writing to a file that stays open is noticed, too, not only its arrival."""
+        """With `appends`, writes to files that stay open are noticed, too, not only arrivals."""
         self._folder = folder
         self._mask = (
             _IN_MOVED_TO | _IN_CREATE | _IN_CLOSE_WRITE | _IN_ONLYDIR | (_IN_MODIFY if appends else 0)
@@ -68,13 +68,13 @@ class Watch:
         return added
 
     def renew(self) -> None:
-        """Listen at the folder that has the name now; one that was moved away goes on to be heard, which only wakes."""
+        """Watch the folder that has the name now. One that was moved away only causes extra wake-ups."""
         self._names.clear()
         if self._fd >= 0:
             self._add("")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for an arrival or a `wake`; return False when only the time is over."""
+        """Wait for an arrival or a `wake`; return False on a timeout."""
         ready = self._poll.poll(max(0, int(timeout_s * 1000)))
         for fd, _ in ready:
             self._drain(fd)

@@ -139,7 +139,7 @@ class AsyncSpool:
         await self.close()
 
     async def _commit_waiting(self) -> None:
-        """Commit all that has gathered, again and again, until nothing waits."""
+        """Commit everything that has gathered, repeatedly, until nothing waits."""
         try:
             while self._waiting:
                 group, self._waiting = self._waiting, []
@@ -160,7 +160,7 @@ class AsyncSpool:
             self._committer = None
 
     def _give_back(self, leasing: "asyncio.Future[Item | None]") -> None:
-        """Somebody was cancelled while a thread leased for it: nobody is left to settle that lease."""
+        """Put an event back whose caller was cancelled while a thread leased it."""
         item = None if leasing.cancelled() or leasing.exception() else leasing.result()
         if item is not None:
             self._consumes.submit(self.spool.give_back, item)

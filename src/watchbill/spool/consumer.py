@@ -1,8 +1,8 @@
-"""The consuming half of a spool: leases, and what becomes of them.
+"""The consuming half of a spool: leases, and how they are settled.
 
 A lease is a rename from queue/ into this worker's own folder; exactly one worker wins it. The attempt in the
-name rises with every lease, so that the tries of a worker that dies are counted; a release that is no failure takes it
-back. Leases are not synced: one lost in a power cut is only delivered again.
+name rises with every lease, so that the attempts of workers that die are counted; a release without a failure lowers it
+again. Leases are not synced: after a power cut an event whose lease was lost is delivered again.
 
     lease    queue/X~0        ─▶ queue-in-flight/WORKER/X~1
     done     WORKER/X~1       ─▶ queue-done/DATE/X~1
@@ -11,7 +11,7 @@ back. Leases are not synced: one lost in a power cut is only delivered again.
     failed   WORKER/X~1       ─▶ queue/X~1
     poison   WORKER/X~1       ─▶ queue-poison/X~1, its reason written beside it before the move
 
-A foreign file may come under any name, so its moves never replace a file; our own names are unique.
+A foreign file may have any name, so moving it never replaces a file; names made by Watchbill are unique.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from watchbill.spool.scan import Candidates
 
 __all__ = ["Consumer", "Lease", "done_folder", "move_unique", "reason_bytes", "rest_after"]
 
-#: A file that cannot be moved for a reason of its own must not block the rest.
+#: Errors that concern one file: it must not block the others.
 _THIS_FILE_ONLY = frozenset(
     {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTDIR, errno.EISDIR}
 )
 _UNMOVABLE_REST_S = 60.0
-#: After a fault of the disk an event rests, so that it does not stand in the others' way.
+#: After a disk error an event rests for this long, so that it does not delay the others.
 _TROUBLE_REST_S = 5.0
 
 
@@ -87,13 +87,13 @@ class Consumer:
 
     @property
     def rests_s(self) -> float:
-        """How long the last of the events that were put back still rests, in seconds."""
+        """Seconds until the last event that was put back may be leased here again."""
         return max(0.0, self._rest_ends_s - time.monotonic())
 
     def lease(self, *, rescan: bool = True, retries: bool = True, batch: bool = False) -> Lease | None:
         """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
 
-        Without `rescan` only what the last listing showed is leased; without `retries` an event that was
+        Without `rescan` only events of the last listing are leased; without `retries` an event that was
         leased before is left for the next call. With `batch` it goes into the folder of the open batch.
         """
         if self._orphans:
@@ -102,7 +102,7 @@ class Consumer:
         try:
             with self._lock:
                 while (path := self._candidates.pop(rescan=rescan)) is not None:
-                    # What rests stays in queue/: read over and over again, the listing would never end.
+                    # Resting events stay in queue/: if each round read the folder again, this loop would never end.
                     rescan = rescan and not (self._resting and self._candidates.read_at_s >= asked_at_s)
                     if not retries and not path.endswith("~0.jsonl") and attempt_of(path) > 0:
                         self._candidates.push_back(path)
@@ -127,7 +127,7 @@ class Consumer:
         self._settle(lease)
 
     def done_batch(self, leases: Sequence[Lease]) -> None:
-        """Finish what is left of a batch, with one rename if `leases` is really all of it."""
+        """Finish the rest of a batch, with one rename if `leases` is all of it."""
         self._open_done(int(time.time()) // 86_400)
         try:
             moved = self._move_batch(leases)
@@ -158,8 +158,8 @@ class Consumer:
             return True
 
     def release(self, lease: Lease, rest_s: float = 0.0, *, failed: bool = False) -> None:
-        """Put an event back. This process leaves it alone for `rest_s`; others may take it at once. Only one that
-        `failed` has used up a try."""
+        """Put an event back. This process leaves it alone for `rest_s`; others may lease it at once. The attempt
+        counts only if it `failed`."""
         self._refuse_settled(lease)
         if rest_s > 0:
             self._rest(stem_of(lease.name), rest_s)
@@ -169,7 +169,7 @@ class Consumer:
         self._settle(lease)
 
     def set_aside(self, lease: Lease, error: OSError) -> None:
-        """Put back an event that this user may not read. Others may take it at once, and it has used up no try."""
+        """Put back an event that this user may not read. Others may lease it at once; the attempt does not count."""
         self._rest(stem_of(lease.name), rest_after(lease.attempt))
         name = with_attempt(lease.name, lease.attempt - 1)
         self._move(lease, State.QUEUE.value, name)
@@ -177,7 +177,7 @@ class Consumer:
         self._layout.barred.note(self._layout.folder(State.QUEUE) / name, error)
 
     def give_back(self, lease: Lease) -> None:
-        """Release without fail: what a full disk keeps us from moving now is moved later."""
+        """Release, now or later: an event that cannot be moved on a full disk is moved when there is room."""
         try:
             self.release(lease, _TROUBLE_REST_S)
         except LeaseLost:
@@ -201,11 +201,11 @@ class Consumer:
         self._settle(lease)
 
     def forget(self, lease: Lease) -> None:
-        """Its file is gone; there is nothing left to settle."""
+        """Drop a lease whose file is gone."""
         self._settle(lease)
 
     def wake(self) -> None:
-        """Something may have arrived: read the folder at the next lease."""
+        """Read the folder at the next lease: something may have arrived."""
         with self._lock:
             self._candidates.forget()
 
@@ -222,7 +222,7 @@ class Consumer:
 
     @property
     def is_ours(self) -> bool:
-        """False when its folder is gone, or belongs to a spool that lies elsewhere by now."""
+        """False after its folder was removed, or its spool was moved."""
         return self._owner.is_ours and self._root_fd == self._layout.root_fd
 
     def _claim(self, path: str, batch: bool) -> Lease | None:
@@ -239,9 +239,9 @@ class Consumer:
                 lease = Lease(own[0], own[1], True, folder, folder + own[0])
         except FileNotFoundError:
             if os.fstat(target).st_nlink:
-                return None  # somebody else was faster
+                return None  # another worker was faster
             if not batch:
-                raise  # our own folder was removed: the event is still there, and would be for ever
+                raise  # our own folder was removed, and every later try would fail the same way
             self._close_batch()
             return self._claim(path, batch)
         except OSError as error:
@@ -262,7 +262,7 @@ class Consumer:
         return Lease(moved, attempt, False, folder, folder + moved)
 
     def _open_batch(self) -> tuple[int, str]:
-        """Return the open batch's folder; a new one is made when the last one was finished or came apart."""
+        """Return the open batch's folder; a new one is made after the last one was finished or split."""
         if self._batch and self._batch_leases == 0 and os.fstat(self._batch_fd).st_nlink == 0:
             self._close_batch()
         if not self._batch:
@@ -280,8 +280,8 @@ class Consumer:
             self._batch, self._batch_fd = "", -1
 
     def _refuse_settled(self, lease: Lease) -> None:
-        """An event that was put back without a failure may be leased here again, under the same name: whoever had it
-        before must not settle it."""
+        """Raise for a lease that was settled. An event that was put back without a failure may be leased here again
+        under the same name, and its former holder must not settle it."""
         if lease.settled:
             raise LeaseLost(f"{lease.name} was settled before")
 
@@ -332,7 +332,7 @@ class Consumer:
         self._done_fd, self._done_day, self._done_folder = fd, day, folder
 
     def _make(self, folder: str) -> None:
-        """Make a folder that is not there, or no longer: people free room by hand."""
+        """Make a folder that is missing; people may have removed it to free space."""
         make_subfolder(folder, dir_fd=self._layout.root_fd)
 
     def _rest(self, stem: str, rest_s: float) -> None:
@@ -358,12 +358,12 @@ def done_folder(day: int) -> str:
 
 
 def rest_after(attempt: int) -> float:
-    """How long an event rests that failed for the first, second, ... time, in seconds."""
+    """Seconds that an event rests after its first, second, ... failure."""
     return min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
 
 
 def move_unique(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:
-    """Rename without ever replacing a file; return the path under which it lies now."""
+    """Rename without ever replacing a file; return the new path."""
     path = target
     while True:
         try:

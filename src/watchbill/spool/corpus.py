@@ -2,8 +2,8 @@
 
 `append` takes the file's lock, cuts a torn tail (keeping the cut bytes), learns what others have appended,
 leaves out ids it knows, writes the rest with one write and one fdatasync, and returns: everything it was
-given is then on stable storage. Events are appended byte for byte. On a failed write nothing half written
-stays; after a failed sync the new bytes are taken back and the descriptor is never synced again.
+given is then on stable storage. Events are appended byte for byte. After a failed write no partial line
+is left; after a failed sync the new bytes are taken back and the descriptor is never synced again.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an append did with what it was given."""
+    """What an append did with its events."""
 
     appended: int
     duplicates: int
@@ -57,7 +57,7 @@ class Corpus:
         self._quarantine = quarantine or self.path.with_name(self.path.name + ".torn")
         self._ids = Ids(self.path)
         self._fd = -1
-        self._end = -1  # up to here the ids are known; -1 before the first look
+        self._end = -1  # ids are known up to this offset; -1 before the first look
 
     def append(self, events: Sequence[tuple[Id, bytes]]) -> Appended:
         """Append (id, line) pairs durably, each id once. Raises SpoolFull or SpoolBroken: then none is there."""
@@ -73,7 +73,7 @@ class Corpus:
         return Appended(len(fresh), len(events) - len(fresh))
 
     def known(self, ids: Sequence[Id]) -> list[bool]:
-        """Say of each id whether the corpus holds it, as far as `append` would know. Raises SpoolFull or SpoolBroken.
+        """Return for each id whether `append` would find it in the corpus. Raises SpoolFull or SpoolBroken.
 
         A line that is known may not be synced yet: only `append` makes it durable.
         """
@@ -108,9 +108,9 @@ class Corpus:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the lock of the file that has the name now: a repair may have replaced it.
+        """Hold the lock of the file that has this name now: a repair may have replaced the open one.
 
-        Raises OSError, and SpoolBroken where another holds it too long."""
+        Raises OSError, and SpoolBroken if another appender holds it too long."""
         deadline = time.monotonic() + _LOCK_WAIT_S
         while True:
             if self._fd < 0:
@@ -174,7 +174,7 @@ class Corpus:
             return None  # `corpus check` names it
 
     def _mend_tail(self, size: int) -> int:
-        """Cut a last line without newline. One that is a whole event only lacks its newline and gets it."""
+        """Cut a last line without a newline. If it is a whole event, it gets its newline instead."""
         if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
             return size
         start = self._last_newline(size) + 1
@@ -201,7 +201,7 @@ class Corpus:
         make_folder(self._quarantine)
         path = self._quarantine / f"{self.path.name}-{offset}-{time.time_ns()}.torn"
         reason = {
-            "reason": "a line without its end: a write cut short",
+            "reason": "a line without its end: a write was cut short",
             "corpus": str(self.path),
             "offset": offset,
         }

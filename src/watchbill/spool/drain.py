@@ -1,12 +1,12 @@
-"""The drain: moves events from a spool into its corpus, and never anything else.
+"""The drain: moves events from a spool into its corpus, and does nothing else.
 
     lease a batch ─▶ verify, validate ─▶ append to the corpus (one write, one fdatasync) ─▶ done
 
 Invalid events go to poison with their reason; the rest of the batch goes on. When the corpus cannot be
-written (disk full), the batch stays leased and the append is tried again with growing pauses: no attempt is
-used up for a disk's fault. An event that was leased before is drained alone, so that one which kills its
-worker cannot drag others into poison. What the corpus holds already, because a worker died between it and
-done, is finished and never given up. Several drains may run on one spool; with `ordered` only one at a time.
+written (disk full), the batch stays leased and the append is tried again with growing pauses: a failing
+disk uses up no attempt. An event that was leased before is drained alone, so that an event that kills its
+worker cannot take others to poison. An event that the corpus already holds, because a worker died between append
+and done, is finished and never poisoned. Several drains may run on one spool; with `ordered` only one at a time.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ ANY_KIND = "*"
 
 
 class Verifier(Protocol):
-    """A judge of signatures; `watchbill.spool.signing` has one."""
+    """Checks signatures; `watchbill.spool.signing` has one."""
 
     def refuse(self, spool: Spool, name: str, content: bytes) -> str | None:
         """Return why the signature beside this file is not accepted, or None."""
@@ -91,15 +91,15 @@ class Drain:
         self._active_at_s = time.monotonic()
         spool.spare(self._is_any_stored)
         self.report = DrainReport()
-        self.last_error = ""  # what the disk said last, for `status` and progress lines
+        self.last_error = ""  # the disk's last error, for `status` and progress lines
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last event, 0 while any is in hand: a burst tier sleeps by this (SPOOL-09)."""
+        """Seconds since the last event, 0 while one is being drained: a burst tier sleeps by this (SPOOL-09)."""
         return 0.0 if self.spool.in_flight_here else time.monotonic() - self._active_at_s
 
     def run(self) -> DrainReport:
-        """Drain until `stop`: at once on arrival, and by the clock where arrivals cannot be heard."""
+        """Drain until `stop`: at once on arrival, and by the clock where arrivals cannot be noticed."""
         pause_s = BACKOFF_FIRST_S
         while not self._stop.is_set():
             try:
@@ -114,7 +114,7 @@ class Drain:
         return self.report
 
     def run_once(self) -> DrainReport:
-        """Recover what crashed workers left, drain until nothing waits or rests between its tries, and return."""
+        """Recover the events of crashed workers, drain until none waits or rests between attempts, and return."""
         self.spool.recover()
         while not self._stop.is_set():
             rests_s = self.spool.rests_s
@@ -129,7 +129,7 @@ class Drain:
         return self.report
 
     def stop(self) -> None:
-        """End `run` after the batch in hand. From any thread or signal handler."""
+        """End `run` after the current batch. From any thread or signal handler."""
         self._stop.set()
         self.spool.wake()
 
@@ -151,7 +151,7 @@ class Drain:
         return len(items)
 
     def _lease(self) -> list[Item]:
-        """Lease a batch; what went to poison instead of into it is counted, too."""
+        """Lease a batch; events that went to poison instead are counted, too."""
         try:
             return self.spool.lease_many(self._batch, bytes_max=DRAIN_BATCH_BYTES_MAX, retries_alone=True)
         finally:
@@ -165,7 +165,7 @@ class Drain:
             if reason is not None:
                 return self._poison(item, reason)
         if item.attempt > 1 and all(self._known(zip(item.events, item.lines, strict=True))):
-            return True  # its last worker died before it could finish it: the append will find nothing to add
+            return True  # its last worker died between append and done: the append will find nothing to add
         for index in range(len(item.events) - 1, -1, -1):
             event = item.events[index]
             reason = self._schema.refuse(event)
@@ -183,7 +183,7 @@ class Drain:
         return any(self._known(read_events(path)))
 
     def _known(self, events: Iterable[tuple[Event, bytes]]) -> list[bool]:
-        """Say of each event whether its corpus holds it; not in their order."""
+        """Return for each event, in no order, whether its corpus holds it."""
         by_corpus: dict[str, list[tuple[Event, bytes]]] = {}
         for event, line in events:
             by_corpus.setdefault(self._route(event), []).append((event, line))
@@ -271,7 +271,7 @@ class Drain:
         try:
             settle(item)
         except LeaseLost:
-            return  # moved away by hand; the corpus has the event, and knows its id when it comes again
+            return  # moved by hand; the corpus has the event, and recognises its id if it comes again
 
     def _unroutable(self, event: Event) -> str | None:
         if self._route(event) in self._corpora:
@@ -290,7 +290,7 @@ class Drain:
         try:
             if self._order_fd >= 0 and _is_at(path, self._order_fd):
                 return True
-            self._let_order_go()  # of a spool that lies elsewhere by now
+            self._let_order_go()  # the lock of a spool that was moved
             make_folder(path.parent)
             fd = open_shared(path, os.O_RDWR)
         except OSError as error:

@@ -20,12 +20,12 @@ __all__ = ["Event", "Id", "decode", "encode", "event_id", "id_digest", "refuse_b
 Event = dict[str, Any]
 Id = str | int
 
-#: A circle is found by the recursion limit: looking for circles would cost every event.
+#: A reference cycle is found by the recursion limit: a check for cycles would cost every event time.
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
 
 
 def _make_to_text() -> Callable[[Event], str]:
-    """The encoder's own way to text, without the new one that `JSONEncoder.encode` makes inside for every event."""
+    """The C encoder itself: `JSONEncoder.encode` would make a new one for every event."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # another Python than CPython
         return _encoder.encode
@@ -105,7 +105,7 @@ def event_id(event: Mapping[str, Any], line: bytes, key: str = "id") -> Id:
 
 def id_digest(identifier: Id) -> bytes:
     """Return 16 bytes that stand for an id: short enough to remember a million, too long to collide."""
-    if isinstance(identifier, int):  # not its text's: 1 and "1" are two ids, and the second is not to be lost
+    if isinstance(identifier, int):  # 1 and "1" are two ids: with one digest the second event would be lost
         return hashlib.blake2b(str(identifier).encode(), digest_size=16, person=b"integer").digest()
     return hashlib.blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -130,7 +130,7 @@ def _check_size(line: bytes, bytes_max: int) -> None:
 
 
 def _may_be_deep(line: bytes) -> bool:
-    """A quick look that spares most lines the slow one. A flat event is seen to be one without counting."""
+    """A quick check that spares most lines the slow one. A flat event passes without counting."""
     if line.find(b"{", 1) < 0 and b"[" not in line:
         return False
     return line.count(b"{") + line.count(b"[") > DEPTH_MAX

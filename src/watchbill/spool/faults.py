@@ -10,7 +10,7 @@
     WatchbillError
     └── PoisonEvent      raised by a consumer inside `dequeue()`: never deliver this event again
 
-An error of enqueue means: not acknowledged. It never means: perhaps.
+An error of enqueue means that the event was not acknowledged, without exception.
 """
 
 from watchbill.errors import OursError, TheirsError, WatchbillError
@@ -53,7 +53,7 @@ class SpoolBroken(TheirsError):
 
 
 class LeaseLost(TheirsError):
-    """The lease is gone: the file was recovered, moved or removed by somebody else."""
+    """The lease is gone: the file was recovered, moved or removed by another process."""
 
     code = "lease_lost"
     status = 409

@@ -1,15 +1,15 @@
-"""The git hooks: one event per commit and per merge, and git does not wait for it.
+"""The git hooks: one event per commit and per merge, stored in the background while git returns.
 
 `install` puts a small shell script into the hooks folder, as `post-commit`, `post-merge` and `post-applypatch`. It
 notes the commit in `watchbill/notes` in the git folder, which takes milliseconds, and returns; a background shell asks
 git about the noted commits, in the order of the notes, and pipes the answer into this module, which enqueues the
 events. One job works at a time, so events arrive in the order of the commits. A note counts as done when its event is
-safe, so a commit whose background job was killed is taken up by the next one.
+durable, so a commit whose background job was killed is handled by the next job.
 
 A hook that was there before is kept beside ours and run first, with its own name in `$0`, its arguments, its standard
-input; its exit code is ours. Tools that own the hooks folder (husky) write their hooks anew whenever they are
-installed and so take ours away; `status` notices. The spool knows its repositories, so `spool stats` and the drain
-notice, too.
+input; its exit code is ours. Tools that own the hooks folder (husky) rewrite their hooks whenever they are
+installed, which removes ours; `status` reports that. The spool lists its repositories, so `spool stats` and the drain
+report it, too.
 
 This module starts no process: the script calls git, and Python only reads what it says.
 """
@@ -40,10 +40,10 @@ __all__ = [
     "remove", "status", "warnings",
 ]  # fmt: skip
 
-#: The hooks that git runs after it made a commit: by itself, by a merge, from a mailed patch.
+#: The hooks that git runs after a commit, a merge, and a commit from a mailed patch.
 _NAMES = ("post-commit", "post-merge", "post-applypatch")
 _BEFORE = ".before-watchbill"
-#: Holds links with the true names of hooks that are no shell scripts.
+#: Holds links with the original names of hooks that are not shell scripts.
 _BEFORE_FOLDER = "watchbill-before"
 #: Where the `pre-commit` tool keeps the hook that it found; it runs it.
 _LEGACY = ".legacy"
@@ -53,7 +53,7 @@ _REPOSITORIES = "queue-hooks"
 _FORMAT = "%x01%H%x00%P%x00%cI%x00%an%x00%ae%x00%(trailers:key=Event-Kind,valueonly,separator=%x2C)%x00%B%x00"
 _FIELDS = 7
 _KIND_CHARS_MAX = 64
-#: A commit's own words, as long as they are bearable in one event.
+#: Characters of a commit message that its event holds.
 _MESSAGE_CHARS_MAX = 64 * 1024
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _SHELL = re.compile(
@@ -96,9 +96,9 @@ class HookState(Enum):
 
     IN_PLACE = "in place"
     NOT_INSTALLED = "not installed"
-    GONE = "gone"  # somebody removed the file
+    GONE = "gone"  # the file was removed
     REPLACED = "replaced"  # another program put its own hook there
-    ELSEWHERE = "elsewhere"  # git looks for hooks in another folder by now
+    ELSEWHERE = "elsewhere"  # git now looks for hooks in another folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Status:
     repository: Path
     hook: Path  # where git looks for it now
     spool: Path | None
-    waiting: int  # commits that are noted and not enqueued
+    waiting: int  # commits that are noted and not enqueued yet
 
     @property
     def problem(self) -> str:
@@ -198,7 +198,7 @@ def _install_one(folder: Path, name: str, python: str) -> None:
 
 
 def _keep(before: Path) -> None:
-    """Make room for the hook that is there now: the one that was kept before it is not run any more."""
+    """Rename the hook that was kept earlier, which is not run any more: the present one takes its place."""
     number = 1
     while os.path.lexists(before):
         old = before.with_name(f"{before.name}.{number}")
@@ -243,7 +243,7 @@ def _shell_of(hook: Path) -> str:
 
 
 def remove(repository: Path, *, hooks: Path | None = None) -> bool:
-    """Take our hooks away and put back what was there before. Return False if none of ours was there."""
+    """Remove our hooks and put back the ones that were there before. Return False if none of ours was there."""
     state = _state_folder(repository)
     settings = _settings(state)
     folders = {
@@ -280,13 +280,13 @@ def _remove_one(folder: Path, name: str) -> bool:
 
 
 def _superseded(before: Path) -> list[Path]:
-    """Return the hooks that others have replaced since: each by one that was written in the place of ours."""
+    """Return the kept hooks that other tools have replaced since by writing over ours."""
     numbered = re.compile(re.escape(before.name) + r"\.\d+", re.ASCII)
     return [before.with_name(name) for name in os.listdir(before.parent) if numbered.fullmatch(name)]
 
 
 def status(repository: Path, *, hooks: Path | None = None) -> Status:
-    """Say whether commits of this repository become events. Raises ConfigError if it is none, and OSError."""
+    """Return whether commits of this repository become events. Raises ConfigError if there is none, and OSError."""
     state = _state_folder(repository)
     settings = _settings(state)
     chosen = Path(str(settings["hooks"])) if settings.get("chosen") else None
@@ -308,7 +308,7 @@ def _judge(folder: Path, settings: dict[str, Any]) -> HookState:
 
 
 def warnings(spool: Path) -> list[str]:
-    """Say which repositories have lost the hook that feeds this spool. One that is away or unreadable is left out."""
+    """Say which repositories have lost the hook that feeds this spool. Missing and unreadable ones are left out."""
     found: list[str] = []
     for record in sorted((spool / _REPOSITORIES).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
@@ -332,7 +332,7 @@ def _registration(repository: Path, spool: Path) -> Path:
 def hooks_folder(repository: Path) -> Path:
     """Return where git looks for this repository's hooks. Raises ConfigError if it is none.
 
-    Reads the repository's own `core.hooksPath`; one that is set elsewhere has to be given by the caller.
+    Reads the repository's own `core.hooksPath`; the caller has to pass one that is set elsewhere.
     """
     git = _git_folder(repository)
     configured = hooks_path_in(git / "config")
@@ -412,7 +412,7 @@ def commit_event(commit: Commit, table: Sequence[Sequence[str]]) -> dict[str, An
 
 
 def _kind(commit: Commit, table: Sequence[Sequence[str]]) -> str:
-    """Trailer, else path table, else whether a file is new. What a merge brings was new before it."""
+    """The kind: of the trailer, else of the path table, else whether a file is new. Files of a merge are not new."""
     if commit.kind:
         return commit.kind[:_KIND_CHARS_MAX]
     for pattern, kind in table:
@@ -459,7 +459,7 @@ def _progress(state: Path) -> _Progress:
         read = json.loads((state / "progress.json").read_bytes())
         return _Progress(int(read["notes"]), int(read["old"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return _Progress()  # all notes once more: an id is in the corpus once
+        return _Progress()  # read all notes again: the corpus takes each id once
 
 
 def _write_progress(state: Path, progress: _Progress) -> None:
@@ -489,7 +489,7 @@ def _waiting(state: Path) -> list[tuple[str, _Progress]]:
 
 
 def _next(state: Path, turn: int) -> str:
-    """Wait for our turn and return how far the notes are taken, and the commits; "" when there is nothing to do."""
+    """Wait for our turn and return how far the notes are read, and the commits; "" when there is nothing to do."""
     if not _take_turn(state, turn):
         return ""
     due = _waiting(state)[:HOOK_BATCH]
@@ -505,8 +505,8 @@ def _next(state: Path, turn: int) -> str:
 
 
 def _take_turn(state: Path, turn: int) -> bool:
-    """Take the lock of the descriptor that our shell holds. One job may wait for another one; a third one need not:
-    the one that waits will read its note, too."""
+    """Lock the descriptor that our shell holds. One job may wait for another; a third need not, because the waiting
+    one will read its note, too."""
     if _lock(turn, 0):
         return True
     waiting = os.open(state / "waiting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)

@@ -1,19 +1,19 @@
-"""Which ids a corpus already holds, as far as it can be known cheaply.
+"""Which ids a corpus already holds, as far as that can be found out cheaply.
 
-Remembers a 16-byte digest per id, the last million of them. Day files beside the corpus carry the memory over a restart
+Remembers a 16-byte digest per id, for the last million ids. Day files beside the corpus keep them across restarts
 (`corpus.jsonl.ids/2026-11-15.txt`):
 
     # 0 4096 2                        a block: the corpus from one offset to another, and how many ids follow
     5f2a...                           a digest
     81c0...
 
-They are written after the corpus was synced, never before, so they never claim an id that a power cut took away.
+They are written after the corpus was synced, never before, so they never claim an id that a power cut removed.
 
 Each block begins where the one before it ended. A kill may cut a block short, or come between the corpus and its block:
-then a stretch of the corpus is in no block. From there on the corpus itself is read, and the next block begins there.
+then a part of the corpus is in no block. From there the corpus itself is read, and the next block begins there.
 
-A corpus that became shorter than the files say is a different corpus: then they are dropped, because a duplicate is
-allowed and a loss is not, and that corpus may grow beyond what they say.
+A corpus that is shorter than the day files say is a different corpus. Then the day files are dropped: once that corpus
+has grown past the same length, they would make new events look known. A duplicate is allowed, a loss is not.
 """
 
 import datetime
@@ -38,8 +38,8 @@ class Ids:
         self._folder = corpus.with_name(corpus.name + ".ids")
         self._known: dict[bytes, None] = {}
         self._read_to: dict[str, int] = {}  # of each day file
-        self._covered = 0  # up to here the day files know the corpus without a gap
-        self._unwritten: list[bytes] = []  # ids behind that, which the next block has to name
+        self._covered = 0  # the day files cover the corpus without a gap up to here
+        self._unwritten: list[bytes] = []  # ids after that, for the next block
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._known
@@ -48,15 +48,15 @@ class Ids:
         return len(self._known)
 
     def load(self, corpus_bytes: int) -> int:
-        """Read the day files and return up to which offset of the corpus they know it; 0 for not at all."""
+        """Read the day files and return the offset up to which they cover the corpus; 0 if they do not."""
         self._reset()
         files = self._files()
         if len(files) > IDS_DAYS:
-            self._covered = -1  # older days are left out: what is read begins where it begins
+            self._covered = -1  # older days are not read: the first block read may begin anywhere
         return self.catch_up(corpus_bytes)
 
     def catch_up(self, corpus_bytes: int) -> int:
-        """Read what other appenders have noted since, and return up to where the day files know the corpus."""
+        """Read the new blocks of other appenders, and return the offset up to which the day files cover the corpus."""
         furthest = 0
         for path in self._files()[-IDS_DAYS:]:
             furthest = max(furthest, self._read(path))
@@ -66,7 +66,7 @@ class Ids:
         return self._covered
 
     def learn(self, digests: Iterable[bytes]) -> None:
-        """Take up ids that were read in the corpus itself."""
+        """Add ids that were read from the corpus itself."""
         new = list(digests)
         self._add(new)
         self._unwritten += new
@@ -78,7 +78,7 @@ class Ids:
         if not self._unwritten and self._covered == end:
             return
         if len(self._unwritten) > IDS_MAX:
-            self._unwritten, self._covered = [], end  # the gap is read in the corpus after a restart
+            self._unwritten, self._covered = [], end  # after a restart the gap is read from the corpus
             return
         # The newline ends what a killed writer left of its last line.
         lines = [
@@ -122,7 +122,7 @@ class Ids:
             del self._known[next(iter(self._known))]
 
     def _read(self, path: Path) -> int:
-        """Take up the new blocks of a day file and return the furthest offset that any of them names."""
+        """Read the new blocks of a day file and return the furthest offset that any of them names."""
         with open(path, "rb") as file:
             file.seek(self._read_to.get(path.name, 0))
             lines = file.read().split(b"\n")

@@ -1,7 +1,7 @@
 """Looking at a spool, and moving single events by hand, while workers run.
 
 Everything here reads the four folders as they are; nothing needs a daemon. Counts are of events: a bundle
-counts as many as its name says. What moves while it is counted may be seen once more or once less.
+counts as many as its name says. An event that moves during the count may be counted twice or not at all.
 """
 
 import contextlib
@@ -49,27 +49,27 @@ class Entry:
 
     @property
     def reason(self) -> dict[str, Any]:
-        """Why it was poisoned; empty where nothing says so."""
+        """Why it was poisoned; empty if that is not recorded."""
         return _reason(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of events by state. `oldest_ms` is the age of the oldest that waits, None when none does."""
+    """Counts of events by state. `oldest_ms` is the age of the oldest waiting event, None if none waits."""
 
     queue: int
     in_flight: int
     done: int
     poison: int
     oldest_ms: int | None
-    unreplayed: int  # acknowledged events that only a dead writer's log holds, and could not be shown now
+    unreplayed: int  # acknowledged events that are only in a dead writer's log and cannot be made visible now
 
     def as_dict(self) -> dict[str, int | None]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def stats(spool: Spool) -> Stats:
-    """Count, after showing what dead writers left in their logs."""
+    """Count the events, after replaying the logs of dead writers."""
     layout = spool.layout
     replay_dead(layout)
     oldest: int | None = None
@@ -90,7 +90,7 @@ def stats(spool: Spool) -> Stats:
 
 
 def counts(root: Path, *states: State) -> dict[State, int]:
-    """Count the events of these states by their files' names alone; a spool that is not there holds none."""
+    """Count the events of these states by their file names alone; a missing spool holds none."""
     return {state: _count(_walk(root, state)) for state in states}
 
 
@@ -113,7 +113,7 @@ def entries(spool: Spool, *states: State) -> Iterator[Entry]:
 def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
     """Return the oldest files of these states, at most `limit`, and how many files there are in all.
 
-    Only names are read, except of the files that are returned: a million cost a second, not a minute.
+    Only names are read, except for the files that are returned: a million take a second, not a minute.
     """
     found, total = by_age(spool, *states, limit=limit)
     return list(found), total
@@ -122,7 +122,7 @@ def oldest(spool: Spool, limit: int, *states: State) -> tuple[list[Entry], int]:
 def by_age(spool: Spool, *states: State, limit: int | None = None) -> tuple[Iterator[Entry], int]:
     """Yield the files of these states, oldest first, and say how many there are in all.
 
-    Each file is looked at when its turn comes; until then only names are held. What is gone by then is left out.
+    Each file is opened when its turn comes; until then only names are held. Files that are gone by then are left out.
     """
     now_ns, total = time.time_ns(), 0
 
@@ -140,7 +140,7 @@ def by_age(spool: Spool, *states: State, limit: int | None = None) -> tuple[Iter
 
 
 def find(spool: Spool, name: str, *states: State) -> Entry:
-    """Return the file of this name, whatever its attempt is by now. Raises SpoolLayout if there is none."""
+    """Return the file of this name, whatever its attempt. Raises SpoolLayout if there is none."""
     stem = stem_of(name)
     for state, found in _walk(spool.layout.root, *states):
         if stem_of(found.name) == stem:
@@ -163,16 +163,16 @@ def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:
 
 
 def requeue(spool: Spool, what: str | Entry) -> str:
-    """Put a poisoned (or finished) event back with all its attempts, and return its new name."""
+    """Put a poisoned (or finished) event back into the queue with all attempts restored, and return its new name."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.POISON, State.DONE)
     new = _move(spool.layout, entry, State.QUEUE, with_attempt(entry.name, 0))
-    with contextlib.suppress(OSError):  # the event is back; a reason that stays says what once was
+    with contextlib.suppress(OSError):  # the event is back; a reason file that stays does no harm
         entry.path.with_name(entry.name + ".reason.json").unlink()
     return new
 
 
 def find_leased(spool: Spool, path: Path) -> Entry:
-    """Return the event that is leased under exactly this path. Raises LeaseLost, with where it is, if none is."""
+    """Return the event that is leased under exactly this path. Else raises LeaseLost, which says where it is."""
     inside = _inside_in_flight(spool, path)
     try:
         with os.scandir(spool.layout.folder(State.IN_FLIGHT) / (inside or "")) as beside:
@@ -186,7 +186,7 @@ def find_leased(spool: Spool, path: Path) -> Entry:
 
 
 def _inside_in_flight(spool: Spool, path: Path) -> Path | None:
-    """Return the folder of a leased file, below the one of all; None for a path elsewhere.
+    """Return the folder of a leased file, relative to queue-in-flight; None for a path elsewhere.
 
     A spool may be reached by a link, now or when the event was leased.
     """
@@ -197,7 +197,7 @@ def _inside_in_flight(spool: Spool, path: Path) -> Path | None:
         return None
 
 
-#: What an event is that was named as leased and is not, by where it lies.
+#: Why an event is not leased, by the folder it is in.
 _NOT_LEASED = {
     State.QUEUE: "waits in the queue",
     State.IN_FLIGHT: "is leased under another path",
@@ -219,8 +219,8 @@ def _why_not_leased(spool: Spool, path: Path, told: str) -> str:
 def release_named(
     spool: Spool, what: str | Entry, *, force: bool = False, holder: bool = False, failed: bool = False
 ) -> str:
-    """Put an event in flight back. Refused while its worker is alive, unless forced, or by the holder of a shell's
-    lease. Only one that `failed` has used up a try."""
+    """Put an event in flight back. Refused while its worker is alive, unless forced or asked for by the holder of a
+    shell's lease. The attempt counts only if it `failed`."""
     entry = what if isinstance(what, Entry) else find(spool, what, State.IN_FLIGHT)
     _refuse_living(spool.layout, entry, force, holder)
     name = entry.name if failed else _before_lease(spool.layout, entry)
@@ -228,7 +228,7 @@ def release_named(
 
 
 def _before_lease(layout: Layout, entry: Entry) -> str:
-    """Return the name without the try that its lease began."""
+    """Return the name without the attempt that its lease began."""
     inside = entry.path.relative_to(layout.folder(State.IN_FLIGHT))
     is_counted = len(inside.parts) > 1 and counts_tries(layout.folder(State.IN_FLIGHT) / inside.parts[0])
     return with_attempt(entry.name, max(0, entry.attempt - 1)) if is_counted else entry.name
@@ -262,7 +262,7 @@ def _count(found: Iterable[_Found]) -> int:
 
 
 def _entry(layout: Layout, state: State, found: os.DirEntry[str], now_ns: int) -> Entry | None:
-    """Look at one file; None if it is gone by now."""
+    """Return the entry of one file; None if it is gone."""
     try:
         size = found.stat(follow_symlinks=False).st_size
         age_ms = max(0, now_ns - _arrived_ns(found)) // 1_000_000
@@ -305,7 +305,7 @@ def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:
 
 
 def _arrival(found: _Found) -> str:
-    """What sorts files by arrival: our own names do so by themselves, which is the quickest way."""
+    """The sort key for arrival: names made by Watchbill sort by themselves, which is the quickest way."""
     name = found[1].name
     if name[19:20] == "-" and name[:19].isdigit():
         return name

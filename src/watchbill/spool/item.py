@@ -1,7 +1,7 @@
-"""A leased event in a consumer's hands, and how it is read from its file.
+"""A leased event, and how it is read from its file.
 
 Reading refuses what cannot be delivered: links, devices, files too large, text that is not one JSON object
-a line. A bundle's bad lines are told apart from its good ones; a single event is good or bad as a whole.
+a line. Bad lines of a bundle are separated from good ones; a single event is good or bad as a whole.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Item:
     lines: list[bytes]
     events: list[Event]
     lease: Lease = field(repr=False)
-    content: bytes = field(repr=False)  # the file as it was, without its last newline: what was signed
+    content: bytes = field(repr=False)  # the file's bytes without the last newline: these were signed
     bad: list[BadLine] = field(default_factory=list[BadLine], repr=False)
 
     @property
@@ -50,7 +50,7 @@ class Item:
 
     @property
     def path(self) -> Path:
-        """Where the file lies while it is leased."""
+        """The path of the file while it is leased."""
         return self.folder / self.lease.path
 
     @property
@@ -77,7 +77,7 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
 
 
 def read_events(path: Path) -> list[tuple[Event, bytes]]:
-    """The events of a file that somebody else has leased, each with its line; none where it cannot be read."""
+    """The events of a file that another worker has leased, each with its line; none if it cannot be read."""
     try:
         data = read_regular(os.fspath(path), bytes_max=BUNDLE_BYTES_MAX, foreign=True).removesuffix(b"\n")
     except (OSError, NotAFile):  # whichever errno: its next lease says what is wrong with it
@@ -90,8 +90,8 @@ def read_events(path: Path) -> list[tuple[Event, bytes]]:
 
 
 def keep_bad_line(item: Item, bad: BadLine, folder: Path) -> None:
-    """Write a bundle's bad line, and why it is bad, under a name of its own; again writes the same. Raises OSError."""
-    # Not the bundle's try: its next one would leave the line a second time.
+    """Write a bundle's bad line and the reason to a file. A second call writes the same file. Raises OSError."""
+    # Without the bundle's attempt: the next attempt would write the line a second time.
     name = f"{stem_of(item.name)}.l{bad.number}~1.jsonl"
     reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
     make_folder(folder)

@@ -1,11 +1,11 @@
-"""Where things lie in a spool: the four folders that are the state machine, and what stands beside them.
+"""The folders of a spool: the four that are the state machine, and those beside them.
 
 Makes the folders, durably, and checks that all of them are on one file system (a lease is a rename, and a
 rename does not cross file systems). Holds open the folders that every operation needs.
 
 Users of one group share a spool, and one of them may make a file that the others cannot read or move. Such a file must
-not stop the rest, and must not be passed over in silence: whoever meets one notes it as barred, and `drain --once` and
-the daemon say what is.
+not stop the rest, and must not be skipped silently: a process that meets one notes it as barred, and `drain --once` and
+the daemon report it.
 """
 
 import os
@@ -29,7 +29,7 @@ class State(Enum):
     QUEUE = "queue"  # waits
     IN_FLIGHT = "queue-in-flight"  # leased by a worker
     DONE = "queue-done"  # finished; kept until gc
-    POISON = "queue-poison"  # given up; its reason stands beside it
+    POISON = "queue-poison"  # given up; its reason is beside it
 
 
 class Barred:
@@ -44,18 +44,18 @@ class Barred:
             self._why.pop(next(iter(list(self._why))), None)
 
     def forget(self, path: str | Path) -> None:
-        """It can be used after all."""
+        """Remove a path that can be used after all."""
         self._why.pop(os.fspath(path), None)
 
     def standing(self) -> dict[str, str]:
-        """Return what is still there, with the reason."""
+        """Return the paths that are still there, each with its reason."""
         for path in list(self._why):
             try:
                 os.lstat(path)
             except FileNotFoundError:
-                self._why.pop(path, None)  # somebody who may has moved it
+                self._why.pop(path, None)  # moved by a user who may
             except OSError:
-                continue  # not even to be looked at
+                continue  # its status cannot be read either
         return dict(self._why)
 
 
@@ -66,11 +66,11 @@ class Layout:
     root: Path
     root_fd: int
     queue_fd: int
-    barred: Barred = field(default_factory=Barred)  # what we met here and may not touch
+    barred: Barred = field(default_factory=Barred)  # entries that this process may not touch
 
     @classmethod
     def open(cls, root: Path) -> "Layout":
-        """Make what is missing and open the rest, or raise SpoolLayout, SpoolFull, SpoolBroken."""
+        """Make the folders that are missing and open all. Raises SpoolLayout, SpoolFull or SpoolBroken."""
         root = root.absolute()
         try:
             _make_folders(root)
@@ -96,11 +96,11 @@ class Layout:
 
     @property
     def signatures(self) -> Path:
-        """Signatures stand here, beside the events; they stay put while an event moves."""
+        """Signatures, which stay in place while an event moves."""
         return self.root / "queue-signatures"
 
     def renew(self) -> None:
-        """Make the folders anew if somebody has removed or moved them; otherwise we would work where nobody looks.
+        """Make the folders again after they were removed or moved; otherwise we would work in folders without a name.
 
         Raises OSError, and what `open` raises.
         The old descriptors stay open: another thread may be using them, and their numbers must not be reused.
@@ -139,8 +139,8 @@ def storage_warnings(path: Path) -> list[str]:
 
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:
-    """Yield every event below a folder. What vanishes meanwhile is left out, and what this user may not list; hidden
-    folders are not entered."""
+    """Yield every event below a folder. Entries that vanish meanwhile and folders that this user may not list are left
+    out; hidden folders are not entered."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

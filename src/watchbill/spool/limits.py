@@ -6,21 +6,21 @@ EVENT_BYTES_MAX = 16 * 1024 * 1024
 BUNDLE_BYTES_MAX = 64 * 1024 * 1024
 #: Lines of one bundle.
 BUNDLE_LINES_MAX = 100_000
-#: Nesting of an event. Below the interpreter's own recursion limit, whatever stack we stand on.
+#: Nesting of an event. Below the interpreter's recursion limit, whatever the depth of the caller.
 DEPTH_MAX = 256
-#: Tries of one event before it is poisoned.
+#: Attempts of one event before it is poisoned.
 ATTEMPTS = 3
 
-#: Files that wait flat in queue/, where a plain `ls` shows them, before a writer begins to put its own into buckets.
-#: With half as many it returns to flat ones.
+#: Files that lie directly in queue/, where a plain `ls` shows them, before a writer begins to use buckets.
+#: With half as many it stops.
 FLAT_FILES_MAX = 8_192
-#: Own files between two looks at how many wait.
+#: Files that a writer makes between two counts of the waiting ones.
 FLAT_LOOK_EVERY = 1_024
 #: Files in one bucket.
 BUCKET_FILES_MAX = 4_096
 #: Folders below queue/ are searched this deep; deeper ones are not ours.
 FOLDER_DEPTH_MAX = 4
-#: A batch at least this large becomes a folder of its own, shown by one rename, once too many wait flat.
+#: A batch at least this large becomes a folder of its own, shown by one rename, once buckets are in use.
 FOLDER_BATCH_MIN = 24
 
 #: A writer's log is cut (checkpoint) when it holds this much ...
@@ -29,7 +29,7 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 LOG_AGE_MAX_S = 30.0
 #: How long a writer that closes waits for the threads that are still in it.
 CLOSE_WAIT_S = 30.0
-#: From this size on a bundle is written once and synced, not twice, into the log and its file.
+#: A bundle at least this large is written and synced once, as a file, and not to the log as well.
 DIRECT_BYTES_MIN = 32 * 1024
 #: Bytes of one group commit.
 GROUP_BYTES_MAX = 8 * 1024 * 1024
@@ -40,17 +40,17 @@ UNSEEN_MAX = 100_000
 
 #: A listing of queue/ is thrown away after this many seconds even if it still holds names.
 RESCAN_S = 3.0
-#: How long a starting consumer waits for another one's replay, in seconds.
+#: How long a starting consumer waits for another process's replay, in seconds.
 REPLAY_WAIT_S = 30.0
-#: Dead writers' logs that are held at once: each takes a descriptor.
+#: Dead writers' logs that are open at once: each takes a descriptor.
 REPLAY_LOGS_MAX = 256
 #: Names that one scan of the folders looks for.
 REPLAY_NAMES_MAX = 1_000_000
 #: A file leased by a program that holds no lock is taken back this many seconds after it was leased or touched.
 FOREIGN_LEASE_S = 600.0
-#: How long an event is leased to a shell worker that names no time, in seconds.
+#: How long an event is leased to a shell worker that gives no duration, in seconds.
 SHELL_LEASE_S = 600.0
-#: Files and folders that a process notes as closed to it.
+#: Files and folders that a process notes as barred.
 BARRED_MAX = 1_000
 #: Foreign names longer than this many bytes are replaced by a hash of themselves.
 FOREIGN_NAME_BYTES_MAX = 160
@@ -61,7 +61,7 @@ DRAIN_BATCH = 512
 DRAIN_BATCH_BYTES_MAX = 32 * 1024 * 1024
 #: Seconds between two looks of an idle drain.
 POLL_S = 1.0
-#: Back-off between two tries: first and last step, in seconds.
+#: Back-off between two attempts: first and last step, in seconds.
 BACKOFF_FIRST_S = 0.5
 BACKOFF_LAST_S = 60.0
 #: Stems that one process remembers as resting; the oldest is forgotten first.
@@ -79,7 +79,7 @@ KEEP_DONE_S = 7 * 86_400.0
 
 #: Files of one commit that its event names; `files_total` says how many there were.
 HOOK_FILES_MAX = 1_000
-#: Commits of which the hook's background job asks git at once.
+#: Commits that the hook's background job requests from git at once.
 HOOK_BATCH = 200
 #: Notes of commits, in bytes, before new ones are begun.
 HOOK_NOTES_BYTES_MAX = 256 * 1024

@@ -5,8 +5,8 @@
     name TAB crc32 TAB =bytes        a bundle: that many raw bytes follow, lines of one file
     @visible TAB crc32 TAB first name TAB last name
 
-Plain text, one record a line. The crc32 is of the first word and of what follows it: a damaged name would show
-a stranger, a damaged mark could hide what is not visible. `append` returns when the records are on stable storage
+Plain text, one record a line. The crc32 covers the name and the event: a damaged name would show an event that
+was never stored, a damaged mark could hide one. `append` returns when the records are on stable storage
 (`files/append_log.py` says how); then the caller makes the visible files, without sync. A mark says that the files from
 one name to another are visible; it travels with the next records and is never synced by itself.
 """
@@ -34,7 +34,7 @@ __all__ = [
     "record_bytes",
 ]
 
-#: The name of a log ends so when a sync of its files has failed.
+#: Suffix of a log whose files failed to sync.
 UNSYNCED_SUFFIX = ".doubt.jsonl"
 _HEADER = "# watchbill log 2"
 _MARK = b"@visible"
@@ -48,7 +48,7 @@ _INSIDE_TRIES_MAX = 64
 
 
 class Record(NamedTuple):
-    """One visible file to be: its name, and its content without the last newline."""
+    """A file to be made visible: its name, and its content without the last newline."""
 
     name: str
     content: bytes
@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Bytes of a log that are no record: a write cut short, or damage."""
+    """Bytes of a log that are no record: a write that was cut short, or damage."""
 
     offset: int
     data: bytes
@@ -86,7 +86,7 @@ class LogContents:
 
 
 def record_bytes(record: Record) -> bytes:
-    """Return a record as it stands in the log."""
+    """Return a record as it is written in the log."""
     name, content = record.name.encode(), record.content
     size = b"=%d\n" % len(content) if b"\n" in content else b""
     return b"".join((name, b"\t%08x\t" % _crc(name, content), size, content, b"\n"))
@@ -102,7 +102,7 @@ class Log:
 
     @property
     def failed(self) -> bool:
-        """Whether a sync failed: this log takes nothing more."""
+        """Whether a sync failed: this log accepts nothing more."""
         return self._file.failed
 
     @property
@@ -112,7 +112,7 @@ class Log:
 
     @property
     def is_linked(self) -> bool:
-        """False when somebody removed the file under us: what is written to it then is nowhere."""
+        """False after the file was removed: what is written to it is lost."""
         return self._file.is_linked
 
     def append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]] = ()) -> None:
@@ -123,14 +123,14 @@ class Log:
         self._file.append(b"".join((*starmap(_mark_bytes, marks), *map(record_bytes, records))))
 
     def close(self) -> None:
-        """Close the file and keep it: whoever replays logs of dead writers will read it."""
+        """Close the file and keep it for replay."""
         self._file.close()
 
     def mark_unsynced(self) -> None:
-        """Close the file and say in its name that syncing what it stands for has failed.
+        """Close the file and rename it to say that the files of its records failed to sync.
 
-        The kernel reports a failed write-back once; asked again it says that all is well. So a replay must
-        write every file of this log anew before it believes a sync.
+        The kernel reports a failed write-back once; the next sync reports success. So a replay must write every file
+        of this log again before it trusts a sync.
         """
         self.close()
         mark_unsynced(self.path)
@@ -141,7 +141,7 @@ class Log:
 
 
 def mark_unsynced(path: Path) -> None:
-    """Rename a log so that replay trusts nothing but its records. A disk that refuses even that is dead."""
+    """Rename a log so that replay trusts only its records. A disk that refuses even that is dead."""
     if not path.name.endswith(UNSYNCED_SUFFIX):
         with contextlib.suppress(OSError):
             path.rename(path.with_name(path.name.removesuffix(".jsonl") + UNSYNCED_SUFFIX))
@@ -200,7 +200,7 @@ def _pieces(data: bytes, start: int) -> Iterator[Record | Torn | tuple[str, str]
 
 
 def _record_inside(data: bytes, start: int, stop: int) -> tuple[int, Record | None, int]:
-    """Find the whole record in a damaged line: where the newline before it was hit, it begins in the middle.
+    """Find a whole record inside a damaged line: if the newline before it was damaged, it begins in the middle.
 
     Return where it begins, the record, and where to go on reading; without one, the line's end and None.
     """

@@ -1,4 +1,4 @@
-"""The spool's file names: made here, read here, nowhere else.
+"""The spool's file names: how they are made and read.
 
     <ns>-<writer>~<attempt>.jsonl                one event
     <ns>-<writer>.n<lines>~<attempt>.bundle.jsonl  many events in one file
@@ -43,7 +43,7 @@ class Stamps:
         self._lock = threading.Lock()
 
     def take(self, count: int = 1) -> int:
-        """Return the first of `count` consecutive stamps that nobody else in this writer gets."""
+        """Return the first of `count` consecutive stamps that this writer uses only once."""
         with self._lock:
             first = max(self._last + 1, time.time_ns())
             self._last = first + count - 1
@@ -95,20 +95,20 @@ def writer_of(name: str) -> str:
 
 
 def lines_of(name: str) -> int:
-    """Return how many events a file of this name holds, as far as the name says it."""
+    """Return how many events a file of this name holds according to its name."""
     match = _LINES.search(name)
     return int(match[1]) if match else 1
 
 
 def ns_of(name: str) -> int | None:
-    """Return the arrival time that a name carries, in nanoseconds, or None where it carries none."""
+    """Return the arrival time in a name, in nanoseconds, or None if it has none."""
     match = _LEADING_TIME.match(name)
     scale = _SCALES.get(len(match[0])) if match else None
     return int(match[0]) * scale if match and scale else None
 
 
 def stem_of(name: str) -> str:
-    """Return what stays the same through all attempts: the name without suffix and attempt."""
+    """Return the part that is the same for all attempts: the name without suffix and attempt."""
     return _ATTEMPT.sub("", _split(name)[0])
 
 
@@ -119,7 +119,7 @@ def attempt_of(name: str) -> int:
 
 
 def with_attempt(name: str, attempt: int) -> str:
-    """Return the same name with another attempt token."""
+    """Return the same name with another attempt."""
     base, suffix = _split(name)
     return f"{_ATTEMPT.sub('', base)}~{attempt}{suffix}"
 

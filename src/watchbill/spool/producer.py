@@ -1,8 +1,8 @@
-"""The producing half of a spool: events in, names out, and when a name is returned the event is safe.
+"""The producing half of a spool: takes events and returns names. When a name is returned, its event is durable.
 
-Three modes, the same visible files. `wal` (default): one fdatasync of the writer's log, shared by all who
-wait (group commit: whoever comes first commits for the rest), then the visible file without sync; large bundles
-as in `event`. `event`: write, fsync, rename, fsync of the folder, per call; no log. `none`: no sync at all.
+Three modes with the same visible files. `wal` (default): one fdatasync of the writer's log, shared by all waiting
+callers (group commit: the first one commits for the others), then the visible file without sync; large bundles as in
+`event`. `event`: write, fsync, rename, fsync of the folder, per call; no log. `none`: no sync at all.
 
     commit ─▶ waits in line ─▶ leader: log.append(everyone's records) ─▶ hands the lead on ─▶ visible files ─▶ return
 
@@ -40,13 +40,13 @@ __all__ = ["Producer", "Signer"]
 
 Sign = Callable[[bytes], bytes]
 
-_REMOVED = "somebody removed the spool's folder, or a part of it; nothing was acknowledged, try again"
-#: What a record costs in the log besides its event: name, checksum, its share of a mark. In bytes.
+_REMOVED = "the spool's folder, or a part of it, was removed; nothing was acknowledged, try again"
+#: Bytes that a record takes in the log besides its event: name, checksum, its share of a mark.
 _RECORD_BYTES = 150
 
 
 class Signer(Protocol):
-    """Something that signs an event's bytes; `watchbill.spool.signing` has one."""
+    """Signs an event's bytes; `watchbill.spool.signing` has one."""
 
     def sign(self, line: bytes) -> bytes: ...
 
@@ -82,7 +82,7 @@ class Producer:
         self._waiting: list[_Ticket] = []
         self._leading = False
         self._publishing = self._stillness_wanted = 0
-        self._direct = 0  # callers that write beside the log
+        self._direct = 0  # callers that write without the log
         self._marks: list[tuple[str, str]] = []
         self._unseen: list[Record] = []
         self._recent: list[str] | None = []
@@ -92,7 +92,7 @@ class Producer:
 
     @property
     def unseen(self) -> int:
-        """Acknowledged events that a full disk kept from becoming visible; they are safe in the log."""
+        """Acknowledged events that are not visible yet because the disk is full; they are safe in the log."""
         return len(self._unseen)
 
     def commit(self, lines: Sequence[bytes], *, bundle: bool = False) -> list[str]:
@@ -100,7 +100,7 @@ class Producer:
         if not self._logged:
             return self._publish_directly(self._ticket(lines, bundle))
         if bundle and sum(map(len, lines)) >= DIRECT_BYTES_MIN:
-            # So much is written once, file and folder synced, rather than twice, log and file.
+            # A large bundle is written once, with file and folder synced, rather than to the log and to a file.
             return self._publish_directly(self._ticket(lines, bundle), sync=True)
         with self._mutex:
             ticket = self._ticket(lines, bundle)
@@ -119,7 +119,7 @@ class Producer:
         """Wait until the records are stored, or until it is our turn to lead."""
         try:
             ticket.turn.acquire()
-        except BaseException:  # Ctrl-C: nobody may wait for a leader that has left
+        except BaseException:  # Ctrl-C: no other caller may wait for a leader that has left
             with self._mutex:
                 if ticket in self._waiting and not ticket.leads:
                     self._waiting.remove(ticket)
@@ -140,19 +140,19 @@ class Producer:
             self._hand_over()
 
     def checkpoint_if_old(self) -> None:
-        """Cut a log whose time has come although nobody enqueues."""
+        """Cut a log that is old enough, even if nothing is enqueued."""
         if self._log is not None and self._log_is_old():
             self.checkpoint()
 
     def close(self) -> None:
-        """Cut the log and leave. What cannot be made durable now stays in the log for replay."""
+        """Cut the log and close. Records that cannot be made durable now stay in the log for replay."""
         try:
             if not self.broken and self._log is not None:
                 self.checkpoint()
         except (SpoolFull, SpoolBroken):
             self.broken = True
         with self._mutex:
-            # A writer that broke may have others in it still, with its descriptors in hand.
+            # Other threads may still be using the descriptors of a broken writer.
             self._await_stillness(
                 lambda: not (self._leading or self._publishing or self._direct), CLOSE_WAIT_S
             )
@@ -170,7 +170,7 @@ class Producer:
         self._owner.abandon()
 
     def _ticket(self, lines: Sequence[bytes], bundle: bool) -> _Ticket:
-        """Give names in the order of the log, so that a mark may speak of a range of names."""
+        """Give names in the order of the log, so that a mark can name a range."""
         if bundle:
             names = [bundle_name(self._stamps.take(), self.writer, len(lines))]
             lines = [b"\n".join(lines)]
@@ -204,7 +204,7 @@ class Producer:
         return ticket.names
 
     def _lead(self) -> None:
-        """Commit for all who wait, hand the lead on, then show the files and wake the callers."""
+        """Commit for all waiting callers, hand the lead on, then make the files visible and wake the callers."""
         group, marks = self._take_group()
         records = (
             group[0].records if len(group) == 1 else [each for ticket in group for each in ticket.records]
@@ -212,20 +212,20 @@ class Producer:
         visible = False
         try:
             error = self._append(records, marks)
-        except BaseException:  # Ctrl-C: those who wait must not wait for ever
+        except BaseException:  # Ctrl-C: the waiting callers must not wait without end
             self._hand_over(publishing=1)
             self._settle(group, SpoolBroken("interrupted; nothing was acknowledged"), None)
             raise
         self._hand_over(publishing=1)
         try:
-            # A full disk does not undo the acknowledgement: the log has them, we try again.
+            # A full disk does not undo the acknowledgement: the log has these events, and they are shown later.
             visible = error is None and self._publish(records) is None
-            error = error or self._lost()  # asked last: until now somebody may have removed it
+            error = error or self._lost()  # checked last: the log may have been removed until now
         finally:
             self._settle(group, error, (records[0].name, records[-1].name) if visible else None)
 
     def _lost(self) -> TheirsError | None:
-        """Why the log does not hold what was just appended to it, although it took it."""
+        """The error if the log that took the records was removed meanwhile."""
         try:
             if self._log is None or self._log.is_linked:
                 return None
@@ -272,7 +272,7 @@ class Producer:
                     self._quiet.notify_all()
 
     def _await_stillness(self, is_still: Callable[[], bool], limit_s: float | None = None) -> None:
-        """Wait for the others. Under the mutex; only somebody who waits here has to be notified."""
+        """Wait until no other caller is writing. Under the mutex; only callers that wait here are notified."""
         self._stillness_wanted += 1
         try:
             self._quiet.wait_for(is_still, limit_s)
@@ -281,13 +281,13 @@ class Producer:
 
     def _append(self, records: Sequence[Record], marks: Sequence[tuple[str, str]]) -> TheirsError | None:
         if self._unseen and (fault := self._show_unseen()) is not None:
-            return fault  # what is safe in the log waits for room to be shown: no room for more
+            return fault  # records in the log already wait for space: there is none for more
         try:
             self._log_with_room().append(records, marks)
         except OSError as error:
             folder_is_gone = self._log is None and isinstance(error, FileNotFoundError)
             if folder_is_gone or (self._log is not None and self._log.failed):
-                self.broken = True  # the next writer makes what is missing, and a log of its own
+                self.broken = True  # the next writer makes the missing folders, and a new log
             return disk_fault(error, "write the spool's log")
         except (SpoolFull, SpoolBroken) as error:
             return error
@@ -311,13 +311,13 @@ class Producer:
         return time.monotonic() - self._log_born_s > LOG_AGE_MAX_S
 
     def _cut_log(self) -> None:
-        """Checkpoint: files durable first, log removed after. Only while nobody publishes."""
+        """Checkpoint: make the files durable, then remove the log. Only while nothing is published."""
         self._show_unseen()
         if self._log is None or self.broken:
             return
         if self._unseen:
             if self._log.end >= 2 * LOG_BYTES_MAX:
-                raise SpoolFull("the disk is full and the spool's log holds all it may; free some space")
+                raise SpoolFull("the disk is full, and so is the spool's log; free some space")
             return
         try:
             if not self._sync_few():
@@ -330,7 +330,7 @@ class Producer:
         self._log, self._recent, self._marks = None, [], []
 
     def _sync_few(self) -> bool:
-        """Sync a handful of files one by one. Return False where only a sync of everything is sure."""
+        """Sync a handful of files one by one. Return False if only a sync of the whole file system is safe."""
         if self._recent is None or self._sign is not None:
             return False
         queue = self._layout.queue_fd
@@ -351,7 +351,7 @@ class Producer:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        # There and not renamed since, so it was there during the folder's fsync. A release brings a name back.
+        # The name is there and was not renamed since, so the folder's fsync covered it. A release brings a name back.
         return all(self._stands(path, status) for path, status in synced.items())
 
     def _stands(self, path: str, before: os.stat_result) -> bool:
@@ -362,7 +362,7 @@ class Producer:
         return os.path.samestat(before, now) and before.st_ctime_ns == now.st_ctime_ns
 
     def _show_unseen(self) -> TheirsError | None:
-        """Try again to show what a full disk kept back; return why it is still impossible."""
+        """Try again to make events visible that a full disk kept back; return the error if it still fails."""
         with self._mutex:
             unseen, self._unseen = self._unseen, []
         return self._publish(unseen) if unseen else None
@@ -382,7 +382,7 @@ class Producer:
         return fault
 
     def _remember(self, shown: Sequence[str]) -> None:
-        """Note what a checkpoint may sync file by file, while it is little."""
+        """Note the files that a checkpoint may sync one by one, while they are few."""
         with self._mutex:
             if self._recent is not None:
                 self._recent += shown
@@ -390,7 +390,7 @@ class Producer:
                     self._recent = None
 
     def _keep_unseen(self, records: Sequence[Record], shown: Sequence[str]) -> None:
-        """Remember what is not visible. Past the bound the log alone remembers: replay reads it."""
+        """Remember events that are not visible. Past the bound only the log holds them: replay reads it."""
         seen = {stem_of(os.path.basename(path)) for path in shown}
         with self._mutex:
             self._unseen += [record for record in records if _stem(record) not in seen]

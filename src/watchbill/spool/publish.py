@@ -1,10 +1,10 @@
 """Visible files: how an event appears in queue/, whole or not at all.
 
-Every file is written under the writer's own `.tmp` folder and renamed. While no more than some thousand wait they
-lie flat in queue/, where `ls` shows them all. Past that the writer fills buckets, folders of 4,096, so that the oldest
-event can be found without listing a million names, and a large batch is written into a hidden folder of its own and
-appears with a single rename. Once most are consumed, files lie flat again. With `sync` each file and each folder is on
-stable storage before `publish` returns.
+Every file is written in the writer's own `.tmp` folder and renamed. While no more than a few thousand wait, they lie
+flat in queue/, where `ls` shows them all. Beyond that the writer fills buckets, folders of 4,096, so that the oldest
+event is found without listing a million names, and a large batch is written into a hidden folder of its own that
+appears with a single rename. Once most are consumed, new files lie flat again. With `sync` each file and each folder is
+on stable storage before `publish` returns.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class Publisher:
         self._lock = threading.Lock()
         self._bucket = ""  # with its slash; "" while files lie flat
         self._room = 0  # files that fit into the bucket
-        self._look_in = 0  # files until the next look at how many wait
-        self._folders_for = 0  # files that batches put into folders of their own before that is asked again
+        self._look_in = 0  # files until the waiting ones are counted again
+        self._folders_for = 0  # files that batches may put into their own folders before the next count
 
     def publish(self, records: Sequence[Record], shown: list[str], *, sync: bool = False) -> None:
         """Make these files visible; `shown` grows by the path below queue/ of each event that is.
 
-        With `sync` they are durable, too, whatever the mode. Raises OSError at the first failure; `shown` then says
-        how far it came.
+        With `sync` they are durable, too, whatever the mode. Raises OSError at the first failure; `shown` then holds
+        the files that are visible.
         """
         plain: list[Record] = []
         signatures: list[Record] = []
@@ -66,13 +66,13 @@ class Publisher:
             self._sync_queue_folders(shown)
 
     def take_back(self, shown: Sequence[str]) -> None:
-        """Remove files that were shown before the rest failed. One that a worker has leased by then stays leased."""
+        """Remove files that were shown before the rest failed. A file that was leased meanwhile stays leased."""
         for path in shown:
             with contextlib.suppress(OSError):  # the caller says that nothing was acknowledged
                 os.unlink(path, dir_fd=self._layout.queue_fd)
 
     def _publish_files(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
-        """Write all files, then show them one by one: what a full disk refuses, it refuses before any is visible."""
+        """Write all files, then show them one by one: a full disk fails before any of them is visible."""
         written: list[str] = []
         shown_before = len(shown)
         try:
@@ -92,13 +92,13 @@ class Publisher:
         try:
             os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         except FileNotFoundError:
-            # Somebody removed our bucket by hand; a consumer only removes buckets that were superseded.
+            # Our bucket was removed by hand; a consumer only removes buckets that are not used any more.
             target = self._place(fresh=True) + name
             os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         return target
 
     def _publish_folders(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
-        """Write a batch into hidden folders and show all of each with one rename."""
+        """Write a batch into hidden folders and show each folder with one rename."""
         for first in range(0, len(records), BUCKET_FILES_MAX):
             part = records[first : first + BUCKET_FILES_MAX]
             folder = f"{part[0].name[:36]}.n{len(part)}"
@@ -125,7 +125,7 @@ class Publisher:
             os.close(fd)
 
     def _publish_signatures(self, records: Sequence[Record], sync: bool) -> None:
-        """Signatures come first: an event must not be seen before what proves it."""
+        """Write the signatures first: an event must not be visible before its signature."""
         folder = self._layout.signatures
         if not folder.is_dir():
             make_subfolder(folder)
@@ -162,7 +162,7 @@ class Publisher:
             return self._bucket
 
     def _fits_flat(self, count: int) -> bool:
-        """Whether a batch of this size may lie flat. Counts it in if so."""
+        """Whether a batch of this size may lie flat. If so, it is counted."""
         with self._lock:
             if self._folders_for > 0:
                 self._folders_for -= count

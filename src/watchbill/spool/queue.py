@@ -9,7 +9,7 @@
 When `enqueue` returns, the event survives a power cut. Delivery is at least once: leaving the `with` block
 normally is done, an exception is a release, the exception after the last attempt is poison. Nothing here
 needs a daemon; any number of processes and threads may use one spool at the same time. A Spool notices a
-fork and starts afresh in the child.
+fork and starts with new files in the child.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ AnyEvent = Mapping[str, Any] | bytes | str
 
 
 class _Parts:
-    """What a Spool holds open; apart from it so that it can be closed when the Spool is collected."""
+    """The open parts of a Spool; a separate object, so that they can be closed when the Spool is garbage-collected."""
 
     def __init__(self, layout: Layout) -> None:
         self.pid = os.getpid()
@@ -94,7 +94,7 @@ class Spool:
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
         self._recovered_at_s: float | None = None
-        self.given_up = 0  # went to poison before anybody here saw them: unreadable, or their workers died
+        self.given_up = 0  # events poisoned before delivery: unreadable, or their workers died
         self._parts = _Parts(Layout.open(self.path))
         self._finalizer = weakref.finalize(self, self._parts.close_all)
 
@@ -113,13 +113,13 @@ class Spool:
 
     @property
     def rests_s(self) -> float:
-        """For how long this Spool still leaves alone an event that it has put back, in seconds; 0 when none."""
+        """Seconds until this Spool may lease all events again that it has put back; 0 if it may now."""
         consumer = self._parts.consumer
         return consumer.rests_s if consumer is not None else 0.0
 
     @property
     def barred(self) -> dict[str, str]:
-        """Files and folders that this Spool met and may not read or move, each with the reason."""
+        """Files and folders that this Spool may not read or move, each with the reason."""
         return self.layout.barred.standing()
 
     def warnings(self) -> list[str]:
@@ -136,7 +136,7 @@ class Spool:
         return self._producer().commit([encode(event, self._event_bytes_max)])[0]
 
     def enqueue_many(self, events: Iterable[AnyEvent], *, bundle: bool = False) -> list[str]:
-        """Store many events with one durability point and return their files' names.
+        """Store many events with one sync and return their files' names.
 
         With `bundle` they become lines of one file, leased and finished together, and the list has one name.
         If any event is refused, none is stored.
@@ -165,7 +165,7 @@ class Spool:
         """Lease the oldest event for the length of a `with` block; None when nothing waits.
 
         Leaving normally is done. An exception is a release, or poison after the last attempt; PoisonEvent
-        is poison at once; the exception propagates. Ctrl-C and cancellation release without blame.
+        is poison at once; the exception propagates. Ctrl-C and cancellation release it without using up an attempt.
         """
         item = self.lease()
         if item is None:
@@ -203,22 +203,22 @@ class Spool:
         """Lease up to `count` of the oldest events, in arrival order. Unreadable ones go to poison at once.
 
         Several share a folder of their own, which `done_many` finishes with one rename. With
-        `retries_alone` an event that was leased before comes alone: if it is what kills its workers, it
-        shall not use up its neighbours' attempts as well.
+        `retries_alone` an event that was leased before comes alone: if it kills its workers, it does not use up
+        the attempts of other events.
         """
         consumer = self._consumer()
         items: list[Item] = []
         size = 0
         while len(items) < count and size < bytes_max:
             try:
-                # With something in hand, do not read the folder again just to fill the batch.
+                # Do not read the folder again just to fill a batch.
                 lease = consumer.lease(
                     rescan=not items, retries=not (items and retries_alone), batch=count > 1
                 )
                 item = self._read(consumer, lease) if lease is not None else None
             except (SpoolFull, SpoolBroken):
                 if items:
-                    break  # what is in hand can be worked on
+                    break  # the events leased so far can be delivered
                 raise
             if lease is None:
                 break
@@ -231,24 +231,24 @@ class Spool:
         return items
 
     def done(self, item: Item) -> None:
-        """Finish an event: it moves to queue-done. Raises LeaseLost if it was taken from us."""
+        """Finish an event: it moves to queue-done. Raises LeaseLost if the lease was lost."""
         self._consumer_of(item).done(item.lease)
 
     def done_many(self, items: Sequence[Item]) -> None:
-        """Finish what is left of a `lease_many`, after all others of it were settled: cheaper than one by one."""
+        """Finish the events of a `lease_many` that are not settled yet: cheaper than one by one."""
         if items:
             self._consumer_of(items[0]).done_batch([item.lease for item in items])
 
     def release(self, item: Item, *, rest_s: float = 0.0) -> None:
-        """Put an event back; this process leaves it alone for `rest_s` seconds. That uses up no try: `fail` does."""
+        """Put an event back; this process leaves it alone for `rest_s` seconds. It uses up no attempt; `fail` does."""
         self._consumer_of(item).release(item.lease, rest_s)
 
     def give_back(self, item: Item) -> None:
-        """Release without fail and without blame: what the disk keeps us from moving now is moved later."""
+        """Release, now or later, without using up an attempt: an event that cannot be moved now is moved later."""
         self._consumer_of(item).give_back(item.lease)
 
     def forget(self, item: Item) -> None:
-        """Its file was moved to where somebody else looks after it."""
+        """Drop the lease of an event whose file was moved elsewhere."""
         self._consumer_of(item).forget(item.lease)
 
     def poison(self, item: Item, reason: str) -> None:
@@ -260,10 +260,10 @@ class Spool:
         return self._fail(self._consumer_of(item), item.lease, f"{type(error).__name__}: {error}", rest_s)
 
     def recover(self, *, start: bool = True) -> Recovered:
-        """Take back what dead workers left in flight, and show what dead writers left in their logs.
+        """Put back the events that dead workers left in flight, and replay the logs of dead writers.
 
-        Never takes from a worker or writer that is alive. What a foreign program leased is left to it for
-        `foreign_lease_s`. With `start` another one's replay is waited for.
+        Never takes from a worker or writer that is alive. An event that a foreign program leased stays with it for
+        `foreign_lease_s`. With `start` it waits for a replay by another process.
         """
         try:
             replay_dead(self.layout, wait=start)
@@ -278,28 +278,28 @@ class Spool:
         return result
 
     def spare(self, is_stored: Callable[[Path], bool]) -> None:
-        """Let recovery put back, and not give up, what this says is stored already. For a worker that stores events."""
+        """Let recovery put back, and never poison, files whose events `is_stored` finds in the worker's store."""
         self._recovery = replace(self._recovery, is_stored=is_stored)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something may have arrived, at most `timeout_s`. May be wrong: look for yourself."""
+        """Sleep until something may have arrived, at most `timeout_s`. It may be wrong, so check the queue."""
         deaf, watch = self._parts.watch is None, self._watch()
         consumer = self._consumer()
-        # What came into a folder before we listened to it made no sound: look first, then wait.
+        # An arrival in a folder that was not watched yet woke nobody: check first, then wait.
         arrived = watch.follow(consumer.folders) or deaf or watch.wait(timeout_s)
         consumer.wake()
         return arrived
 
     def wake(self) -> None:
-        """End a `wait` in another thread. Does nothing where nobody can wait: before the first, and after `close`."""
+        """End a `wait` in another thread. Does nothing before the first `wait` and after `close`."""
         if (watch := self._parts.watch) is not None:
             watch.wake()
 
     # Life
 
     def close(self) -> None:
-        """Cut the log and give back the worker's folder, for good. What is still leased is left to recovery, and
-        what cannot be made durable now to replay."""
+        """Cut the log and remove the worker's folder, for good. Events that are still leased are left to recovery,
+        and records that cannot be made durable now are left to replay."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -319,7 +319,7 @@ class Spool:
                 parts.producer.close()
                 parts.producer = None
                 with contextlib.suppress(OSError):
-                    replay_dead(parts.layout)  # what the broken one acknowledged is in its log
+                    replay_dead(parts.layout)  # events that the broken writer acknowledged are in its log
             if parts.producer is None:
                 try:
                     self.layout.renew()
@@ -329,7 +329,7 @@ class Spool:
             return parts.producer
 
     def _consumer(self) -> Consumer:
-        """Return the worker, and look after crashed ones when it is time."""
+        """Return the worker, and recover from crashed ones when that is due."""
         parts = self._parts
         consumer = parts.consumer
         if consumer is not None and consumer.is_ours and not self._recovery_is_due():
@@ -338,9 +338,9 @@ class Spool:
             self._after_fork()
             try:
                 if self._recovery_is_due() and not self.in_flight_here:
-                    self.layout.renew()  # who only waits notices by nothing else that the spool lies elsewhere
+                    self.layout.renew()  # a process that only waits has no other way to notice that the spool was moved
                 if parts.consumer is not None and not parts.consumer.is_ours:
-                    parts.consumer.abandon()  # somebody removed our folder, or moved it away
+                    parts.consumer.abandon()  # our folder was removed or moved
                     parts.consumer = None
                 if parts.consumer is None:
                     self.layout.renew()
@@ -405,11 +405,11 @@ class Spool:
             consumer.poison(lease, {"reason": str(error), "error": "unreadable"})
             self.given_up += 1
         except FileNotFoundError:
-            consumer.forget(lease)  # taken away by hand between lease and read
+            consumer.forget(lease)  # removed by hand between lease and read
         except PermissionError as error:
-            consumer.set_aside(lease, error)  # another user may read it: no reason to give it up
+            consumer.set_aside(lease, error)  # another user may be able to read it: do not poison it
         except OSError as error:
-            # The disk cannot read this file now; the event is not to blame until its last attempt.
+            # The disk cannot read this file now; the event is poisoned only after its last attempt.
             text = f"cannot be read: {error}"
             self.given_up += self._fail(consumer, lease, text, rest_after(lease.attempt))
         return None

@@ -1,6 +1,6 @@
-"""Reading a corpus: deduplicated by id, checked, repaired, counted, its end.
+"""Reading a corpus: each id once, checked, repaired, counted, followed.
 
-Reads lines as they stand, in one pass, whatever their number. Never writes, except `repair`, which makes a
+Reads lines in one pass, whatever their number. Never writes, except `repair`, which makes a
 new file beside the old one and swaps them under the appender's lock; every byte it leaves out is kept.
 """
 
@@ -41,7 +41,7 @@ class CorpusLine:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A line that is no event. `line` holds its bytes, of a line beyond all limits only the first."""
+    """A line that is no event. `line` holds its bytes; of a line that is too long, only the first."""
 
     offset: int
     reason: str
@@ -66,7 +66,7 @@ class Report:
 
 
 def read(path: Path, *, id_key: str = "id", unique: bool = True) -> Iterator[CorpusLine]:
-    """Yield the good lines in order; with `unique` each id once, the first one. Bad lines are passed over."""
+    """Yield the good lines in order; with `unique` each id once, the first one. Bad lines are skipped."""
     seen: set[bytes] = set()
     for found in _lines(path, id_key):
         if isinstance(found, BadRecord):
@@ -103,7 +103,7 @@ def count(path: Path, *, id_key: str = "id", unique: bool = True) -> int:
 
 
 def whole_lines_end(path: Path) -> int:
-    """Return the offset after the last whole line: what follows it may be a write under way."""
+    """Return the offset after the last whole line: bytes after it may belong to a write in progress."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -130,9 +130,9 @@ def tail(path: Path, lines: int = 10, *, end: int | None = None) -> list[bytes]:
 
 
 def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iterator[bytes]:
-    """Yield lines that are appended after the offset `start` (by default from now on), for ever. Only whole lines.
+    """Yield lines that are appended after the offset `start` (by default from now on), without end. Only whole lines.
 
-    A corpus that was repaired meanwhile is followed after the last line that was seen.
+    After a repair it continues after the last line that was seen.
     """
     file = open(path, "rb")  # noqa: SIM115  replaced below
     try:
@@ -155,12 +155,15 @@ def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iter
 
 
 def repair(path: Path, *, id_key: str = "id", quarantine: Path | None = None, unique: bool = False) -> Report:
-    """Take bad lines (and, with `unique`, repeated ids) out of a corpus; they are kept in the quarantine file.
+    """Move bad lines (and, with `unique`, repeated ids) from a corpus to the quarantine file.
 
     Returns what was found. A clean corpus is not touched. Raises SpoolFull or SpoolBroken: then it is as it was;
     ValueError for a link or a pipe, which a new file must not replace.
     """
-    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):  # a folder says it itself
+    if stat.S_IFMT(path.lstat().st_mode) not in (
+        stat.S_IFREG,
+        stat.S_IFDIR,
+    ):  # opening a folder raises a clear error
         raise ValueError("only a regular file can be repaired; name the file itself, not a link to it")
     report = check(path, id_key=id_key)
     if report.is_clean and not (unique and report.duplicates):
@@ -183,7 +186,7 @@ def _is_replaced(path: Path, file: BinaryIO) -> bool:
 
 
 def _seek_after(file: BinaryIO, seen: Sequence[bytes]) -> None:
-    """Go to what follows the last of these lines that is still near the end; to the end where none is."""
+    """Seek to the end of the last of these lines that is still near the end; to the end if none is."""
     end = file.seek(0, os.SEEK_END)
     start = max(0, end - 4 * 1024 * 1024)
     file.seek(start)
@@ -218,7 +221,7 @@ def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
 
 
 def _copy(path: Path, record: BadRecord, target: Path) -> None:
-    """Keep a line that is too long for memory."""
+    """Copy a line that is too long for memory."""
     with open(path, "rb") as source, writing(target) as file:
         source.seek(record.offset)
         left = record.size
@@ -227,7 +230,7 @@ def _copy(path: Path, record: BadRecord, target: Path) -> None:
             left -= len(part)
 
 
-_TORN = "no newline at its end: a write cut short"
+_TORN = "no newline at its end: a write was cut short"
 
 
 def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:

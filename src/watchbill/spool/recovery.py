@@ -1,10 +1,9 @@
 """Recovery: events that crashed workers left in flight go back to the queue.
 
-Takes only what it can lock, so it never robs a worker that is alive. An event that has used up its attempts
-(it may be what kills its workers) goes to poison instead, unless it is stored already: its worker died after that, and
-the next one only has to finish it. Files that a foreign program leased without a
-lock are taken back ten minutes after they were leased or touched, at a start as at any other time: until then
-nothing tells a living worker from a dead one.
+Takes only folders that it can lock, so it never takes events from a worker that is alive. An event that has used up its
+attempts (it may be the cause of its workers' deaths) goes to poison instead, unless it is stored already: then the next
+worker only has to finish it. Files that a foreign program leased without a lock are taken back ten minutes after they
+were leased or touched, also at a start: until then a living worker cannot be told from a dead one.
 """
 
 import contextlib
@@ -41,16 +40,16 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a spool takes back what dead workers hold."""
+    """How a spool takes back the events of dead workers."""
 
     attempts: int
     foreign_lease_s: float = FOREIGN_LEASE_S
-    #: Whether an event of this file is where the worker's work would have brought it.
+    #: Whether an event of this file is already stored where its worker stores events.
     is_stored: Callable[[Path], bool] = lambda _: False
 
 
 def recover(layout: Layout, rules: Rules) -> Recovered:
-    """Take back what dead workers hold. Raises OSError on a disk that cannot be written."""
+    """Put back the events of dead workers. Raises OSError on a disk that cannot be written."""
     result = Recovered()
     folder = layout.folder(State.IN_FLIGHT)
     for name in sorted(os.listdir(folder)):
@@ -59,7 +58,7 @@ def recover(layout: Layout, rules: Rules) -> Recovered:
         try:
             _recover_entry(layout, folder / name, rules, result)
         except PermissionError as error:
-            layout.barred.note(folder / name, error)  # another user's: the rest comes back all the same
+            layout.barred.note(folder / name, error)  # another user's: the others are put back all the same
     sweep_newborns(folder)
     return result
 
@@ -83,7 +82,7 @@ def _recover_folder(layout: Layout, folder: Path, rules: Rules, result: Recovere
     try:
         files = _files(folder)
         if files and holds(folder):
-            return  # a shell's: nobody keeps it locked, its term says that it is alive
+            return  # a shell's lease: no process locks it, and its term says that it holds
         for path in files:
             _take_back(layout, path, rules, result, attempt_of(path.name))
         for rest in folder.glob(".*.reason"):
@@ -95,7 +94,7 @@ def _recover_folder(layout: Layout, folder: Path, rules: Rules, result: Recovere
 
 
 def counts_tries(folder: Path) -> bool:
-    """Whether this is a worker of ours, whose leases have their try in the name; a foreign rename keeps the name."""
+    """Whether this worker is Watchbill's, with the attempt in the names of its leases; a foreign one keeps names."""
     return _is_worker(folder) or (folder / LOCK_NAME).exists()
 
 
@@ -111,12 +110,12 @@ def _files(folder: Path) -> list[Path]:
 def _remove_batches(folder: Path) -> None:
     for name in os.listdir(folder):
         if _is_folder(folder / name):
-            with contextlib.suppress(OSError):  # something else lies in it; the folder then stays visible
+            with contextlib.suppress(OSError):  # not empty: the folder stays
                 (folder / name).rmdir()
 
 
 def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, attempt: int) -> None:
-    """Move one file back. `attempt` is the try that failed: a foreign lease does not show in the name."""
+    """Move one file back. `attempt` is the one that failed: a foreign lease does not change the name."""
     worn_out = attempt >= rules.attempts and not rules.is_stored(path)
     state = State.POISON if worn_out else State.QUEUE
     name = with_attempt(path.name, attempt)
@@ -143,7 +142,7 @@ def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, atte
 def _foreign_is_over(path: Path, foreign_lease_s: float) -> bool:
     """Whether a file leased without an owner folder may be taken back.
 
-    A rename and a touch renew it. A foreign worker that needs longer holds a flock on the file itself.
+    A rename or a touch renews the lease. A foreign worker that needs longer holds a flock on the file itself.
     """
     try:
         status = path.lstat()

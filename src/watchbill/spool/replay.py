@@ -1,8 +1,8 @@
-"""Replay: what dead writers acknowledged and did not live to show.
+"""Replay: makes events visible that a writer acknowledged before it died.
 
 Reads the logs of writers that hold no lock any more, finds which of their events are in none of the four
 folders, makes those visible, makes everything durable, and only then removes the log. After a power cut a
-file may be there by name with its content gone; it is written again where it lies. Pieces that are no
+file may have its name but not its content; it is written again in place. Pieces that are no
 record are kept in queue-poison/ as `.torn` files with their offset. One replayer at a time; a living
 writer's log is never touched. A log that cannot be finished now (disk full) stays for the next time. One scan
 of the folders serves all logs, however many writers died.
@@ -40,7 +40,7 @@ _CANNOT_WRITE = DISK_FAULTS | {errno.EACCES}
 def replay_dead(layout: Layout, *, wait: bool = False) -> int:
     """Replay every dead writer's log and return how many events became visible.
 
-    Returns 0 on a disk that cannot be written now. While somebody else replays it returns 0 or, with `wait`,
+    Returns 0 on a disk that cannot be written now. While another process replays it returns 0 or, with `wait`,
     waits: a consumer that starts must not lease a file whose content is about to be restored.
     """
     if not _has_work(layout):
@@ -93,7 +93,7 @@ def log_names(layout: Layout) -> set[str]:
 
 
 def _has_work(layout: Layout) -> bool:
-    """Whether there is any writer's trace at all: the common case costs two listings."""
+    """Whether any writer has left a folder or a log: the common case costs two listings."""
     return bool(_logs(layout)) or bool(os.listdir(layout.temporary))
 
 
@@ -127,7 +127,7 @@ def _replay_all(layout: Layout) -> int:
 
 @contextlib.contextmanager
 def _dead(layout: Layout, logs: Sequence[str]) -> Generator[list[Path]]:
-    """Yield those of these logs whose writers are dead; no one else takes them meanwhile."""
+    """Yield the logs whose writers are dead, each locked against other replays."""
     locks: dict[str, int] = {}  # by writer; one may have left several logs
     try:
         for name in logs:
@@ -149,7 +149,7 @@ def _dead(layout: Layout, logs: Sequence[str]) -> Generator[list[Path]]:
 
 
 def _take_writer(layout: Layout, folder: Path) -> int | None:
-    """Lock a dead writer's folder; None while it lives, and where only another user may look."""
+    """Lock a dead writer's folder; None while it lives, and if only another user may open it."""
     try:
         return take_dead(folder)
     except PermissionError as error:
@@ -158,7 +158,7 @@ def _take_writer(layout: Layout, folder: Path) -> int | None:
 
 
 class _Log(NamedTuple):
-    """A dead writer's log and what has to be looked for because of it."""
+    """A dead writer's log, and the names to look for in the folders."""
 
     path: Path
     trusted: bool
@@ -166,9 +166,9 @@ class _Log(NamedTuple):
 
 
 def _groups(layout: Layout, logs: Sequence[Path]) -> Iterator[list[_Log]]:
-    """Yield logs that share a scan of the folders: as many as hold a bearable number of names.
+    """Yield groups of logs that share a scan of the folders, each with a bounded number of names.
 
-    A scan for each log would cost the dead logs times the waiting files: 50 and 200,000 took 48 s.
+    One scan per log would cost logs times waiting files: 50 logs and 200,000 files took 48 s.
     """
     group: list[_Log] = []
     names = 0
@@ -192,7 +192,7 @@ def _groups(layout: Layout, logs: Sequence[Path]) -> Iterator[list[_Log]]:
 
 
 def _replay_group(layout: Layout, group: Sequence[_Log]) -> int:
-    """Show what these logs hold and the folders do not, make all of it durable, then remove the logs."""
+    """Show the events that are in these logs and in no folder, make all of them durable, then remove the logs."""
     shown = 0
     holds_records = False
     for log, missing, damaged in _surveys(layout, group):
@@ -220,7 +220,7 @@ def _is_trusted(layout: Layout, contents: LogContents, path: Path) -> bool:
     """Whether a log's marks are true.
 
     On the same boot and the same mount they are: what was visible is still there or was consumed. After a power cut
-    nothing is certain. If a sync of these files has failed, what the page cache shows proves nothing.
+    nothing is certain. If a sync of these files has failed, the content of the page cache proves nothing.
     """
     here = (boot_id(), mount_id(layout.root_fd))
     return bool(contents.mount) and (contents.boot, contents.mount) == here and not _is_doubtful(path)
@@ -235,8 +235,8 @@ def _is_signature(record: Record) -> bool:
 
 
 def _records(contents: LogContents, trusted: bool) -> list[Record]:
-    """Return the records to look for: without trust all; the unmarked ones always, because the writer may have died
-    between the rename and the mark."""
+    """Return the records to look for: all of a log that is not trusted, else the unmarked ones, because the writer may
+    have died between the rename and the mark."""
     return contents.unmarked() if trusted else contents.records
 
 
@@ -266,7 +266,7 @@ def _place(layout: Layout, record: Record, found: Mapping[str, Path]) -> Path | 
 def _damaged(
     layout: Layout, present: Sequence[tuple[Path, Record]], *, doubtful: bool
 ) -> list[tuple[Path, Record]]:
-    """Return which of these files do not hold what was acknowledged, with where they lie now.
+    """Return the files that do not hold the acknowledged content, with their present paths.
 
     A file that a living worker has moved since the scan is looked for once more. Restored at its old place it
     would be there twice.
@@ -288,10 +288,10 @@ def _damaged(
 
 
 def _found(layout: Layout, wanted: set[str]) -> dict[str, Path]:
-    """Return where those of these stems lie that are in any of the four folders.
+    """Return the paths of the stems that are in one of the four folders.
 
     Folders are read in the direction in which events move, and the first ones once more at the end, so that
-    an event that moves meanwhile is not missed. One missed all the same would only be delivered twice.
+    an event that moves meanwhile is not missed. An event that is missed all the same is delivered twice, not lost.
     """
     found: dict[str, Path] = {}
     if not wanted:
@@ -321,10 +321,10 @@ def _show(layout: Layout, missing: Sequence[Record], damaged: Sequence[tuple[Pat
 
 
 def _quarantine(layout: Layout, log: Path, torn: Torn) -> None:
-    """Keep a piece that is no record, without the name of an event: it never was acknowledged as one."""
+    """Keep a piece that is no record, not under the name of an event: it was never acknowledged as one."""
     path = layout.folder(State.POISON) / f"{log.stem}-{torn.offset}.torn"
     reason = {
-        "reason": "no whole record: a write cut short, or damage",
+        "reason": "no whole record: a write was cut short, or damage",
         "log": log.name,
         "offset": torn.offset,
     }
@@ -333,7 +333,7 @@ def _quarantine(layout: Layout, log: Path, torn: Torn) -> None:
 
 
 def _sweep_writers(layout: Layout) -> None:
-    """Remove what dead writers left half-written; the log, if there was one, has been replayed before."""
+    """Remove half-written files of dead writers, whose logs have been replayed before."""
     sweep_newborns(layout.temporary)
     living_logs = {name[:16] for name in _logs(layout)}
     for name in os.listdir(layout.temporary):

@@ -1,7 +1,7 @@
-"""What becomes of finished events: a day's files become one file, or a few, and old days go.
+"""Retention of finished events: the files of a day are merged into one or a few, and old days are removed.
 
-Only whole UTC days before today are touched. A file whose event some log still holds stays: a replay after a
-power cut would otherwise not find it and deliver it again. Poison is never touched; that is for people.
+Only whole UTC days before today are touched. A file whose event is still in a log stays: a replay after a
+power cut would otherwise not find it and deliver it again. Poison is never touched; people decide about it.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def gc(
 
 
 def _days(layout: Layout) -> list[Path]:
-    """Return the folders and files of finished days, oldest first; foreign flat files count by their time."""
+    """Return the folders and files of finished days, oldest first; files without a date count by their mtime."""
     done = layout.folder(State.DONE)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     names = sorted(name for name in os.listdir(done) if not name.startswith("."))
@@ -80,7 +80,7 @@ def _days(layout: Layout) -> list[Path]:
 
 
 def _age_s(path: Path) -> float:
-    """Return how long a day has been over; what has no date in its name has its own time."""
+    """Return the seconds since a day ended; for a file without a date in its name, since its mtime."""
     match = _DATE.fullmatch(path.name)
     try:
         if match is not None:
@@ -108,12 +108,12 @@ def _collect_folder(
             if over:
                 _put_away(bundle, archive, result)
     for path in [*(folder / name for name in os.listdir(folder)), folder]:
-        with contextlib.suppress(OSError):  # a batch's folder goes when it is empty, and so does the day's
+        with contextlib.suppress(OSError):  # only empty folders are removed: of a batch, and of the day
             path.rmdir()
 
 
 def _groups(folder: Path, names: list[str]) -> Iterator[list[str]]:
-    """Yield a day's files in groups that fit into one bundle: it may be requeued. What is no such file stays."""
+    """Yield a day's files in groups that fit into one bundle, so that it can be requeued. Other entries stay."""
     group: list[str] = []
     size = lines = 0
     for name in names:
@@ -134,7 +134,7 @@ def _groups(folder: Path, names: list[str]) -> Iterator[list[str]]:
 
 
 def _compact(folder: Path, names: list[str]) -> Path:
-    """Write these events into one file, durably, and return it. The single files are still there then."""
+    """Write these events into one file, durably, and return it. Does not remove the single files."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     lines = 0
     with open_folder(folder) as source, writing(temporary) as target:
@@ -169,7 +169,7 @@ def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
 
 
 def _place(temporary: Path, wanted: Path) -> None:
-    """Give an archived file its name, durably. Another spool may do the same with its own at this moment."""
+    """Give an archived file its name, durably. Another spool may archive a file of the same name at this moment."""
     with open_folder(wanted.parent) as folder:
         while True:
             if wanted.is_file() and filecmp.cmp(temporary, wanted, shallow=False):

@@ -1,9 +1,9 @@
-"""Which event is next: a listing of queue/ that is read once and then popped from memory.
+"""Which event is next: a listing of queue/ that is read once and then consumed from memory.
 
 Names sort by arrival, so the oldest is found without opening a file. Buckets are listed only when their
 time comes: with a million waiting, the first claim reads one listing of queue/ and one bucket. Foreign
-names without a time are ordered by the file's own time. A name in here is only a candidate: whoever
-renames it first owns it. Emptied buckets are removed once nobody can write into them any more.
+names without a time are ordered by the file's own time. A name in here is only a candidate: the worker
+that renames it first has leased it. Empty buckets are removed once no writer uses them any more.
 """
 
 import errno
@@ -51,11 +51,11 @@ class Candidates:
             self._expand(path)
 
     def push_back(self, path: str) -> None:
-        """Give back what was popped last; it comes first again."""
+        """Put back the candidate that was popped last; it comes first again."""
         self._next.append((path.rpartition("/")[2], path))
 
     def forget(self) -> None:
-        """Throw the listing away: the next pop reads the folder."""
+        """Drop the listing: the next pop reads the folder."""
         self._next.clear()
         self.read_at_s = -RESCAN_S
 
@@ -70,7 +70,7 @@ class Candidates:
         own: list[str] = []
         other: list[str] = []
         for name in names:
-            # As our writers make them: it sorts by itself.
+            # A name made by Watchbill sorts by itself.
             if name[19:20] == "-" and name.endswith(".jsonl") and name[:19].isdigit():
                 own.append(name)
             elif name[0] != ".":
@@ -108,7 +108,7 @@ class Candidates:
             self._add(folder, names)
 
     def _judge(self, folder: str, names: Sequence[str], found: list[_Candidate]) -> None:
-        """Tell buckets and foreign events from what is neither."""
+        """Separate buckets and foreign events from other entries."""
         for name in names:
             if is_bucket(name):
                 self.folders.append(folder + name + "/")
@@ -123,13 +123,15 @@ class Candidates:
             return
         if stat.S_ISDIR(status.st_mode):
             self.folders.append(folder + name + "/")
-            found.append((f"{0:019d}", folder + name + "/"))  # its files have their own times: look at once
+            found.append(
+                (f"{0:019d}", folder + name + "/")
+            )  # its files have their own times: list it at once
         elif name.endswith(".jsonl"):
             arrived = ns_of(name)
             found.append((f"{status.st_mtime_ns if arrived is None else arrived:019d}", folder + name))
 
     def _remove(self, bucket: str) -> None:
-        """Remove an emptied bucket if its writer is through with it. A bucket still in use must stay:
+        """Remove an empty bucket if its writer has finished with it. A bucket still in use must stay:
         a writer's fsync of a removed folder would silently sync nothing."""
         if not is_bucket(bucket):
             return

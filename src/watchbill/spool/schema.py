@@ -1,7 +1,7 @@
 """What an event must look like before it may enter the corpus.
 
-The built-in schema asks for an id, a kind and a time and leaves the rest free. A JSON Schema file says
-more; it needs the extra `watchbill[schema]`, which is imported only when such a file is named.
+The built-in schema requires an id, a kind and a time and leaves the rest free. A JSON Schema file can
+require more; it needs the extra `watchbill[schema]`, which is imported only when such a file is named.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _REASON_CHARS_MAX = 500
 
 
 class Schema(Protocol):
-    """A judge of events."""
+    """Checks events."""
 
     def refuse(self, event: Mapping[str, Any]) -> str | None:
         """Return why this event is invalid, or None if it is valid."""

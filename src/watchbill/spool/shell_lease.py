@@ -1,11 +1,11 @@
-"""Leases that outlive the process that took them: for workers that are shell scripts (SPOOL-03).
+"""Leases that outlive the process that took them, for workers that are shell scripts (SPOOL-03).
 
     path=$(watchbill spool dequeue --spool DIR --pid $$)  &&  work "$path"  &&  watchbill spool done "$path" --spool DIR
 
 The event lies in an owner folder of its own, as every leased event does, but no process holds the folder's lock. A file
-in it says how long the lease holds: as long as a process lives (told by pid, start time and boot, so that a reused pid
-is not taken for it), or until a time. The path is the lease: its attempt is in its name, so a path that was taken back
-never fits what somebody else leased after it.
+in it says how long the lease holds: as long as a process lives (identified by pid, start time and boot, because pids
+are reused), or until a time. The path is the lease: the attempt is in its name, so the path of a lease that was taken
+back never names a later lease.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def dequeue(spool: Spool, term: Term) -> tuple[Path, Item] | None:
             path = owner.path / item.name
             os.rename(item.path, path)
         finally:
-            owner.abandon()  # unlocked, and left to the term
+            owner.abandon()  # unlocked: from here on the term counts
     except OSError as error:
         spool.give_back(item)
         raise disk_fault(error, f"lease {item.name}") from error
@@ -50,7 +50,7 @@ def dequeue(spool: Spool, term: Term) -> tuple[Path, Item] | None:
 
 
 def renew(spool: Spool, path: Path, term: Term) -> Path:
-    """Let a lease hold for another term. Raises LeaseLost if it was taken back."""
+    """Renew a lease for another term. Raises LeaseLost if it was taken back."""
     entry = find_leased(spool, path)
     lock = take_dead(entry.path.parent, make_lock=False)
     if lock is None:
@@ -92,7 +92,7 @@ def done(spool: Spool, path: Path) -> str:
 
 
 def fail(spool: Spool, path: Path, reason: str) -> State:
-    """Put a leased event back for another try or, after its last one, give it up. Return where it went."""
+    """Put a leased event back for another attempt or, after the last one, poison it. Return where it went."""
     entry = find_leased(spool, path)
     worn_out = entry.attempt >= spool.attempts
     if worn_out:
@@ -104,6 +104,6 @@ def fail(spool: Spool, path: Path, reason: str) -> State:
 
 
 def _leave(entry: Entry) -> None:
-    """Remove what is left of a settled lease; what cannot be removed now is swept by recovery."""
+    """Remove the folder of a settled lease; if that fails now, recovery removes it."""
     with contextlib.suppress(OSError):
         remove_folder(entry.path.parent)

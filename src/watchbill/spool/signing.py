@@ -1,7 +1,7 @@
 """Signed events: Ed25519, the signature beside the event and never inside it.
 
 A signature is over the event's exact bytes, with a prefix that keeps it from being valid for anything else.
-It stands in `queue-signatures/<stem>.sig.json` as `{"key", "signature"}` and stays there while the event
+It is stored in `queue-signatures/<stem>.sig.json` as `{"key", "signature"}` and stays there while the event
 moves. `key` is the fingerprint of the public key. Needs the extra `watchbill[sign]`, imported on first use.
 """
 
@@ -123,7 +123,7 @@ class _Modules:
 
 
 def _reason(error: OSError | ValueError | TypeError) -> str:
-    """Why a key cannot be read; the file is named already."""
+    """Why a key cannot be read, without the name of its file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

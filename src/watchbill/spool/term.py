@@ -1,7 +1,7 @@
-"""How long a lease holds that no process keeps locked: as long as another process lives, or until a time.
+"""The term of a lease that no process keeps locked: as long as a given process lives, or until a time.
 
-A process is told by pid, start time and boot, so that a reused pid is not taken for it. On one boot a time is read from
-a clock that nobody sets; other machines, and the same one after a restart, read the wall clock.
+A process is identified by pid, start time and boot, because pids are reused. Within one boot the time is that of a
+clock that cannot be set; other machines, and the same one after a restart, use the wall clock.
 """
 
 import json
@@ -32,7 +32,7 @@ class Term:
     def is_over(self) -> bool:
         here = self.host == host_name()
         if self.pid:
-            # Another machine cannot know; only its own may take the event back.
+            # Another machine cannot know whether the process lives; only its own may take the event back.
             return here and (self.boot != boot_id() or process_start(self.pid) != self.started)
         if here and self.boot == boot_id():
             return boot_time_ns() >= self.until_boot_ns
@@ -48,22 +48,22 @@ def term_for(seconds: float) -> Term:
 
 
 def term_of(pid: int) -> Term | None:
-    """A lease that holds as long as this process lives; None if there is none, or where nothing tells."""
+    """A lease that holds as long as this process lives; None if there is none, or it cannot be identified."""
     started = process_start(pid)
     return Term(host_name(), boot_id(), pid, started) if started else None
 
 
 def holds(folder: Path) -> bool:
-    """Whether the lease of an owner folder that nobody has locked still holds. Raises OSError."""
+    """Whether the lease of an owner folder without a lock still holds. Raises OSError."""
     try:
         read: object = json.loads((folder / LEASE_NAME).read_bytes())
         return isinstance(read, dict) and not Term(**cast(dict[str, Any], read)).is_over
     except FileNotFoundError:
         return False
     except (ValueError, TypeError):
-        return False  # ours is written whole: somebody else wrote this
+        return False  # ours is always written whole: another program wrote this
 
 
 def write_term(folder: Path, term: Term) -> None:
-    """Say in an owner folder how long its lease holds. Raises OSError."""
+    """Write into an owner folder how long its lease holds. Raises OSError."""
     write_file_durable(folder / LEASE_NAME, json.dumps(asdict(term)).encode() + b"\n")

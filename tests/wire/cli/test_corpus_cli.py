@@ -30,7 +30,7 @@ def test_a_torn_corpus_is_found_and_mended(alone, corpus):
     checked = alone("corpus", "check", "c.jsonl")
     assert checked.returncode == 1
     assert "byte 0: not JSON" in checked.stdout
-    assert "a write cut short" in checked.stdout
+    assert "a write was cut short" in checked.stdout
     told = json.loads(alone("corpus", "check", "c.jsonl", "--json").stdout)
     assert (told["ok"], told["events"], told["duplicates"], told["bad"], told["torn_tail"]) == (
         False,
