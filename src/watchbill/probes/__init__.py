@@ -32,7 +32,7 @@ class CardHealth:
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     throttled: tuple[str, ...] = ()  # reasons that cost speed, without idling
-    utilisation_percent: int | None = None  # of the time in which it computed lately
+    utilisation_percent: int | None = None  # of the last sample period in which it was busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Reading:
     #: GPUs only: pid -> memory of that process.
     processes: Mapping[int, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     health: CardHealth | None = None  # GPUs only
-    uuid: str = ""  # GPUs only: the card itself, whatever its number; empty where it has none
-    # GPUs only: as the card is sold, the driver's own share included; 0 where it is unknown.
+    uuid: str = ""  # GPUs only: identifies the card, whatever its index; empty where it has none
+    # GPUs only: the card's whole memory, including the driver's reserve; 0 where it is unknown.
     total: Bytes = Bytes(0)
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:

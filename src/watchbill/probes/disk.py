@@ -1,7 +1,7 @@
-"""The disk probe: whether the disk of a folder takes a small file, looked at all the time by a thread of its own.
+"""The disk probe: whether a small file can be written to a folder, checked regularly by a thread of its own.
 
-A load writes below the root: a log, an entry in the registry. Where the disk refuses that, a load must fail, and that
-is better known before another model leaves for it. A disk that hangs holds up this thread only; the last answer stays.
+A load writes below the root: a log, an entry in the registry. On a disk that refuses that every load fails, which is
+better known before another model is unloaded for it. A disk that hangs blocks only this thread; the last result stays.
 """
 
 import threading
@@ -22,12 +22,12 @@ class DiskProbe:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Starts looking."""
+        """Starts the checks."""
         # A daemon thread: the interpreter must not wait at its end for a disk that hangs.
         threading.Thread(target=self._watch, name="watchbill-disk", daemon=True).start()
 
     def close(self) -> None:
-        """Stops looking."""
+        """Stops the checks."""
         self._closed.set()
 
     def _watch(self) -> None:

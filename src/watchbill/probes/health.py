@@ -17,7 +17,7 @@ TEMPERATURE_C_MAX = 85.0
 TEMPERATURE_C_MARGIN = 4.0
 VRAM_PERCENT_MARGIN = 2.0
 POWER_SHARE_MARGIN = 0.05
-#: Throttle reasons other than load. A card at its power cap works as hard as it may.
+#: Throttle reasons other than load. A card at its power cap is only busy.
 AILING = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake"})
 
 
@@ -61,7 +61,7 @@ def _power(device: Device, health: CardHealth, was: Trouble | None) -> Constrain
     if limit is None or health.power_w is None:
         return None
     bound = limit * (1 - POWER_SHARE_MARGIN) if was is Trouble.POWER else limit
-    # A card that works draws what it may: only one that draws more than its own limit is over it.
+    # A busy card draws up to its limit: only one that draws more is over it.
     is_over = (
         health.power_w >= bound if device.max_power_w or was is Trouble.POWER else health.power_w > bound
     )

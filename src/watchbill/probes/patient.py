@@ -63,7 +63,7 @@ class PatientProbe:
 
     def _read(self, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Mapping[str, Reading]]") -> None:
         found: Mapping[str, Reading] = {}
-        # Kept when the probe raises something that it must not.
+        # The result if the probe raises an unexpected error.
         failure: ProbeError | None = ProbeError("the probe broke off")
         try:
             found = self._probe.read()

@@ -45,7 +45,7 @@ __all__ = [
     "Stuck",
 ]
 
-#: What a shell reads from its environment that changes the meaning of a command.
+#: Environment variables that change how a shell reads a command.
 _OF_THE_SHELL = frozenset(
     {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "GLOBIGNORE", "POSIXLY_CORRECT", "BASH_COMPAT"}
 )
@@ -117,7 +117,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeard:
-    """The guard has renewed the lease: it is well."""
+    """The guard has renewed the lease: it is alive."""
 
     number: int
 
@@ -128,7 +128,7 @@ class Measured:
 
     id: str
     output_bytes: int
-    written_bytes: int  # to whatever: 0 where the kernel does not tell
+    written_bytes: int  # to files, pipes and sockets; 0 where the kernel does not report it
     cpu_ms: int
 
 
@@ -226,7 +226,7 @@ class Crew:
         self._send({"do": "kill", "id": job})
 
     def lease(self, number: int, millis: int) -> None:
-        """Lets the trees live for that long. The guard answers with LeaseHeard."""
+        """Lets the trees run for that long. The guard answers with LeaseHeard."""
         self._send({"do": "lease", "number": number, "ms": millis})
 
     def measure(self) -> None:
@@ -244,7 +244,7 @@ class Crew:
     def _flush(self) -> None:
         """Writes as much as the guard takes; the rest follows when it takes more."""
         if self._control < 0:
-            return  # let go of in the meantime
+            return  # closed in the meantime
         loop = asyncio.get_running_loop()
         try:
             while self._unsent:
@@ -348,7 +348,7 @@ class Crew:
             self._on_event(ended)
 
     def _on_guard_end(self) -> None:
-        """The guard has ended: told to, or killed, and then its trees run without it."""
+        """Handles the end of the guard. If it was killed, its trees run without it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
         with contextlib.suppress(BlockingIOError):
@@ -391,8 +391,8 @@ def _ticks_now() -> int:
 def _members_of(sessions: Mapping[int, int]) -> list[int]:
     """The processes in the sessions of these first processes, given with a time at which they ran.
 
-    They may have cleared their environment. The kernel gives a pid to nobody else while a session is named after it, so
-    a session whose first process is gone is still the same one; a first process that started later is another's.
+    They may have cleared their environment. The kernel does not reuse a pid while a session is named after it, so a
+    session whose first process is gone is still the same one; a first process that started later belongs to another.
     """
     started = {pid: start_time(pid) for pid in sessions}
     ours = {pid for pid, ticks in started.items() if ticks is None or ticks <= sessions[pid]}

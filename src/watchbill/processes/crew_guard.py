@@ -15,7 +15,7 @@ agent's private disk: a shared folder that hangs cannot stop it.
     measure                 how far is each task?       measured id output written cpu_ms
     (end of file)           TERM, then KILL, then exit
 
-Which task a process belongs to is told by its session, its process group, its ancestors and a mark in its environment.
+The task of a process is found by its session, its process group, its ancestors and a mark in its environment.
 A process that escaped all four belongs to one of the tasks that ran when its parent died, and is ended with the last of
 them.
 """
@@ -146,7 +146,7 @@ class Stream:
             self.file_room = 0
 
     def finish(self) -> dict[str, object]:
-        """Reads what dead processes left in the pipe, closes everything and says what there was."""
+        """Reads what dead processes left in the pipe, closes everything and reports the output."""
         room = REST_BYTES_MAX
         while self.is_open and room > 0 and (size := self.carry()):
             room -= size
@@ -174,7 +174,7 @@ class Task:
         self.cause = "exit"
         self.code: int | None = None  # of its first process, once that has ended
         self.cpu_ms = 0
-        #: The most that was measured: a process that is left to us takes its figures along when it ends.
+        #: The most that was measured: the figures of an orphaned process are lost when it ends.
         self.cpu_ms_seen = self.written_seen = 0
 
 
@@ -245,7 +245,7 @@ class CrewGuard:
                 drain(self.wake[0])
 
     def patience_ms(self) -> int | None:
-        """How long nothing has to be done by the clock; None without end."""
+        """Milliseconds until something has to be done by the clock; None for no limit."""
         ends = [task.deadline for task in self.tasks.values() if task.deadline is not None]
         if self.lease_ends_at is not None and self.tasks:
             ends.append(self.lease_ends_at)
@@ -283,7 +283,7 @@ class CrewGuard:
     # ------------------------------------------------------------ orders
 
     def hear(self) -> None:
-        """Reads the agent's orders; its end of file means that the agent is dead or lets go."""
+        """Reads the agent's orders; an end of file means that the agent is dead or has closed the crew."""
         words = os.read(self.control, PIECE_BYTES)
         if not words:
             self.poll.unregister(self.control)
@@ -508,7 +508,7 @@ class CrewGuard:
     # ------------------------------------------------------------ how far tasks have got
 
     def measure(self) -> None:
-        """Says of each task how much its tree has written and how much processor time it has used."""
+        """Reports for each task how much its tree has written and how much processor time it has used."""
         if not self.tasks:
             return
         rows = processes()
@@ -541,7 +541,7 @@ class CrewGuard:
             return
         except BrokenPipeError:
             self.unsaid = b""
-        with contextlib.suppress(KeyError):  # only polled while something is unsaid
+        with contextlib.suppress(KeyError):  # only polled while something is unsent
             self.poll.unregister(self.status)
 
 
@@ -595,7 +595,7 @@ def row_of(entry: str) -> Row | None:
 
 
 def written_by(pid: int) -> int:
-    """The bytes that a process and its children that it waited for have written; 0 where that is not told."""
+    """The bytes that a process and its waited-for children have written; 0 where the kernel does not report it."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             lines = file.read().splitlines()

@@ -1,7 +1,6 @@
 """A daemon in the background: started in a session of its own, with its output in a file.
 
-It owns nothing afterwards: the process is on its own, and `ROOT/run/daemon.json` holds its pid. It never
-waits.
+Nothing of the process is owned here afterwards: `ROOT/run/daemon.json` holds its pid. Never waits.
 """
 
 import os

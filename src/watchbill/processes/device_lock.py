@@ -1,8 +1,8 @@
 """Locks of this host: one owner per card, one agent per private folder.
 
 A lock is a file with a flock, which the kernel drops with the process that holds it, so a crash leaves nothing to clean
-up. The file stays behind on purpose and holds who took it last, for the message of the next one. A card's lock is named
-after its UUID, not its index: two daemons may number the cards differently (R14). It lies in /run/lock, where the
+up. The file stays on purpose and names its last holder, for the error message of the next process. A card's lock is
+named after its UUID, not its index: two daemons may number the cards differently (R14). It lies in /run/lock, where the
 processes of all users see it, else in the user's own folder.
 """
 
@@ -23,13 +23,13 @@ from watchbill.names import file_stem
 
 __all__ = ["CardLocks", "Holder", "HostLock", "LockHeld", "locks_folder"]
 
-#: Everybody may take a lock of the host: whoever may use a card at all may claim it.
+#: Every user may take a lock of the host, as every user may use a card.
 _MODE = 0o666
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a lock, as far as the file says."""
+    """The holder of a lock, according to its file."""
 
     what: str
     pid: int
@@ -70,7 +70,7 @@ class HostLock:
         os.pwrite(descriptor, text, 0)
 
     def release(self) -> None:
-        """Let go of the lock; does nothing when it is not held."""
+        """Release the lock; does nothing when it is not held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -103,7 +103,7 @@ class CardLocks:
             taken.append(uuid)
 
     def release(self) -> None:
-        """Let go of all cards."""
+        """Release all cards."""
         for lock in self._locks.values():
             lock.release()
         self._locks.clear()

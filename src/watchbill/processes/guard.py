@@ -12,7 +12,7 @@ restarts anything.
     kill                 KILL at once           failed ERRNO             the command could not be started
     (end of file)        TERM, then KILL        exited CODE              its first process; -9 = SIGKILL
                                                 stuck PID ...            survived KILL so far
-                                                gone                     the last word: no process is left
+                                                gone                     the last message: no process is left
 
 An engine whose first process exits with 0 and leaves others behind has daemonised: it counts as alive until the last of
 them is gone. One that exits with another code has failed, and its other processes are stopped.
@@ -47,7 +47,7 @@ STUCK_ROUND_MS = 1000
 RESTORED_SIGNALS = (
     signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM
 )  # fmt: skip
-#: A log that cannot be written or moved for one of these reasons loses lines. The engine goes on: a log is no record.
+#: A log that cannot be written or moved for one of these reasons loses lines. The engine goes on without them.
 NO_LOG = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 )

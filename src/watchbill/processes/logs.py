@@ -62,7 +62,7 @@ def cut_own_log(path: Path, bytes_max: int = LOG_FILE_BYTES_MAX) -> None:
     """Rotates our own log when it is too large, if our standard output goes there: in the background. Blocks."""
     with contextlib.suppress(
         OSError
-    ):  # no log, no output, no permission: there is no place to report it, and a log is no record
+    ):  # no log, no output, no permission: there is no place to report it, and logs are best effort
         ours = os.fstat(1)
         if ours.st_size > bytes_max and os.path.samestat(ours, path.stat()):
             rotate_log(str(path), LOG_FILES_MAX)

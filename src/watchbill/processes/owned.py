@@ -142,7 +142,7 @@ class OwnedProcess:
         await self._end_without_guard()  # the guard is stopped or stuck
 
     def abandon(self) -> None:
-        """Lets go of the tree, and its guard kills it. For the last moment, when nothing can be awaited."""
+        """Closes the pipe to the guard, which then kills the tree. For the last moment, when nothing can be awaited."""
         self._was_asked = True
         if self._control >= 0:
             os.close(self._control)

@@ -53,7 +53,7 @@ class RootLock:
         os.pwrite(self._descriptor, text + b"\n", 0)
 
     def release(self) -> None:
-        """Lets go of the lock; does nothing when it is not held."""
+        """Releases the lock; does nothing when it is not held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

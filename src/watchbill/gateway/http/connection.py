@@ -1,8 +1,8 @@
-"""One client's connection: the socket, the task that answers on it, and the deadlines of all it can be late with.
+"""One client's connection: the socket, the task that answers its requests, and the client's deadlines.
 
-Requests are answered one after the other, in order. A client that leaves cancels its answer. What is no HTTP gets one
-error of the usual shape, and the connection ends. One look at every connection, twice a second, keeps all deadlines
-but a body's, and costs a request nothing.
+Requests are answered one after the other, in order. A client that disconnects cancels its answer. Bytes that are not
+HTTP get one error of the usual form, and the connection ends. A check of every connection, twice a second, enforces all
+deadlines except that of a body, at no cost per request.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from watchbill.limits import LINGER_MS, REQUEST_BUFFER_BYTES_MAX
 __all__ = ["ClientConnection", "Handle", "Patience", "Refuse"]
 
 Handle = Callable[[Request], Awaitable[Answer]]
-#: What a client is told whose request cannot be read.
+#: Makes the answer to a request that cannot be read.
 Refuse = Callable[[TheirsError], Response]
 _log = logging.getLogger("watchbill.gateway")
 
@@ -26,9 +26,9 @@ _log = logging.getLogger("watchbill.gateway")
 class Patience(Protocol):
     """How long a client may be late, in seconds."""
 
-    header_s: float  # with a head, from its first byte or from the connection
-    stall_s: float  # with reading what is ready for it
-    idle_s: float  # with its next request
+    header_s: float  # for a head, from its first byte or from the connection
+    stall_s: float  # for reading an answer that is ready
+    idle_s: float  # for its next request
 
 
 class ClientConnection(asyncio.Protocol):
@@ -54,21 +54,21 @@ class ClientConnection(asyncio.Protocol):
         self._refuse = refuse
         self._connections = connections
         self._inbox = Inbox(self)
-        self._refusal = refusal  # why there is no room for it
+        self._refusal = refusal  # why the connection is refused
         self._answering: Request | None = None
-        self._is_ready = False  # the answer is whole, and its reader slow
+        self._is_ready = False  # the answer is complete, and the client reads slowly
         self._is_leaving = False  # the last answer was sent
-        self._gone: asyncio.Future[None] | None = None  # for who waits for the connection's end
+        self._gone: asyncio.Future[None] | None = None  # done when the connection has ended
         self._task: asyncio.Task[None] | None = None
-        self._waiter: asyncio.Future[None] | None = None  # for what comes next
+        self._waiter: asyncio.Future[None] | None = None  # done when more has arrived
         self._is_paused = False
         self.transport: asyncio.Transport | None = None
         self._remote: str | None = None
         # lateness
-        self._seen: tuple[object, ...] = ()  # where the client was at the last look,
+        self._seen: tuple[object, ...] = ()  # the client's progress at the last check,
         self._since = loop.time()  # and since when
         self._blocked_since: float | None = None
-        self._unread = 0  # what a blocked client had not taken at the last look
+        self._unread = 0  # bytes that a blocked client had not read at the last check
         self._drained: asyncio.Future[None] | None = None
 
     @property
@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._task = self._loop.create_task(self._serve())
 
     def _turn_away(self, transport: asyncio.Transport, refusal: TheirsError) -> None:
-        """Answers without having read anything, and ends at once: this one must not take the room of others."""
+        """Answers without reading a request, and closes at once: a refused connection must not take resources."""
         self._is_leaving = True
         for piece in self._refuse(refusal).pieces(Request(self, "", "", "1.1", {}, False)):
             transport.write(piece)
@@ -110,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
-            return  # nobody will answer what comes now
+            return  # nothing that arrives now is answered
         inbox = self._inbox
         inbox.feed(data)
         if inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
@@ -163,11 +163,11 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
                 return
             except asyncio.CancelledError:  # of this task, or of what it waited for
-                # Nobody would answer any more. It ends here: a task that ended cancelled would keep the error, with
-                # all that its frames hold, and is kept by this connection, which is among that.
+                # The connection is over. The cancellation ends here: a task that ends as cancelled keeps the error and
+                # its frames, which hold this connection, which holds the task.
                 self.abort()
                 return
-            except Exception:  # noqa: BLE001  the last line of a connection: it ends alone
+            except Exception:  # noqa: BLE001  an error must not end more than its own connection
                 _log.exception("an answer could not be sent")
                 self.abort()
                 return
@@ -175,8 +175,8 @@ class ClientConnection(asyncio.Protocol):
                 self._answering = None
 
     def _write(self, request: Request, answer: Answer) -> None:
-        """Sends an answer, unless it was streamed. Raises ConnectionError when the client has left, or has seen
-        the beginning of another answer: half of one must not look whole."""
+        """Sends an answer, unless it was streamed. Raises ConnectionError when the client has left, or when the
+        beginning of another answer was sent: half an answer must not look complete."""
         if answer.is_begun:
             return
         if request.is_answered:
@@ -189,15 +189,15 @@ class ClientConnection(asyncio.Protocol):
             transport.write(piece)
 
     def _send_away(self, error: TheirsError) -> None:
-        """The answer to what is no HTTP, or comes too late."""
-        _log.info("from %s came no request: %s", self.remote, error)
+        """Answers bytes that are not HTTP, or a request that came too late, and closes the connection."""
+        _log.info("no request from %s: %s", self.remote, error)
         nothing = Request(self, "", "", "1.1", {}, False)
         with suppress(ConnectionError):
             self._write(nothing, self._refuse(error))
         self._leave(nothing)
 
     async def _read_over(self, request: Request) -> None:
-        """Drops what is left of a body, for a while: a client that still sends would not see its answer."""
+        """Drops the rest of a body, for a bounded time: a client that is still sending would not see its answer."""
         with suppress(TimeoutError, TheirsError):
             async with asyncio.timeout(LINGER_MS / 1000):
                 while await request.more():
@@ -206,14 +206,14 @@ class ClientConnection(asyncio.Protocol):
             self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """The last answer was sent: ends the connection as soon as the client has it."""
+        """Ends the connection as soon as the client has read its last answer."""
         self._is_leaving, transport = True, self.transport
         if transport is None or transport.is_closing():
             return
         if request.is_whole:
             transport.close()
             return
-        # Closed both ways while the client still sends, the connection would be reset, and the answer lost.
+        # Closing both directions while the client still sends would reset the connection, and the answer would be lost.
         try:
             transport.write_eof()
         except OSError:  # it has just left
@@ -240,10 +240,10 @@ class ClientConnection(asyncio.Protocol):
             self._drained = None
 
     async def body_news(self, request: Request) -> None:
-        """Waits for more of a body; whoever asked whether to send it is told to go ahead."""
+        """Waits for more of a body. A client that asked with Expect whether to send it is told to continue."""
         if request.headers.pop("expect", "").lower() == "100-continue" and request.version == "1.1":
             await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-            return  # the news may have come meanwhile
+            return  # more may have arrived meanwhile
         self._inbox.held = 0
         self._resume()
         waiter = self._waiter = self._loop.create_future()
@@ -275,9 +275,9 @@ class ClientConnection(asyncio.Protocol):
         lasts_s = now - self._since
         if self._is_leaving:
             if lasts_s > patience.stall_s:
-                transport.abort()  # it does not even take its last answer
+                transport.abort()  # it does not read its last answer
         elif is_served:
-            pass  # a body, an answer: they have deadlines of their own
+            pass  # a body and an answer have deadlines of their own
         elif inbox.has_begun or not inbox.heads:
             if lasts_s > patience.header_s:
                 inbox.fail(ReceiptTimeout("the headers did not arrive in time"))
@@ -287,14 +287,14 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
 
     def stop_receiving(self) -> None:
-        """Nothing more is awaited of the client; who is being answered, and has sent all, is not concerned."""
+        """Stops waiting for bytes from the client. A request that has arrived completely is still answered."""
         if self._inbox.receiving is not None:
             self._inbox.fail(ShuttingDown())
             self._wake()
 
     def close(self) -> "tuple[asyncio.Future[None], asyncio.Future[None]]":
-        """Ends the connection: an answer that is ready is still sent, one in the making is cut. Both futures are done
-        when that has come to its end."""
+        """Ends the connection: a complete answer is still sent, an unfinished one is cut. Both futures are done when
+        that is over."""
         assert self._task is not None and self.transport is not None
         self._gone = self._loop.create_future()
         if self._answering is None or self._is_ready or self._is_leaving:

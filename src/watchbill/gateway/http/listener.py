@@ -1,4 +1,4 @@
-"""Listens on sockets, knows every connection, and looks at each of them now and then."""
+"""The listener: sockets, all connections of clients, and the periodic check of their deadlines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,12 @@ from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_M
 __all__ = ["Listener"]
 
 _BACKLOG = 4096
-#: What a cut answer may still take to be gone.
+#: How long the end of a cut connection may take.
 _LAST_S = 1.0
 
 
 class Listener:
-    """Takes connections, and hands their requests to `handle`. Needs a running event loop."""
+    """Accepts connections, and passes their requests to `handle`. Needs a running event loop."""
 
     header_s = HEADER_RECEIPT_MS / 1000
     stall_s = READER_STALL_MS / 1000
@@ -35,7 +35,7 @@ class Listener:
     async def listen(self, host: str, port: int, door: Callable[[], Door] | None = None) -> tuple[str, int]:
         """Listens on an address; port 0 picks one. Raises OSError when it is taken or not ours.
 
-        `door` says what is assumed of a request that comes there; it is asked anew for each.
+        `door` returns the defaults for requests to this address; it is called for each request.
         """
         connect = self._connect if door is None else partial(self._connect, self._at(door))
         server = await self._loop.create_server(connect, host, port, backlog=_BACKLOG)
@@ -68,7 +68,7 @@ class Listener:
         self._watcher = self._loop.call_later(CONNECTION_LOOK_MS / 1000, self._look)
 
     def stop_listening(self) -> None:
-        """Takes no new connections, and waits for no more of a request; what has come whole is answered."""
+        """Accepts no new connections and receives no more of a request. Complete requests are still answered."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -76,7 +76,7 @@ class Listener:
             connection.stop_receiving()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Ends every connection. What is being answered is cut; who is slow to read a whole answer has `grace_s`."""
+        """Ends every connection. Unfinished answers are cut; clients may take `grace_s` to read complete ones."""
         self.stop_listening()
         ends = [end for connection in list(self.connections) for end in connection.close()]
         if ends:

@@ -1,10 +1,10 @@
 """HTTP messages: requests as clients send them, and answers as they get them. Does no I/O of its own.
 
-`Inbox` owns httptools' parser and every bound on a head. A request is given out as soon as its head is whole; its body
-follows. Promises the same requests however the bytes were split. What is no HTTP, or could mean two things, ends it:
-nothing that follows is looked at. Never decompresses, never changes protocols.
+`Inbox` owns httptools' parser and every bound on a head. A request is available as soon as its head is complete; its
+body follows. The result does not depend on how the bytes were split. Bytes that are not HTTP, or are ambiguous, end the
+inbox: nothing after them is parsed. Never decompresses, never changes protocols.
 
-Answers are whole (`Response`) or come in pieces (`Stream`). `Answer` owns how a head is written.
+Answers are complete (`Response`) or sent in pieces (`Stream`). `Answer` owns how a head is written.
 """
 
 import asyncio
@@ -56,18 +56,18 @@ class Line(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What an address that we listen on assumes of requests that do not say it themselves."""
+    """A listening address, with the defaults for requests that do not name a lane or a model."""
 
     lane: str | None = None
     model: str | None = None
 
 
-#: The address of the config, which assumes nothing.
+#: The main address of the config, without defaults.
 MAIN_DOOR = Door()
 
 
 class Request:
-    """One request. `headers` are by lower-case name; of one that was sent twice, both values are in one text."""
+    """One request. `headers` have lower-case names; the values of a repeated header are joined by a comma."""
 
     __slots__ = (
         "connection", "door", "failure", "headers", "is_answered", "is_whole", "keeps_alive", "match", "method",
@@ -89,12 +89,12 @@ class Request:
         self.version = version
         self.headers = headers
         self.keeps_alive = keeps_alive
-        self.pieces: list[bytes] = []  # of the body: what has come and was not taken yet
-        self.is_whole = False  # the body has come to its end
-        self.failure: TheirsError | None = None  # why it never will
+        self.pieces: list[bytes] = []  # of the body: received and not read yet
+        self.is_whole = False  # the body is complete
+        self.failure: TheirsError | None = None  # why it will never be complete
         self.is_answered = False  # at least the head of an answer was written
         self.door = MAIN_DOOR  # the address it came to
-        self.match = _NO_VARIABLES  # what the variables of its address stand for
+        self.match = _NO_VARIABLES  # the values of the variables in its address
 
     @property
     def path(self) -> str:
@@ -103,18 +103,18 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """What follows the question mark; of a name that is there twice, the last."""
+        """The query's values; of a repeated name, the last."""
         return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
     @property
     def content_type(self) -> str:
-        """The body's media type, without parameters; what nobody named is a stream of bytes."""
+        """The body's media type, without parameters; application/octet-stream if it is not given."""
         named = self.headers.get("content-type", "application/octet-stream")
         return named.partition(";")[0].strip().lower()
 
     @property
     def content_length(self) -> int:
-        """The size that was announced, 0 when none was. The parser has seen that it is a number."""
+        """The announced size, 0 without one. The parser has checked that it is a number."""
         return int(self.headers.get("content-length", "0"))
 
     @property
@@ -124,11 +124,11 @@ class Request:
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The way to the client; None when it has left."""
+        """The transport to the client; None when the client has left."""
         return self.connection.transport
 
     async def more(self) -> bytes:
-        """The next piece of the body, nothing at its end. Raises why it will not come."""
+        """The next piece of the body, empty at its end. Raises the failure of a body that will not be complete."""
         while not self.pieces:
             if self.is_whole:
                 return b""
@@ -140,7 +140,7 @@ class Request:
         return taken
 
 
-#: Headers' names as they came, and as they are looked up: clients send the same few dozen.
+#: Header names as sent, and in lower case: clients send the same few dozen.
 _names: dict[bytes, str] = {}
 _NAMES_MAX = 512
 _VERSIONS = frozenset({"1.1", "1.0"})
@@ -159,22 +159,22 @@ class Inbox:
         self._line = line
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._headers: dict[str, str] = {}  # of the head that comes, or trailers
-        self._proposal: dict[str, str] = {}  # the headers of who would rather speak another protocol
-        self._head_bytes = 0  # that came since a head, or a piece of a body
-        self.requests: deque[Request] = deque()  # whose turn has not come
-        self.receiving: Request | None = None  # whose body has still to come
-        self.heads = 0  # how many were whole
-        self.held = 0  # bytes that came since nothing, or more of a body, was waited for
+        self._headers: dict[str, str] = {}  # of the head that is being received, or trailers
+        self._proposal: dict[str, str] = {}  # the headers of a request that asks for another protocol
+        self._head_bytes = 0  # received since the last complete head or piece of a body
+        self.requests: deque[Request] = deque()  # not answered yet
+        self.receiving: Request | None = None  # its body is incomplete
+        self.heads = 0  # complete heads so far
+        self.held = 0  # bytes received while no request and no body is awaited
         self.failure: TheirsError | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is half a head."""
+        """Whether part of a head has been received."""
         return (self._head_bytes > 0 or self._target != b"") and self.receiving is None
 
     def feed(self, data: bytes) -> None:
-        """Takes what came."""
+        """Parses received bytes."""
         if self.failure is not None:
             return
         self._head_bytes += len(data)
@@ -187,29 +187,29 @@ class Inbox:
             cause = error.__context__
             self.fail(cause if isinstance(cause, TheirsError) else _no_request(str(error)))
         if self._head_bytes > REQUEST_HEAD_BYTES_MAX:
-            self.fail(_no_request("its head, or what follows its body, does not end"))
+            self.fail(_no_request("its head, or its trailers, are too long"))
 
     def fail(self, error: TheirsError) -> None:
-        """Nothing of what follows has a meaning."""
+        """Notes an error after which nothing is parsed."""
         if self.failure is None:
             self.failure = error
             if self.receiving is not None:
                 self.receiving.failure = error
 
     def close(self) -> None:
-        """The connection has ended: lets go of everything. The parser and this inbox know each other."""
+        """Drops everything after the connection has ended, also the parser, which refers back to this inbox."""
         self.fail(_no_request("the connection has ended"))
         self.requests.clear()
         self.receiving = None
         del self._parser
 
     def _stay(self, rest: bytes) -> None:
-        """Who proposes another protocol is served as if it had not: the parser takes what follows for that one."""
+        """Serves a request that asks for another protocol as plain HTTP; the parser alone would stop here."""
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         target, headers = self._target, self._proposal
         self._parser, self._target, self._proposal = httptools.HttpRequestParser(self), b"", {}
         if method == b"CONNECT":
-            # A tunnel is refused, and what comes through it is no request.
+            # A tunnel is refused, and bytes sent through it are no requests.
             self.requests[-1].keeps_alive = False
             return
         lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name != "upgrade"]
@@ -225,7 +225,7 @@ class Inbox:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer: nobody reads those. Of one that is sent twice, both values are in one text."""
+        """One header, or one trailer, which is ignored. The values of a repeated header are joined by a comma."""
         headers, key = self._headers, _names.get(name) or _name(name)
         text = value.decode("utf-8", "surrogateescape")
         size = len(value)
@@ -237,17 +237,17 @@ class Inbox:
         headers[key] = text
 
     def on_headers_complete(self) -> None:
-        """The head is there: the request can be answered while its body still comes."""
+        """The head is complete: the request can be answered while its body still arrives."""
         parser, headers, requests = self._parser, self._headers, self.requests
         self._headers = {}
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._proposal = headers
-            return  # it comes again, without its proposal
+            return  # `_stay` parses it again, without its upgrade
         version = parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
-            raise _no_request("too many came at once")
+            raise _no_request("too many requests were sent at once")
         if version not in _VERSIONS:
-            raise _no_request("its version is unknown")
+            raise _no_request("its HTTP version is not 1.0 or 1.1")
         if len(headers) > REQUEST_HEADERS_MAX:
             raise _no_request("it has too many headers")
         self._head_bytes = 0
@@ -272,16 +272,16 @@ class Inbox:
     def on_message_complete(self) -> None:
         """The end of a request."""
         request, self.receiving = self.receiving, None
-        if request is not None:  # else it was a proposal
+        if request is not None:  # else `_stay` will parse it again
             request.is_whole = True
             self._headers.clear()  # of trailers
             self._head_bytes = 0
             if len(self.requests) < 2:
-                self.held = 0  # reading goes on while it is answered, or nobody would see its client leave
+                self.held = 0  # keep reading while it is answered, to notice that the client leaves
 
 
 def _no_request(why: str) -> RequestError:
-    return RequestError(f"this is no HTTP request: {why}")
+    return RequestError(f"this is not an HTTP request: {why}")
 
 
 def _name(raw: bytes) -> str:
@@ -296,14 +296,14 @@ def _name(raw: bytes) -> str:
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 #: Answers that have no body, and must not announce one.
 _BODILESS = frozenset({204, 304})
-#: A body up to here goes out with its head in one piece.
+#: A body up to this size is sent in one piece with its head.
 _JOINED_BYTES_MAX = 2**16
 
 
 class Answer:
-    """What goes back to a client. `closes`: the connection ends with it.
+    """An answer to a client. With `closes` the connection ends after it.
 
-    `lines` are headers that were written down already, each with its line's end."""
+    `lines` are headers that are encoded already, each with its line end."""
 
     def __init__(self, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         self.status = status
@@ -316,7 +316,7 @@ class Answer:
         """The status line and the headers. Raises ValueError for a header with a line break."""
         self.is_begun = True
         if not request.is_whole and (request.failure is not None or "expect" in request.headers):
-            self.closes = True  # the body cannot be read, or waits for a go-ahead: it will never be whole
+            self.closes = True  # the body is not whole, and may never come: nothing can follow it
         lines = self.lines
         for name, value in self.headers.items():
             lines += header(name, value)
@@ -328,7 +328,7 @@ class Answer:
 
 
 class Response(Answer):
-    """A whole answer."""
+    """A complete answer."""
 
     def __init__(self, body: bytes, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         super().__init__(headers, status, lines)
@@ -346,7 +346,7 @@ class Response(Answer):
 
 
 class Stream(Answer):
-    """An answer in pieces. An old client, who knows no chunks, learns of its end by the connection's."""
+    """An answer in pieces. For HTTP/1.0, which has no chunks, the end of the connection ends the answer."""
 
     def __init__(self, request: Request, headers: dict[str, str], status: int = 200, lines: str = "") -> None:
         super().__init__(headers, status, lines)
@@ -368,7 +368,7 @@ class Stream(Answer):
             await self._connection.send(framed)
 
     async def end(self) -> None:
-        """Ends the answer in good order; once."""
+        """Ends the answer properly. A second call does nothing."""
         if not self._has_ended:
             self._has_ended = True
             if self._is_chunked and not self._is_silent:
@@ -377,7 +377,7 @@ class Stream(Answer):
 
 @lru_cache(maxsize=256)
 def header(name: str, value: str) -> str:
-    """One header, as it is sent. Raises ValueError for one with a line break: it would be two."""
+    """One header, as it is sent. Raises ValueError for a line break, which would make it two."""
     if "\r" in value or "\n" in value:
         raise ValueError(f"the header {name} of an answer has a line break")
     return f"{name}: {value}\r\n"
@@ -385,6 +385,6 @@ def header(name: str, value: str) -> str:
 
 @lru_cache(maxsize=8)
 def _first_lines(version: str, status: int, second: int) -> str:
-    """How an answer begins; the same for all within a second."""
+    """The first lines of an answer, which are the same for all answers within a second."""
     line = _STATUS_LINES.get(status) or f"{status} Unknown"
     return f"HTTP/{version} {line}\r\nServer: watchbill\r\nDate: {formatdate(second, usegmt=True)}\r\n"
