@@ -359,6 +359,8 @@ OLLAMA_LEAVING_MS = 1_000
 #: The number of models that fit into an Ollama is learned when it drops one for another. The cause may have been
 #: memory, and its settings may change: after this the limit is tried again.
 OLLAMA_PLACES_MS = 3_600_000
+#: A model that Ollama drops for a load may be listed until this long after that load.
+OLLAMA_EVICTION_MS = 5_000
 #: Ollama unloads in 0.1 s, but waits for its running answers, and up to 5 s for a card to give its memory back.
 OLLAMA_UNLOAD_MS = 12_000
 OLLAMA_UNLOAD_POLL_MS = 50

@@ -565,12 +565,14 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--unload", type=float, default=0.0)
     parser.add_argument("--token", type=float, default=0.0)
     parser.add_argument("models", nargs="+")
     asked = parser.parse_args()
     kept = (name.partition("=") for name in asked.models)
     models = [Kept(name, memory=int(memory or 2**20)) for name, _, memory in kept]
-    standin = OllamaStandin(*models, load_s=asked.load, token_s=asked.token, limit=asked.limit)
+    delays = {"load_s": asked.load, "unload_s": asked.unload, "token_s": asked.token}
+    standin = OllamaStandin(*models, **delays, limit=asked.limit)
     standin.port = asked.port
     await standin.start()
     print(standin.port, flush=True)

@@ -147,6 +147,45 @@ async def test_an_ollama_that_comes_back_serves_who_waited(tmp_path: Path, ollam
         assert model(driver, "one")["state"] != "quarantined"
 
 
+@pytest.mark.parametrize(
+    ("ollama", "is_running"), [(TWO, False), ([*TWO, "--token", "0.1"], True)], indirect=["ollama"]
+)
+async def test_a_killed_ollama_costs_no_request_although_nobody_had_looked(
+    tmp_path: Path, ollama: Ollama, is_running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20, LANE-04: a connection that is refused or reset says that it is gone. The request waits for it within its
+    own bound, and status tells before the next look."""
+    monkeypatch.setattr(limits, "OLLAMA_LOOK_MS", 4_000)
+    async with driving(tmp_path, catalog_of(ollama, "one", "two")) as driver, answering(driver) as url:
+        assert (await within(15, chat(url, "one")))[0] == 200
+        asked = [asyncio.create_task(chat(url, "one"))] if is_running else []
+        if asked:
+            await eventually(lambda: model(driver, "one")["in_flight"] == 1)
+        ollama.end()
+        asked += [asyncio.create_task(chat(url, "one")) for _ in range(3)]
+        await eventually(lambda: silence(driver) is not None and model(driver, "one")["state"] == "absent")
+        asked.append(asyncio.create_task(chat(url, "one")))
+        await eventually(lambda: model(driver, "one")["queued"] == len(asked))
+        await asyncio.to_thread(ollama.start)
+        answers = await within(20, asyncio.gather(*asked))
+        assert [status for status, _ in answers] == [200] * len(asked)
+
+
+@pytest.mark.parametrize(
+    "ollama", [["one", "two", "three", "--limit", "2", "--unload", "0.4", "--load", "0.4"]], indirect=True
+)
+async def test_places_are_learned_from_an_eviction_that_takes_a_moment(
+    tmp_path: Path, ollama: Ollama
+) -> None:
+    """RES-09: looks that find the dropped model gone while the load for which it went is still under way."""
+    names = ("one", "two", "three")
+    catalog = catalog_of(ollama, *names, memory="1MiB")
+    async with driving(tmp_path, catalog) as driver, answering(driver) as url:
+        for name in names:
+            assert (await within(15, chat(url, name)))[0] == 200
+        await eventually(lambda: driver.status()["engines"]["lab"]["places"] == 2)  # type: ignore[index]
+
+
 @pytest.mark.parametrize("ollama", [["one", "two", "three", "four", "--limit", "3"]], indirect=True)
 async def test_four_models_share_an_ollama_with_three_places(tmp_path: Path, ollama: Ollama) -> None:
     """RES-09: the limit is learned from the first model that had to go, and obeyed from then on: nothing hangs, nothing

@@ -194,6 +194,15 @@ class Sleeper(Protocol):
 
 
 @runtime_checkable
+class Watched(Protocol):
+    """An engine whose models are in another program has this method, too."""
+
+    async def look_again(self) -> None:
+        """Looks at the other program, and returns when what it showed has been reported."""
+        ...
+
+
+@runtime_checkable
 class Router(Protocol):
     """A shared engine has this method, too: requests are routed to it, and it is never asked to load."""
 

@@ -109,6 +109,7 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         self._on_host = on_host
         self._watcher: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()  # the next look is not to wait
+        self._looked = asyncio.Event()  # set when the next look is over and reported
         self._told = HostState()
         if host.is_awaited:
             self._keep_looking()
@@ -165,6 +166,14 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         """Every look includes it from now on. The first is soon: it may have taken another model's place."""
         self._look_soon()
 
+    async def look_again(self) -> None:
+        """Looks at the host at once, and returns when what that showed has been reported."""
+        looked = self._looked
+        self._look_soon()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.PROBE_MS_MAX / 1000):
+                await looked.wait()
+
     def _look_soon(self) -> None:
         """Reports what is known of the host, and looks at it again at once: something may have changed there."""
         self._tell()
@@ -179,14 +188,18 @@ class ForeignEngine(Lifecycle[ForeignHold]):
     async def _look_often(self) -> None:
         """Looks after what is warm and after a host that does not answer, until there is neither."""
         while (holds := self._warm()) or self._host.is_awaited:
+            looked, self._looked = self._looked, asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 # A host that hangs in its look must not end the watch; the next look counts it as missed.
                 async with asyncio.timeout(limits.PROBE_MS_MAX / 1000):
                     self._report_all(await self._host.look(holds), holds)
+            looked.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._host.look_ms / 1000):
                     await self._hurry.wait()
             self._hurry.clear()
+        self._looked.set()
+        self._looked = asyncio.Event()
 
     def _warm(self) -> list[ForeignHold]:
         return [hold for hold in self._holds.values() if hold.is_ready and not hold.is_dead]

@@ -59,6 +59,8 @@ class OllamaHost:
         self._turns: dict[ForeignHold, asyncio.Lock] = {}  # a renewal must not overtake an unload
         self._pending = 0  # loads under way: Ollama may be waiting for one of our models to become idle
         self._sent_away: set[str] = set()  # full names that we told to go: their leaving proves nothing
+        self._dropped: set[str] = set()  # full names that Ollama drops, or has dropped, for a load of ours
+        self._made_room_until = 0.0  # a model of ours that goes before this went for a load that has ended
         self._silence: str | None = None
         self._leaving: frozenset[str] = frozenset()
         self._places = _Places()
@@ -101,10 +103,14 @@ class OllamaHost:
         listed = await self._api.loaded()
         self._before[hold], self._turns[hold] = listed.get(name), asyncio.Lock()
         self._sent_away.discard(name)
+        self._dropped.discard(name)
         self._write_record()
         hold.progress.text = "Ollama was still loading it"
+        ours = self._ours() - {name}
         await self._load(hold)
-        self._learn_places(listed, await self._api.loaded())
+        after = await self._api.loaded()
+        self._dropped |= {other for other in ours - self._sent_away if other in listed and other not in after}
+        self._learn_places(after)
         endpoint = endpoint_of(self._url, upstream_model=_source(model))
         probe = model.probe or ("embed" if model.embedding else "chat")
         await self._warm_up(hold, endpoint, probe)
@@ -133,6 +139,7 @@ class OllamaHost:
             await self._pin(hold, limits.LOAD_MS_MAX)
         finally:
             self._pending -= 1
+            self._made_room_until = asyncio.get_running_loop().time() + limits.OLLAMA_EVICTION_MS / 1000
 
     async def _pin(self, hold: ForeignHold, timeout_ms: int, keep_alive: int | str = NO_LIMIT) -> None:
         await self._api.load(
@@ -147,15 +154,24 @@ class OllamaHost:
             if not hold.stop_asked:
                 await self._pin(hold, limits.OLLAMA_ASK_MS)
 
-    def _learn_places(self, before: Mapping[str, Loaded], after: Mapping[str, Loaded]) -> None:
-        """A model of ours that was held without a time limit and is gone had to make room for the new one."""
-        ours = {full_name(_source(hold.model)) for hold in self._before} - self._sent_away
-        dropped = [name for name in ours if name in before and name not in after]
-        if dropped:
-            _LOG.info(
-                "Ollama at %s dropped %s: it holds %d models", self._url, ", ".join(dropped), len(after)
-            )
-            self._places.learn(len(after))
+    def _ours(self) -> set[str]:
+        return {full_name(_source(hold.model)) for hold in self._before}
+
+    def _see_leaving(self, name: str) -> None:
+        """A model of ours that was held without a time limit is gone or about to go, and we did not ask for it."""
+        is_for_us = self._pending or asyncio.get_running_loop().time() < self._made_room_until
+        if is_for_us and name not in self._sent_away:
+            self._dropped.add(name)
+
+    def _learn_places(self, loaded: Mapping[str, Loaded]) -> None:
+        """Models that had to make room for a load of ours show how many there is room for. While a load is under way
+        they may be gone and the new one not there yet."""
+        gone = sorted(self._dropped - loaded.keys())
+        if self._pending or not gone:
+            return
+        self._dropped.clear()
+        _LOG.info("Ollama at %s dropped %s: it holds %d models", self._url, ", ".join(gone), len(loaded))
+        self._places.learn(len(loaded))
 
     async def blame_for_delay(self, hold: ForeignHold) -> Blame:
         """Ollama's fault, if it does not answer, or has not begun the load because it has no place for the model."""
@@ -265,20 +281,24 @@ class OllamaHost:
         except (UpstreamFailed, OllamaSaid) as failure:
             return self._missed(holds, failure)
         self._silence = None
-        self._places.see(loaded, {full_name(_source(hold.model)) for hold in self._before})
+        self._places.see(loaded, self._ours())
         gone: dict[str, Gone] = {}
         leaving: set[str] = set()
         for hold in holds:
-            mine = loaded.get(full_name(_source(hold.model)))
+            name = full_name(_source(hold.model))
+            mine = loaded.get(name)
             if mine is None:
+                self._see_leaving(name)
                 gone[hold.model.name] = Gone(_DROPPED, Blame.HOST)
                 continue
             hold.memory = _split(mine, hold.model)
             if _left_ms(mine) <= limits.OLLAMA_LEAVING_MS and not hold.stop_asked:
+                self._see_leaving(name)
                 leaving.add(hold.model.name)
             else:
                 await self._renew_quietly(hold, mine)
         self._leaving = frozenset(leaving)
+        self._learn_places(loaded)
         self._let_go(hold for hold in holds if hold.model.name in gone and not hold.stop_asked)
         return gone
 
@@ -289,6 +309,7 @@ class OllamaHost:
             return {}
         self._places.forget()
         self._owed.clear()
+        self._dropped.clear()
         self._let_go(hold for hold in holds if not hold.stop_asked)
         self._write_record()
         return {hold.model.name: Gone(self._silence, Blame.HOST) for hold in holds}

@@ -27,7 +27,6 @@ from watchbill.gateway.stream import Out
 from watchbill.limits import (
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
-    RETRY_PAUSE_MS,
     UPSTREAM_ANSWER_BYTES_MAX,
 )
 from watchbill.runtime.ticket import Start, Ticket
@@ -312,7 +311,7 @@ class Relay:
 
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
-        await asyncio.sleep(RETRY_PAUSE_MS / 1000)
+        await self.ticket.verified()
         self._failed_attempt = _ANY_ATTEMPT
 
     def _begin(self, start: Start) -> Call:

@@ -262,6 +262,10 @@ class Driver:
         if self._parts.recorder.is_on:
             self._parts.recorder.ended(ticket, outcome, now)
 
+    async def verify(self, model: str, /) -> None:
+        """Returns when the core knows whether a model is still there, at whose engine a request has just failed."""
+        await self._engines.verify(model)
+
     def status(self) -> dict[str, object]:
         """The JSON of /wb/v1/status."""
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}

@@ -39,11 +39,12 @@ from watchbill.engines.base import (
     Router,
     Sleeper,
     Warm,
+    Watched,
 )
 from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
-from watchbill.limits import LOAD_OVERTIME_MS
+from watchbill.limits import LOAD_OVERTIME_MS, RETRY_PAUSE_MS
 from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
 from watchbill.units import Millis
@@ -191,6 +192,18 @@ class Engines:
             self._up.pop(model, None)
 
     # ------------------------------------------------------------------ health
+
+    async def verify(self, model: str) -> None:
+        """Returns when the core knows whether a model is still there, at whose engine a request has just failed.
+
+        The end of our own processes is noticed at once. Another program is looked at every few seconds only, so it is
+        looked at now.
+        """
+        engine = self._hosts.get(model)
+        if isinstance(engine, Watched):
+            await engine.look_again()
+        else:
+            await asyncio.sleep(RETRY_PAUSE_MS / 1000)
 
     def check(self, action: Check) -> None:
         """Begins to ask a warm model a simple question.

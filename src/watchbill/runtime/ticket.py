@@ -112,6 +112,10 @@ class Driver(Protocol):
         """Tells the core that a ticket has ended, and counts it. `served`: its service time is learned from."""
         ...
 
+    async def verify(self, model: str, /) -> None:
+        """Returns when the core knows whether a model is still there, at whose engine a request has just failed."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:
@@ -180,6 +184,10 @@ class Ticket:
             self.turn = self._waiter = None
             parting, self._parting = self._parting, None
             self.driver.feed(Returned(self.id, parting))
+
+    async def verified(self) -> None:
+        """Waits until the scheduler knows what became of the engine that has just failed this request."""
+        await self.driver.verify(self.model)
 
     def leave(self, asked: Asked) -> None:
         """Cuts the question to this turn's engine, if it is not answered yet. Call it before the turn ends.
