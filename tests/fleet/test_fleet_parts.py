@@ -22,6 +22,7 @@ from watchbill.fleet.entries import (
     Approve,
     Cancel,
     Cause,
+    Deny,
     Ended,
     Entry,
     Epoch,
@@ -190,6 +191,7 @@ ENTRIES: list[Entry] = [
     Items(('{"a":1.10}',)), Names("f", ("f_1",)), Expand(("f",), "00"), Issue("t", 1, "name", 5, ("gpu-1",)),
     Accept("t", 1, "gpu-1", 3, 4), Fail("t", 1, "a", End.TIMEOUT, 1, "tail", True, False, 10, 11, ("a",)),
     Lost("t", 1, "a", End.UNREADABLE), Revoke("t", 1, Cause.STUCK, "a"), Hold("t", Cause.LOSSES), Approve("t"),
+    Hold("t", Cause.APPROVAL, "a", "why", 5), Approve("t", "x@y", "0f", 6), Deny("t", "x@y", "no", 7),
     Cancel(), Ended(Outcome.PARTIAL),
 ]  # fmt: skip
 
@@ -209,7 +211,7 @@ def opened(*names: str) -> Ledger:
 ABOUT_A_TASK = {
     Issue: Issue("t", 2, "two"), Accept: Accept("t", 1, "a"), Fail: Fail("t", 1, "a", End.FAILED),
     Lost: Lost("t", 1, "a"), Revoke: Revoke("t", 1, Cause.AGENT_DEAD), Hold: Hold("t", Cause.LOSSES),
-    Approve: Approve("t"),
+    Approve: Approve("t"), Deny: Deny("t"),
 }  # fmt: skip
 WAY_TO: dict[Phase, list[Entry]] = {
     Phase.READY: [Issue("t", 1, "one"), Lost("t", 1, "a")],

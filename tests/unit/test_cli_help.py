@@ -23,7 +23,9 @@ SUB_COMMANDS = {
         "show", "stats",
     ),
     "spool hook": ("install", "remove", "status"),
-    "plan": ("cancel", "check", "graph", "list", "logs", "resume", "retry", "status", "submit", "wait"),
+    "plan": (
+        "approve", "cancel", "check", "deny", "graph", "list", "logs", "resume", "retry", "status", "submit", "wait",
+    ),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip
 PAGES = [

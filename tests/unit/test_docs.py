@@ -31,6 +31,7 @@ NOT_RUN = {
     "starts a daemon in the foreground and stays",
     "stays until it is told to leave",
     "starts processes that stay",
+    "needs a batch that waits",
 }
 
 #: The marker of a block with rules.

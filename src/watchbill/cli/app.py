@@ -45,6 +45,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Planning": {
         "plan": ("watchbill.cli.plan:app", "Check, draw, submit and follow plans."),
+        "approve": (
+            "watchbill.cli.approve:approve",
+            "List the tasks of plans that wait for a person, or let some of them run.",
+        ),
         "coordinator": ("watchbill.cli.coordinator:coordinator", "Run the batches of a shared folder."),
         "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
         "gpus": ("watchbill.cli.gpus:gpus", "Show the agents of a shared folder and their cards."),

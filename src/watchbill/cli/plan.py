@@ -1,7 +1,7 @@
 """`plan`: checks, draws, submits and follows plans. Needs no daemon and no compiled package.
 
-Declares the options; what the commands do is in `plan_checking`, `plan_submitting` and `plan_batches`, which
-import the standard library alone. `plan_quick` calls the same functions without the framework.
+Declares the options; what the commands do is in `plan_checking`, `plan_submitting`, `plan_batches` and
+`plan_approving`, which import the standard library alone. `plan_quick` calls the same functions without the framework.
 """
 
 from pathlib import Path
@@ -9,8 +9,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from watchbill.cli import plan_batches, plan_checking, plan_submitting
+from watchbill.cli import plan_approving, plan_batches, plan_checking, plan_submitting
 from watchbill.cli.options import QUIET
+from watchbill.fleet.approving import Verdict
 
 __all__ = ["app"]
 
@@ -224,4 +225,57 @@ def resume(
     """
     return plan_batches.resume_batch(
         batch, explain=explain, pairs=pairs or (), json=json, root=root, quiet=quiet
+    )
+
+
+_Waiting = Annotated[
+    list[str] | None, Parameter(help="Names of tasks that wait, or of a foreach task for all of its.")
+]
+
+
+@app.command
+def approve(
+    tasks: _Waiting = None,
+    /,
+    *,
+    batch: _InBatch = None,
+    json: _Json = False,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """List the tasks that wait for a person, or let some of them run.
+
+    A task waits when a rule of permissions.toml asks about its command, or when it was found stuck. The approval holds
+    for exactly this command of this batch, and its journal says who gave it.
+
+    Example: watchbill plan approve install --batch 20260101-120000-a1b2c3
+    """
+    if not tasks:
+        return plan_approving.show_questions(batch=batch, json=json, root=root, quiet=quiet)
+    return plan_approving.answer_questions(
+        tasks, Verdict.APPROVE, batch=batch, json=json, root=root, quiet=quiet
+    )
+
+
+@app.command
+def deny(
+    tasks: Annotated[
+        list[str], Parameter(help="Names of tasks that wait, or of a foreach task for all of its.")
+    ],
+    /,
+    *,
+    reason: Annotated[
+        str, Parameter(show_default=False, help="Why not: the task's error, for the planner to read.")
+    ] = "",
+    batch: _InBatch = None,
+    json: _Json = False,
+    root: _Root = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Fail tasks that wait for a person; those that depend on them are skipped.
+
+    Example: watchbill plan deny install --reason "use the packages of the image"
+    """
+    return plan_approving.answer_questions(
+        tasks, Verdict.DENY, reason=reason, batch=batch, json=json, root=root, quiet=quiet
     )

@@ -35,6 +35,8 @@ from watchbill.plans.batch import shared_inputs
 from watchbill.plans.check import read_plan
 
 __all__ = [
+    "asked",
+    "batch_of_task",
     "cancel_batch",
     "list_batches",
     "resume_batch",
@@ -139,7 +141,7 @@ def show_logs(task: str, *, batch: str | None, attempt: int | None, root: Path |
     """`plan logs`: the output of a task's last attempt, or of the one that is named."""
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
-    place, ledger = _batch_of_task(disk, task, batch)
+    place, ledger = batch_of_task(disk, task, batch)
     state = ledger.state(task)
     number = state.attempt if attempt is None else attempt
     if not 1 <= number <= state.attempt:
@@ -167,7 +169,7 @@ def _tail_of(disk: FolderDisk, ledger: Ledger, task: str, attempt: int) -> str:
     return state.tail
 
 
-def _batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[BatchPlace, Ledger]:
+def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[BatchPlace, Ledger]:
     """The named batch or, without one, the newest that has this task."""
     if batch is not None:
         place = find_batch(disk, batch)
@@ -193,21 +195,21 @@ def cancel_batch(batch: str, *, root: Path | None, quiet: bool) -> int:
     if not place.is_active and not place.is_submitted:
         raise OursError(f"{place.batch} has ended, there is nothing to cancel")
     ask_to_cancel(disk, place.batch)
-    _asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled")
+    asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled")
     return 0
 
 
 def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, quiet: bool) -> int:
     """`plan retry`: run these tasks again, and what depends on them; everything else stays as it is."""
     folder, disk = open_fleet(root)
-    place, ledger = _batch_of_task(disk, tasks[0], batch)
+    place, ledger = batch_of_task(disk, tasks[0], batch)
     _refuse_unknown(ledger, tasks)
     running = [task for task in tasks if ledger.phase(task) in (Phase.WAITING, Phase.READY, Phase.ISSUED)]
     running = [task for task in running if not ledger.tasks_of(task)]
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
     ask_to_reopen(disk, Reopening(secrets.token_hex(6), place.batch, place.plan, tuple(tasks)))
-    _asked(folder, disk, Terminal(quiet=quiet), f"{', '.join(tasks)} of {place.batch} will run again")
+    asked(folder, disk, Terminal(quiet=quiet), f"{', '.join(tasks)} of {place.batch} will run again")
     return 0
 
 
@@ -244,9 +246,7 @@ def resume_batch(
         return 0
     ask_to_reopen(disk, request)
     kept = sum(reason.is_kept for reason in reasons.values())
-    _asked(
-        folder, disk, terminal, f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept"
-    )
+    asked(folder, disk, terminal, f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept")
     return 0
 
 
@@ -276,7 +276,8 @@ def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> N
     terminal.show(*terminal.table([Column("task"), Column(""), Column("why")], rows))
 
 
-def _asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None:
+def asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None:
+    """Say that a request is left in the folder, and whether somebody is there to read it."""
     terminal.note(plain(text))
     if coordinator_of(disk).is_dead:
         terminal.note(f"no coordinator runs; start one: {fleet_command(folder, 'coordinator')}")

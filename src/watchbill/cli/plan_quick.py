@@ -1,4 +1,6 @@
-"""`plan` and `gpus` without the command-line framework, for a machine that only submits plans: standard library only.
+"""`plan`, `approve` and `gpus` without the command-line framework, for a machine that only submits plans.
+
+Standard library only.
 
 Recognises the commands below when they come with the options they have; anything else, `--help` and every mistake
 included, goes the long way and is judged there. A test compares this table with the declarations in `plan`.
@@ -49,6 +51,8 @@ VERBS = {
     "cancel": Verb((1, 1), _COMMON),
     "retry": Verb((1, 1_000), {**_COMMON, "--batch": _TEXT}),
     "resume": Verb((1, 1), {**_JSON, "--explain": _FLAG, "--set": _SET}),
+    "approve": Verb((0, 1_000), {**_JSON, "--batch": _TEXT}),
+    "deny": Verb((1, 1_000), {**_JSON, "--batch": _TEXT, "--reason": _TEXT}),
 }
 #: A command of its own that is read the same way.
 _GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG})
@@ -73,6 +77,11 @@ def understand_plan(arguments: Sequence[str]) -> Asked | None:
     """What is asked for, or None where the long way has to be gone."""
     if arguments and arguments[0] == "gpus":
         return _understood(_GPUS, "gpus", arguments[1:])
+    if arguments and arguments[0] == "approve":
+        asked = _understood(VERBS["approve"], "approve", arguments[1:])
+        if asked is not None and asked.words == ["list"]:
+            asked.words = []
+        return asked
     if len(arguments) < 2 or arguments[0] != "plan" or arguments[1] not in VERBS:
         return None
     return _understood(VERBS[arguments[1]], arguments[1], arguments[2:])
@@ -204,8 +213,28 @@ def _resume(asked: Asked, root: Path | None, quiet: bool) -> int:
     )  # fmt: skip
 
 
+def _approve(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_approving import answer_questions, show_questions
+    from watchbill.fleet.approving import Verdict
+
+    batch, json = _text(asked, "--batch"), asked.flag("--json")
+    if not asked.words:
+        return show_questions(batch=batch, json=json, root=root, quiet=quiet)
+    return answer_questions(asked.words, Verdict.APPROVE, batch=batch, json=json, root=root, quiet=quiet)
+
+
+def _deny(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_approving import answer_questions
+    from watchbill.fleet.approving import Verdict
+
+    return answer_questions(
+        asked.words, Verdict.DENY, reason=_text(asked, "--reason") or "", batch=_text(asked, "--batch"),
+        json=asked.flag("--json"), root=root, quiet=quiet,
+    )  # fmt: skip
+
+
 _RUN: dict[str, Callable[[Asked, Path | None, bool], int]] = {
     "check": _check, "graph": _graph, "submit": _submit, "status": _status, "wait": _wait, "list": _list,
-    "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume,
+    "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume, "approve": _approve, "deny": _deny,
     "gpus": _gpus,
 }  # fmt: skip

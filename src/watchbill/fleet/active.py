@@ -16,7 +16,9 @@ from typing import NamedTuple
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import (
+    Approve,
     Cancel,
+    Deny,
     Ended,
     Entry,
     Epoch,
@@ -205,8 +207,8 @@ def _log(ledger: Ledger, entry: Entry) -> None:
 
 
 #: What the log says of an entry beside its task.
-_LOGGED = ("attempt", "agent", "end", "rc", "cause", "outcome", "delay_ms")
+_LOGGED = ("attempt", "agent", "end", "rc", "cause", "outcome", "delay_ms", "who", "reason")
 _LEVELS: dict[type[Entry], int] = {
     Fail: logging.INFO, Lost: logging.WARNING, Revoke: logging.WARNING, Hold: logging.WARNING, Cancel: logging.INFO,
-    Ended: logging.INFO, Open: logging.INFO, Reopen: logging.INFO,
+    Ended: logging.INFO, Open: logging.INFO, Reopen: logging.INFO, Approve: logging.WARNING, Deny: logging.WARNING,
 }  # fmt: skip

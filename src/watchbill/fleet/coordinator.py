@@ -24,6 +24,7 @@ from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import epochs, places
 from watchbill.fleet.active import ActiveBatches, Fanout
+from watchbill.fleet.approving import Answer, entries_of
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import (
@@ -149,10 +150,10 @@ class Coordinator:
         """The batch that a file is about, whether it submits or reopens one; None where it says nothing sensible."""
         try:
             content = self._disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
-            if not name.endswith(".reopen"):
+            if not name.endswith((".reopen", ".approve")):
                 return ExecutePlan.decode(content)
             self._requests.add(name)
-            request = Reopening.decode(content)
+            request = (Reopening if name.endswith(".reopen") else Answer).decode(content)
             return ExecutePlan(request.batch, request.plan, {})
         except (FileNotFoundError, NotAFile, OursError):
             return None
@@ -250,6 +251,8 @@ class Coordinator:
                 self._open(name, now_ms)
             elif kind == "reopen":
                 self._reopen(name, now_ms)
+            elif kind == "approve":
+                self._answer(name, now_ms)
             elif kind == "cancel" and f"{batch}.json" not in listed:
                 self._cancel(batch, name, now_ms)
 
@@ -289,22 +292,49 @@ class Coordinator:
             request = Reopening.decode(
                 self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
             )
-            found = self._active.batches.get(request.batch)
-            if found is None and name not in self._requests:
-                raise StartAnew
-            if found is None or not found.ledger.is_open:
-                why = self.left_alone.get(request.batch, "no such batch was opened")
-                raise OursError(f"{request.batch} cannot go on: {why}")
-            if request.id not in found.ledger.requests:
-                self._reopen_now(found.ledger, request, now_ms)
+            ledger = self._to_go_on(name, request.batch)
+            if request.id not in ledger.requests:
+                self._reopen_now(ledger, request, now_ms)
         except FileNotFoundError:
             return
         except (NotAFile, OursError, ValueError) as error:
             why = str(error)
             self._acts.append(lambda: self._refuse(name, why))
             return
-        order = ExecutePlan(request.batch, request.plan, _inputs_of(found.ledger), found.ledger.priority)
-        self._acts.append(lambda: self._show_active(order, name))
+        self._show_active_later(ledger, name)
+
+    def _to_go_on(self, name: str, batch: str) -> Ledger:
+        """The batch that a request is about. Raises StartAnew where the next epoch has to take it up, and OursError."""
+        found = self._active.batches.get(batch)
+        if found is None and name not in self._requests:
+            raise StartAnew
+        if found is None or not found.ledger.is_open:
+            raise OursError(f"{batch} cannot go on: {self.left_alone.get(batch, 'no such batch was opened')}")
+        return found.ledger
+
+    def _answer(self, name: str, now_ms: int) -> None:
+        """Obey a person's answer about tasks that wait for one."""
+        try:
+            given = Answer.decode(self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4))
+            ledger = self._to_go_on(name, given.batch)
+            lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
+            for entry in entries_of(ledger, given):
+                self._active.decide(ledger.batch, entry, now_ms)
+        except FileNotFoundError:
+            return
+        except (NotAFile, OursError, ValueError) as error:
+            why = str(error)
+            self._acts.append(lambda: self._refuse(name, why))
+            return
+        for task, last in lasts:
+            target = _FOLDERS.get(ledger.phase(task), places.EXPIRED)
+            self._acts.append(
+                lambda last=last, target=target: self._move(f"{places.MANUAL}/{last}", f"{target}/{last}")
+            )
+        if ledger.outcome is None:
+            self._show_active_later(ledger, name)
+        else:
+            self._acts.append(lambda: self._disk.remove(f"{places.INBOX}/{name}"))
 
     def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
         if request.reads_plan and ledger.outcome is None:
@@ -313,6 +343,10 @@ class Coordinator:
             )
         for entry in reopening(self._disk, ledger, request):
             self._active.decide(ledger.batch, entry, now_ms)
+
+    def _show_active_later(self, ledger: Ledger, request: str) -> None:
+        order = ExecutePlan(ledger.batch, ledger.plan, _inputs_of(ledger), ledger.priority)
+        self._acts.append(lambda: self._show_active(order, request))
 
     def _show_active(self, order: ExecutePlan, request: str) -> None:
         self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
@@ -549,7 +583,7 @@ class Coordinator:
         state = ledger.state(task)
         slip = Slip(
             task, ledger.batch, ledger.plan, state.attempt, self.epoch, state.vram_mb, state.avoid, ledger.inputs,
-            ledger.items(task), ledger.spec(task).work,
+            ledger.items(task), ledger.spec(task).work, ledger.approved.get(task, ""),
         )  # fmt: skip
         self._board.publish(name, slip)
 
@@ -574,7 +608,7 @@ class Coordinator:
 _FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
 
 #: In which order the inbox is read.
-_KINDS = ("json", "reopen", "cancel")
+_KINDS = ("json", "reopen", "approve", "cancel")
 
 
 def _urgency(name: str) -> tuple[int, str]:

@@ -3,7 +3,8 @@
 The first line of each file is `Epoch`. A large plan or fan-out is written in parts before the entry that makes it
 count, so that no line is too long and half of it counts for nothing:
 
-    Epoch, Tasks..., Open, Items..., Names..., Expand, Issue, Accept | Fail | Lost | Revoke, Hold, Approve, Cancel, End
+    Epoch, Tasks..., Open, Items..., Names..., Expand, Issue, Accept | Fail | Lost | Revoke, Hold, Approve | Deny,
+    Cancel, End
     Tasks..., Reopen, Keep...
 
 That a task is skipped is not written down: it follows from what its dependencies came to. Times (`at_ms`) are of the
@@ -24,9 +25,9 @@ from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
 
 __all__ = [
-    "Accept", "Approve", "Cancel", "Cause", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue", "Items",
-    "Keep", "Lost", "Names", "Open", "Reopen", "Revoke", "Spec", "Tasks", "Timed", "decode", "encode_entry", "in_parts",
-    "size_of_spec", "size_of_text",
+    "Accept", "Approve", "Cancel", "Cause", "Deny", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue",
+    "Items", "Keep", "Lost", "Names", "Open", "Reopen", "Revoke", "Spec", "Tasks", "Timed", "decode", "encode_entry",
+    "in_parts", "size_of_spec", "size_of_text",
 ]  # fmt: skip
 
 _Part = TypeVar("_Part")
@@ -230,13 +231,27 @@ class Hold:
     cause: Cause
     agent: str = ""
     text: str = ""  # what the person has to know
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """A person let the task go on."""
+    """A person let the task go on, with the command that this is the digest of (`approving`)."""
 
     task: str
+    who: str = ""
+    digest: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """A person does not let the task go on: it has failed."""
+
+    task: str
+    who: str = ""
+    reason: str = ""
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +268,10 @@ class Ended:
 
 
 #: Entries that say when they were written.
-Timed = Open | Reopen | Accept | Fail | Ended
+Timed = Open | Reopen | Accept | Fail | Hold | Approve | Deny | Ended
 Entry = (
     Epoch | Tasks | Open | Reopen | Keep | Items | Names | Expand | Issue | Accept | Fail | Lost | Revoke | Hold
-    | Approve | Cancel | Ended
+    | Approve | Deny | Cancel | Ended
 )  # fmt: skip
 
 
@@ -365,9 +380,16 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
     "lost": lambda line: Lost(*_token(line), line.text("agent"), End(line.text("end"))),
     "revoke": lambda line: Revoke(*_token(line), Cause(line.text("cause")), line.text("agent")),
     "hold": lambda line: Hold(
-        line.text("task"), Cause(line.text("cause")), line.text("agent"), line.text("text")
+        line.text("task"),
+        Cause(line.text("cause")),
+        line.text("agent"),
+        line.text("text"),
+        line.whole("at_ms"),
     ),
-    "approve": lambda line: Approve(line.text("task")),
+    "approve": lambda line: Approve(
+        line.text("task"), line.text("who"), line.text("digest"), line.whole("at_ms")
+    ),
+    "deny": lambda line: Deny(line.text("task"), line.text("who"), line.text("reason"), line.whole("at_ms")),
     "cancel": lambda _: Cancel(),
     "ended": lambda line: Ended(Outcome(line.text("outcome")), line.whole("at_ms")),
 }

@@ -12,7 +12,7 @@ agent died, the power failed) does not.
        |                       ^ |               | |--Fail, final--> failed
        |                       | `----Hold----.  | `--Hold----------> manual
        |                       |              v  |
-       |                       |--Approve-- manual
+       |                       |--Approve-- manual --Deny--> failed
        |                       `--Fail, Lost, Revoke--'
        `--dependency failed--> skipped          any that has not ended --Cancel--> cancelled
 
@@ -31,6 +31,7 @@ from watchbill.fleet.entries import (
     Approve,
     Cancel,
     Cause,
+    Deny,
     Ended,
     Entry,
     Epoch,
@@ -79,6 +80,9 @@ NEXT: dict[tuple[Phase, type[Entry]], Phase] = {
     (Phase.ISSUED, Revoke): Phase.READY,
     (Phase.ISSUED, Hold): Phase.MANUAL,
     (Phase.MANUAL, Approve): Phase.READY,
+    (Phase.READY, Approve): Phase.READY,  # its batch had ended, and was reopened for it
+    (Phase.MANUAL, Deny): Phase.FAILED,
+    (Phase.READY, Deny): Phase.FAILED,
 }
 
 _PHASES = {
@@ -101,6 +105,7 @@ class TaskState:
     delay_ms: int = 0  # before the next attempt
     vram_mb: int = 0  # of the next attempt; 0: what the plan says
     avoid: tuple[str, ...] = ()
+    held: Cause | None = None  # why it waits for a person
     agent: str = ""
     end: End | None = None
     rc: int | None = None
@@ -147,6 +152,7 @@ class Effect:
 
 
 _FRESH = TaskState()
+_AboutOne = Issue | Accept | Fail | Lost | Revoke | Hold | Approve | Deny
 
 
 class Ledger:
@@ -173,6 +179,9 @@ class Ledger:
         self.former_items: dict[str, FormerItems] = {}
         self.former_inputs: Mapping[str, object] = {}
         self.kept: set[str] = set()  # tasks whose former end counts
+        self.approved: dict[
+            str, str
+        ] = {}  # task -> digest of the command that a person let run, in whatever round
         self._by_last: dict[str, str] = {}  # name of a task's last slip -> task
         self._specs: dict[str, Spec] = {}
         self._slices: dict[str, Slice] = {}
@@ -421,7 +430,7 @@ class Ledger:
 
     # ------------------------------------------------------------ entries about one task
 
-    def _move(self, entry: "Issue | Accept | Fail | Lost | Revoke | Hold | Approve") -> Effect:
+    def _move(self, entry: "_AboutOne") -> Effect:
         before = self.phase(entry.task)
         if (before, type(entry)) not in NEXT:
             raise IllegalTransition(
@@ -448,23 +457,27 @@ class Ledger:
                 self._count_loss(entry, state)
                 effect.ready.append(entry.task)
             case Hold():
-                if entry.cause is Cause.APPROVAL:
-                    state.agent, state.end, state.rc = entry.agent, End.NEEDS_APPROVAL, None
-                    state.tail = entry.text
-                self._graph.hold(entry.task)
+                self._hold(entry, state)
             case Approve():
-                state.losses = 0
-                self._graph.release(entry.task)
-                effect.ready.append(entry.task)
+                state.losses, state.held = 0, None
+                self.approved[entry.task] = entry.digest
+                if before is Phase.MANUAL:
+                    self._graph.release(entry.task)
+                    effect.ready.append(entry.task)
+            case Deny():
+                if before is Phase.MANUAL:
+                    self._graph.release(entry.task)
+                said = f": {entry.reason}" if entry.reason else ""
+                state.held, state.end, state.rc, state.at_ms = None, End.DENIED, None, entry.at_ms
+                state.tail = f"denied by {entry.who}{said}"
+                return _effect(self._graph.fail(entry.task), effect)
         return effect
 
-    def _refuse_another_token(
-        self, entry: "Issue | Accept | Fail | Lost | Revoke | Hold | Approve", state: TaskState
-    ) -> None:
+    def _refuse_another_token(self, entry: "_AboutOne", state: TaskState) -> None:
         if isinstance(entry, Issue):
             is_right = entry.attempt == state.attempt + 1 and entry.name not in self.by_token
         else:
-            is_right = isinstance(entry, Hold | Approve) or entry.attempt == state.attempt
+            is_right = isinstance(entry, Hold | Approve | Deny) or entry.attempt == state.attempt
         if not is_right:
             raise IllegalTransition(
                 f"{entry.task} is at attempt {state.attempt}: {type(entry).__name__} is of another"
@@ -477,6 +490,12 @@ class Ledger:
         self.by_token[entry.name] = self._by_last[entry.name] = entry.task
         headline = headline_of(entry.name)
         self.sequence = max(self.sequence, headline.sequence if headline else 0)
+
+    def _hold(self, entry: Hold, state: TaskState) -> None:
+        if entry.cause is Cause.APPROVAL:
+            state.agent, state.end, state.rc, state.tail = entry.agent, End.NEEDS_APPROVAL, None, entry.text
+        state.held, state.at_ms = entry.cause, entry.at_ms
+        self._graph.hold(entry.task)
 
     def _close(self, state: TaskState) -> None:
         del self.by_token[state.token]

@@ -77,6 +77,11 @@ class Ruling:
     doubt: Doubt | None = None
     error: str = ""  # of a broken file
 
+    @property
+    def yields_to_a_person(self) -> bool:
+        """Whether a person may let the command run all the same."""
+        return self.action is Action.ASK and self.why is not Why.BROKEN
+
     def __str__(self) -> str:
         about = f"`{self.part}`" if self.part else "the command"
         verdict = {
@@ -151,14 +156,15 @@ def _read_rules_once(text: str, origin: str) -> Rules:
 
 def told(ruling: Ruling, command: str, batch: str, task: str) -> str:
     """A ruling against a command for people: what happened, which rule says so, and what to do."""
-    again = f"then run watchbill plan retry {shlex.quote(task)} --batch {shlex.quote(batch)}"
-    return f"{ruling}; {_way_out(ruling, command)}, {again}"
+    named = f"{shlex.quote(task)} --batch {shlex.quote(batch)}"
+    once = f"to let it run, use: watchbill plan approve {named}; " if ruling.yields_to_a_person else ""
+    return f"{ruling}; {once}{_way_out(ruling, command)}, then run: watchbill plan retry {named}"
 
 
 def _way_out(ruling: Ruling, command: str) -> str:
     always = _rule_for_always(ruling, command)
     if always is not None:
-        return f"to allow it, add {spell_value(always)} to the list allow in {FILE}"
+        return f"to allow it always, add {spell_value(always)} to the list allow in {FILE}"
     if ruling.why is Why.FROM_VALUE:
         return "name the program in plan.md, or put it into the plan's scripts/"
     return "mend the file" if ruling.why is Why.BROKEN else "change the plan or that rule"

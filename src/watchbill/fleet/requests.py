@@ -2,6 +2,7 @@
 
     brain/inbox/BATCH.cancel          nothing more of it is wanted
     brain/inbox/BATCH.ID.reopen       go on with it: the tasks that are named, or everything that did not complete
+    brain/inbox/BATCH.ID.approve      the answer to a question about tasks of it (`approving`)
 
 Each is written whole and durably, by anybody who may write there; the coordinator obeys and removes it. A request to
 reopen has an id, because a coordinator may die between obeying and removing.
@@ -79,4 +80,7 @@ def ask_to_reopen(disk: Disk, request: Reopening) -> None:
 
 def has_request(disk: Disk, batch: str) -> bool:
     """Whether the coordinator was asked to go on with a batch, and has not done so yet."""
-    return any(name.startswith(f"{batch}.") and name.endswith(".reopen") for name in disk.names(places.INBOX))
+    return any(
+        name.startswith(f"{batch}.") and name.endswith((".reopen", ".approve"))
+        for name in disk.names(places.INBOX)
+    )

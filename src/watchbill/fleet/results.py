@@ -39,6 +39,7 @@ class End(Enum):
     UNREADABLE = "unreadable"  # the slip could not be read
     BLOCKED = "blocked"  # a rule of permissions.toml denies the command
     NEEDS_APPROVAL = "needs_approval"  # a person has to allow the command
+    DENIED = "denied"  # a person did not
 
 
 @dataclass(frozen=True, slots=True)

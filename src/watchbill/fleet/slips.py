@@ -95,13 +95,14 @@ class Slip:
     inputs: Mapping[str, object]
     items: tuple[str, ...]  # each as JSON, spelled as in the manifest
     work: Mapping[str, object]  # type, command or prompt, model, env, requires, produces, timeout_ms, ...
+    approved: str = ""  # the digest of what a person let run (`approving`)
 
     def encode(self) -> bytes:
         """The content of the file."""
         fields = {
             "format": 1, "task": self.task, "batch": self.batch, "plan": self.plan, "attempt": self.attempt,
             "epoch": self.epoch, "vram_mb": self.vram_mb, "avoid": self.avoid, "inputs": self.inputs,
-            "items": self.items, **self.work,
+            "items": self.items, "approved": self.approved, **self.work,
         }  # fmt: skip
         return json.dumps(fields, indent=1).encode() + b"\n"
 
@@ -114,12 +115,12 @@ class Slip:
         return cls(
             fields.text("task"), fields.text("batch"), fields.text("plan"), fields.whole("attempt"),
             fields.whole("epoch"), fields.whole("vram_mb"), fields.texts("avoid"), fields.mapping("inputs"),
-            fields.texts("items"), _work_of(fields),
+            fields.texts("items"), _work_of(fields), fields.text("approved"),
         )  # fmt: skip
 
 
 _OWN = frozenset(
-    {"format", "task", "batch", "plan", "attempt", "epoch", "vram_mb", "avoid", "inputs", "items"}
+    {"format", "task", "batch", "plan", "attempt", "epoch", "vram_mb", "avoid", "inputs", "items", "approved"}
 )
 
 

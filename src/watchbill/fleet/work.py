@@ -25,6 +25,7 @@ from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
 from watchbill.fleet import places
+from watchbill.fleet.approving import digest_of
 from watchbill.fleet.permissions import Line, Ruling, decide, load_book
 from watchbill.fleet.results import End, Result, end_of
 from watchbill.fleet.rules import Action
@@ -212,7 +213,16 @@ class _Preparation:
         text = self._work.text("command")
         lines = (Line(text, value_of, env, str(self._plan_path), str(self._batch_path)) for value_of in rows)
         rulings = (decide(line, book) for line in lines)
-        return next((ruling for ruling in rulings if ruling.action is not Action.ALLOW), None)
+        forbidden = [ruling for ruling in rulings if ruling.action is not Action.ALLOW]
+        if self._is_approved():
+            forbidden = [ruling for ruling in forbidden if not ruling.yields_to_a_person]
+        return next(iter(forbidden), None)
+
+    def _is_approved(self) -> bool:
+        slip = self._slip
+        return bool(slip.approved) and slip.approved == digest_of(
+            slip.batch, slip.task, slip.work, slip.inputs, slip.items
+        )
 
     def _items_done(self) -> int:
         """How many items earlier attempts have done. An attempt notes behind how many it began: one that was presumed
