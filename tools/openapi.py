@@ -77,9 +77,10 @@ SHAPES: dict[str, Shape] = {
         state={"enum": [
             "absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined",
         ]},
-        engine=TEXT, memory=WHOLE, measured=maybe(WHOLE), asleep=maybe(WHOLE), devices=table(WHOLE),
-        in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE, pid=maybe(WHOLE),
-        reason=maybe(TEXT), trouble=maybe(TEXT), absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
+        engine=TEXT, aliases=listed(TEXT), memory=WHOLE, measured=maybe(WHOLE), asleep=maybe(WHOLE),
+        devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE,
+        pid=maybe(WHOLE), reason=maybe(TEXT), trouble=maybe(TEXT),
+        absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
         load_ms=WHOLE, load_is_guess=FLAG, wake_ms=maybe(WHOLE), service_ms=WHOLE, service_is_guess=FLAG,
         idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),

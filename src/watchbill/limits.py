@@ -482,10 +482,16 @@ PORT_MAX = 65_535
 ANSWER_TOKENS_MAX = 8_192
 ANSWER_CHARS_MAX = 2**20
 ANSWER_BRACES_MAX = 1_000
+#: The largest file that the answer of a task may replace.
+OUTPUT_REPLACED_BYTES_MAX = 64 * 2**20
+#: How long an agent leaves a slip of class llm to those whose model is in memory.
+HEAT_GRACE_MS = 30_000
 #: How much longer than its lane an agent waits for the beginning of an answer.
 ANSWER_SLACK_MS = 60_000
 #: An order to load or unload that an agent has not shown by then is given again.
 HEAT_ORDER_MS_MAX = 600_000
+#: So is one that failed, after this time.
+HEAT_AGAIN_MS = 60_000
 #: How long an agent waits for its host daemon: to start, to stop, to answer, for a loan, and for a load.
 HOST_START_MS_MAX = 60_000
 HOST_STOP_MS_MAX = 40_000

@@ -8,7 +8,8 @@ import pytest
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.errors import EngineFailed, TheirsError
-from watchbill.fleet.answers import Answers, NoAnswer, Question, first_object
+from watchbill.fleet.answers import Answers, NoAnswer, first_object
+from watchbill.fleet.questions import Question, decision
 
 SCHEMA = json.dumps(
     {"type": "object", "required": ["score"], "properties": {"score": {"type": "integer", "maximum": 5}}}
@@ -67,15 +68,18 @@ async def test_an_answer_that_does_not_match_its_schema_is_repaired_once() -> No
             await answers.close()
 
 
-async def test_a_decision_is_one_of_the_choices() -> None:
-    """PLAN-08: the coordinator's model chooses, with a reason."""
-    async with open_gateway(saying('{"choice": "retry", "reason": "it was the network"}')) as gateway:
+async def test_a_decision_has_a_reason() -> None:
+    """PLAN-08: an object with the decision and why, in whatever words around it."""
+    async with open_gateway(
+        saying("Hm.", '{"decision": "retry", "reason": "it was the network"}')
+    ) as gateway:
         answers = Answers(gateway.url)
         try:
-            made = await answers.decide(Question("a", "What now?"), ("retry", "give_up"))
+            made = json.loads(await answers.answer(decision("a", "What now?")))
         finally:
             await answers.close()
-        assert (made.choice, made.reason) == ("retry", "it was the network")
+        assert made == {"decision": "retry", "reason": "it was the network"}
+        assert len(gateway.peer.asked) == 2
 
 
 async def test_a_question_is_asked_once_more_where_the_engine_failed_and_not_where_it_was_refused() -> None:

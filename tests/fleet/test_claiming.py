@@ -2,7 +2,7 @@
 
 import pytest
 
-from watchbill.fleet.claiming import Health, Refusal, Standing, choose, may_claim
+from watchbill.fleet.claiming import Health, Refusal, Standing, choose, may_claim, needs_heat
 from watchbill.fleet.slips import Headline, slip_name
 from watchbill.plans.fields import TaskClass
 
@@ -24,8 +24,8 @@ def slip(
 
 def agent(**changes: object) -> Standing:
     whole: dict[str, object] = {
-        "agent": "gpu-1", "cpu_slots_free": 2, "has_device": True, "models": ("qwen7b",), "llm_slots_free": 1,
-        "vram_mb_free": 4915, **changes,
+        "agent": "gpu-1", "cpu_slots_free": 2, "has_device": True, "own_model": "qwen7b", "models": ("qwen7b", "bge"),
+        "llm_slots_free": 1, "vram_mb_free": 4915, **changes,
     }  # fmt: skip
     return Standing(**whole)  # type: ignore[arg-type]
 
@@ -63,7 +63,10 @@ def test_health_and_heat_decide_which_classes_are_taken(health: Health, is_hot: 
         (slip(CPU), {"is_held": True}, Refusal.HELD),
         (slip(META, to="gpu-1"), {"is_held": True}, None),
         (slip(META, to="gpu-2"), {}, Refusal.ADDRESSED_ELSEWHERE),
-        (slip(META), {}, Refusal.NOT_ADDRESSED),
+        (slip(META), {}, None),
+        (slip(META), {"own_model": ""}, Refusal.OTHER_MODEL),
+        (slip(LLM), {"own_model": ""}, Refusal.OTHER_MODEL),
+        (slip(LLM, model="bge"), {"own_model": ""}, None),
         (slip(CPU, to="brain"), {}, Refusal.ADDRESSED_ELSEWHERE),
         (slip(CPU, to="brain"), {"agent": "brain", "only_addressed": True}, None),
         (slip(CPU), {"agent": "brain", "only_addressed": True}, Refusal.NOT_ADDRESSED),
@@ -92,3 +95,14 @@ def test_an_llm_task_and_a_script_are_never_claimed_together() -> None:
     both = [slip(LLM, number=1), slip(SCRIPT, vram_mb=10, number=2)]
     assert choose(both, agent()) == both[:1]
     assert choose(both[::-1], agent()) == both[1:]
+
+
+def test_a_cold_card_is_told_from_one_that_is_heated_for_a_task() -> None:
+    """FLEET-05: a slip is left to heated cards for a while, where there can be another one."""
+    cold, hot = agent(), agent(is_hot=True, hot_models=("qwen7b",))
+    assert needs_heat(slip(LLM), cold) and needs_heat(slip(LLM, model="qwen7b"), cold)
+    assert not needs_heat(slip(LLM), hot) and not needs_heat(slip(LLM, model="qwen7b"), hot)
+    assert needs_heat(slip(LLM, model="bge"), hot)
+    assert not needs_heat(slip(LLM, to="gpu-1"), cold)
+    assert not any(needs_heat(slip(each), cold) for each in (CPU, SCRIPT))
+    assert not needs_heat(slip(LLM, model="other"), cold)  # it may not claim that one at all

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from watchbill.catalog import Device
 from watchbill.core.messages import Constraint
 from watchbill.fleet.claiming import Health, Standing, may_claim
-from watchbill.fleet.heat import Demand, Order, Temperature, orders
+from watchbill.fleet.heartbeat import Heartbeat, Pulse
+from watchbill.fleet.heat import Command, Demand, Order, Temperature, Told, orders
+from watchbill.fleet.heating import Heating, Waiting
+from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, slip_name
 from watchbill.plans.fields import TaskClass
 from watchbill.probes.fake import FakeGpuProbe
@@ -28,7 +32,8 @@ CLAIMED = {
 def claimed(health: Health, *, is_hot: bool) -> set[TaskClass]:
     """The classes of which an agent with room for everything takes a slip."""
     standing = Standing(
-        "gpu-1", 4, has_device=True, health=health, is_hot=is_hot, models=("qwen",), llm_slots_free=1, vram_mb_free=4915
+        "gpu-1", 4, has_device=True, health=health, is_hot=is_hot, own_model="qwen", models=("qwen",),
+        llm_slots_free=1, vram_mb_free=4915,
     )  # fmt: skip
     slips = {
         each: slip_name(
@@ -90,46 +95,92 @@ def test_memory_of_others_makes_a_card_constrained_and_our_own_does_not(tmp_path
 
 # ------------------------------------------------------------------ heating and cooling
 
-COLD = [Temperature(f"gpu-{index}", False, host="rig") for index in (1, 2, 4)]
-HOT = [Temperature(f"gpu-{index}", True, host="rig") for index in (1, 2, 4)]
+QWEN = ("qwen",)
+COLD = [Temperature(f"gpu-{index}", "qwen", QWEN, host="rig") for index in (1, 2, 4)]
+HOT = [replace(each, hot=QWEN) for each in COLD]
+LOAD, UNLOAD = Command(Order.LOAD, "qwen"), Command(Order.UNLOAD, "qwen")
 
 
 def test_all_start_cold_and_only_llm_tasks_heat_one() -> None:
     """FLEET-05."""
     assert orders(COLD, Demand(script=100), {}, 0) == {}
-    assert orders(COLD, Demand(llm=1), {}, 0) == {"gpu-1": Order.LOAD}
+    assert orders(COLD, Demand({"": 1}), {}, 0) == {"gpu-1": LOAD}
 
 
 def test_agents_of_one_host_are_heated_one_after_the_other_until_there_are_enough() -> None:
     """FLEET-05: the bus of the rig loads one model at a time; other hosts have their own."""
-    assert orders(COLD, Demand(llm=3), {}, 0) == {"gpu-1": Order.LOAD}
-    assert orders(COLD, Demand(llm=3), {"gpu-1": 0}, 1_000) == {}
+    three = Demand({"": 3})
+    assert orders(COLD, three, {}, 0) == {"gpu-1": LOAD}
+    assert orders(COLD, three, {"gpu-1": Told(LOAD, 600_000)}, 1_000) == {}
     warm = [HOT[0], *COLD[1:]]
-    assert orders(warm, Demand(llm=3), {}, 2_000) == {"gpu-2": Order.LOAD}
-    assert orders(warm, Demand(llm=1), {}, 2_000) == {}
-    elsewhere = Temperature("pi-1", False, host="other")
-    assert set(orders([*COLD, elsewhere], Demand(llm=3), {}, 0)) == {"gpu-1", "pi-1"}
+    assert orders(warm, three, {}, 2_000) == {"gpu-2": LOAD}
+    assert orders(warm, Demand({"": 1}), {}, 2_000) == {}
+    elsewhere = replace(COLD[0], agent="pi-1", host="other")
+    assert set(orders([*COLD, elsewhere], three, {}, 0)) == {"gpu-1", "pi-1"}
+
+
+def test_a_task_that_names_a_model_heats_an_agent_that_serves_it() -> None:
+    """FLEET-05: another card that is hot does not help it, and one that cannot serve it is left alone."""
+    other = replace(COLD[2], own="bge", models=("bge", "rare"))
+    assert orders([*HOT[:2], other], Demand({"rare": 1}), {}, 0) == {"gpu-4": Command(Order.LOAD, "rare")}
+    assert orders([*HOT[:2], other], Demand({"": 1, "qwen": 1}), {}, 0) == {}
+    assert orders(HOT, Demand({"unknown": 1}), {}, 0) == {}
+    assert orders([replace(COLD[0], own="")], Demand({"": 1}), {}, 0) == {}
 
 
 def test_agents_are_cooled_when_only_script_tasks_remain() -> None:
-    """FLEET-05: not while one answers, and not while llm tasks wait or run."""
-    busy = Temperature("gpu-2", True, tasks=1, host="rig")
-    assert orders([HOT[0], busy], Demand(script=5), {}, 0) == {"gpu-1": Order.UNLOAD}
+    """FLEET-05: not while one answers, and not while llm tasks wait or run. A model that is not the agent's own is not
+    the coordinator's to unload."""
+    busy = replace(HOT[1], tasks=1)
+    assert orders([HOT[0], busy], Demand(script=5), {}, 0) == {"gpu-1": UNLOAD}
     assert orders(HOT, Demand(script=5, llm_running=1), {}, 0) == {}
     assert orders(HOT, Demand(), {}, 0) == {}
+    assert orders([replace(COLD[0], models=("qwen", "chat"), hot=("chat",))], Demand(script=5), {}, 0) == {}
 
 
 def test_an_overheated_agent_is_cooled_and_another_one_is_heated() -> None:
     """FLEET-05: a constrained hot agent gives its memory back; a constrained cold one is never heated."""
-    ailing = Temperature("gpu-1", True, Health.CONSTRAINED, host="rig")
-    cold = Temperature("gpu-2", False, Health.CONSTRAINED, host="rig")
-    assert orders([ailing, cold, COLD[2]], Demand(llm=2), {}, 0) == {
-        "gpu-1": Order.UNLOAD,
-        "gpu-4": Order.LOAD,
-    }
+    ailing = replace(HOT[0], health=Health.CONSTRAINED)
+    cold = replace(COLD[1], health=Health.CONSTRAINED)
+    assert orders([ailing, cold, COLD[2]], Demand({"": 2}), {}, 0) == {"gpu-1": UNLOAD, "gpu-4": LOAD}
 
 
 def test_an_order_that_had_no_effect_is_given_again_after_its_time() -> None:
     """FLEET-05: an agent that was told is left alone until then."""
-    assert orders(COLD[:1], Demand(llm=1), {"gpu-1": 0}, 599_999) == {}
-    assert orders(COLD[:1], Demand(llm=1), {"gpu-1": 0}, 600_000) == {"gpu-1": Order.LOAD}
+    told = {"gpu-1": Told(LOAD, 600_000)}
+    assert orders(COLD[:1], Demand({"": 1}), told, 599_999) == {}
+    assert orders(COLD[:1], Demand({"": 1}), told, 600_000) == {"gpu-1": LOAD}
+    assert told["gpu-1"].is_done_by(HOT[0]) and not told["gpu-1"].is_done_by(COLD[0])
+
+
+# ------------------------------------------------------------------ the coordinator's orders
+
+
+def beat(**values: object) -> Heartbeat:
+    whole = {"model": "qwen", "models": ["qwen"], "llm_slots": 1, "host": "rig", **values}
+    return Heartbeat(Pulse("boot", 1, 1, 1), whole)
+
+
+def test_an_order_is_a_slip_for_one_agent_and_its_end_is_heard() -> None:
+    """FLEET-05: given once; a failure is repeated after a minute, and what others report is none of ours."""
+    heating, waiting = Heating(), [Waiting(TaskClass.LLM, "")]
+    [(name, slip)] = heating.look({"gpu-1": beat()}, waiting, 7, 0).items()
+    assert may_claim(name, Standing("gpu-1", 0)) is None
+    assert may_claim(name, Standing("gpu-2", 0, own_model="qwen")) is not None
+    assert (slip.work["command"], slip.work["model"], slip.batch) == ("load_llm", "qwen", "")
+    assert heating.look({"gpu-1": beat()}, waiting, 7, 1_000) == {}
+    assert not heating.hear(Result("3-0000000001-cpu-v0-_-b-t.a1.json", "gpu-1", 1, End.DONE), 2_000)
+    assert heating.hear(Result(name, "gpu-1", 1, End.FAILED, tail="no such file"), 2_000)
+    assert heating.look({"gpu-1": beat()}, waiting, 7, 61_000) == {}
+    [again] = heating.look({"gpu-1": beat()}, waiting, 7, 62_000)
+    assert heating.hear(Result(again, "gpu-1", 1, End.DONE), 63_000)
+    assert heating.look({"gpu-1": beat(hot_models=["qwen"])}, waiting, 7, 64_000) == {}
+    assert again != name
+
+
+def test_names_of_orders_differ_between_coordinators() -> None:
+    """FLEET-09: a result of a predecessor's order is not taken for one of ours."""
+    names = [
+        set(Heating().look({"gpu-1": beat()}, [Waiting(TaskClass.LLM, "")], epoch, 0)) for epoch in (1, 2)
+    ]
+    assert names[0].isdisjoint(names[1])

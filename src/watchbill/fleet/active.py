@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import (
@@ -29,13 +30,16 @@ from watchbill.fleet.entries import (
     Open,
     Reopen,
     Revoke,
+    Spec,
     Timed,
 )
 from watchbill.fleet.journals import Journal, read_past
 from watchbill.fleet.ledger import Effect, Ledger, Phase
 from watchbill.fleet.policy import Lineup
 from watchbill.fleet.resuming import carry_over
+from watchbill.fleet.shared_paths import model_of
 from watchbill.fleet.slips import Headline, slip_name
+from watchbill.fleet.values import Fields
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.fields import TaskClass
 
@@ -125,11 +129,11 @@ class ActiveBatches:
         state, spec = ledger.state(task), ledger.spec(task)
         self._sequence += 1
         vram_mb = state.vram_mb or spec.vram_mb
-        addressee = places.BRAIN if spec.for_brain else ""
+        addressee = places.BRAIN if spec.for_brain else _addressee(spec)
         headline = Headline(
             spec.priority or ledger.priority, self._sequence, spec.task_class, vram_mb, state.attempt + 1, addressee
         )  # fmt: skip
-        name = slip_name(headline, model=spec.model, batch=ledger.batch, task=task)
+        name = slip_name(headline, model=model_of(ledger, task), batch=ledger.batch, task=task)
         return Issue(task, state.attempt + 1, name, vram_mb, state.avoid)
 
     def _count_token(self, ledger: Ledger, name: str) -> None:
@@ -191,6 +195,15 @@ class ActiveBatches:
             ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
             not_before_ms=now_ms + delay_ms if delay_ms else 0,
         )  # fmt: skip
+
+
+def _addressee(spec: Spec) -> str:
+    """The agent that a task of class meta names, as in `load_llm gpu-1`. Without one any with a model takes it."""
+    words = Fields(spec.work).text("command").split() if spec.task_class is TaskClass.META else []
+    try:
+        return places.check_agent_name(words[1]) if len(words) > 1 else ""
+    except OursError:
+        return ""
 
 
 def _log(ledger: Ledger, entry: Entry) -> None:

@@ -5,7 +5,8 @@
     care        every 5 s: signals, revoked tasks, health; the heartbeat, at the latest every 30 s
     leave       let tasks end or end them, report, show that nobody is here
 
-Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`). Each
+Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`); what needs
+no process (questions to models, orders to load one) runs in `model_work`. Each
 heartbeat that reaches the shared folder renews the guard's lease. An agent that cannot reach the folder, hangs or is
 stopped for 60 s has no tasks any more: the guard ends them by itself, and 30 s later others take them.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import replace_file
-from watchbill.files.host import boot_id, start_time
+from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import places
 from watchbill.fleet.claiming import Standing
@@ -33,6 +34,7 @@ from watchbill.fleet.file_thread import FileThread
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, kernel_says
 from watchbill.fleet.memory import Memory, NoDevice
+from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.signals import Order, Signal
 from watchbill.fleet.values import Fields
@@ -57,7 +59,7 @@ class AgentOptions:
     folder: Path  # private to this agent on this machine; its lock is held by the caller
     cpu_slots: int
     once: bool = False  # leave when the queue has nothing for this agent
-    model: str = ""
+    key: str = ""  # for the host daemon
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Agent:
         self._memory = memory or NoDevice()
         self._files = FileThread()
         self._crew = Crew(options.folder, self._on_crew)
+        self._model_work = ModelWork(self._memory, options.key, self._on_end)
         self._desk: Desk | None = None
         self._watch: Watch | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
@@ -117,6 +120,7 @@ class Agent:
             self._listen(await self._files.do(desk.watch))
             await self._serve(desk)
         finally:
+            await self._model_work.close()
             await self._crew.close()
             self._stop_listening()
 
@@ -133,9 +137,9 @@ class Agent:
 
     def _give_up(self) -> None:
         """Ends the tasks of an agent that has to leave now."""
-        for job, task in self._running.items():
+        for job, task in list(self._running.items()):
             task.fate = Fate.GIVEN_UP if task.fate is Fate.NONE else task.fate
-            self._crew.stop(job)
+            self._stop(job)
 
     async def _serve(self, desk: Desk) -> None:
         await self._beat(desk)
@@ -265,7 +269,7 @@ class Agent:
         for prepared in done.prepared:
             await self._start(desk, prepared)
         if standing is not None:
-            self._found_nothing = done.is_empty
+            self._found_nothing = done.is_empty and not done.has_later
         if not done.is_empty:
             self._work.set()  # there may be more than fitted into one round
         if done.fault is not None:
@@ -284,10 +288,12 @@ class Agent:
             cpu_slots_free=self._options.cpu_slots - classes.count(TaskClass.CPU),
             is_held=self._is_held,
             only_addressed=self._options.name == places.BRAIN,
-            has_device=bool(state.cards),
+            has_device=state.is_open,
             health=state.health,
             is_hot=state.is_hot,
+            own_model=state.own_model,
             models=state.models,
+            hot_models=state.hot,
             llm_slots_free=state.llm_slots - llm_tasks,
             gpu_tasks=len(gpu_tasks),
             llm_tasks=llm_tasks,
@@ -299,8 +305,8 @@ class Agent:
     def _setting(self) -> Setting:
         state, options = self._memory.state, self._options
         return Setting(
-            options.root, options.name, self._crew.outputs, state.cards, options.model, state.model_url
-        )
+            options.root, options.name, self._crew.outputs, state.cards, state.own_model, state.models, state.model_url
+        )  # fmt: skip
 
     async def _start(self, desk: Desk, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
@@ -310,7 +316,19 @@ class Agent:
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
         self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
         _LOG.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
-        self._crew.start(job)
+        if prepared.question is not None:
+            self._model_work.ask(job, prepared.question)
+        elif prepared.order is not None:
+            self._model_work.obey(job, prepared.order, Fields(slip.work).text("model"))
+        else:
+            self._crew.start(job)
+
+    def _stop(self, job: str, grace_ms: int = limits.STOP_TERM_MS) -> None:
+        """Ends a task, with time to end by itself where it is a process."""
+        if job in self._model_work:
+            self._model_work.stop(job)
+        else:
+            self._crew.stop(job, grace_ms)
 
     def _count(self, result: Result) -> None:
         if result.end is End.DONE:
@@ -399,7 +417,7 @@ class Agent:
             if task is not None and task.prepared.name not in look.held and not task.is_revoked:
                 _LOG.info("revoked: %s of %s", task.prepared.slip.task, task.prepared.slip.batch)
                 task.is_revoked = True
-                self._crew.stop(job)
+                self._stop(job)
 
     async def _beat(self, desk: Desk) -> None:
         """Shows that we live, and renews the lease of the tasks once that has reached the folder."""
@@ -448,10 +466,10 @@ class Agent:
         jobs = self._named(signal.task)
         for job in jobs:
             self._running[job].fate = Fate.ABORTED
-            if signal.order is Order.KILL:
+            if signal.order is Order.KILL and job not in self._model_work:
                 self._crew.kill(job)
             elif signal not in self._obeying:
-                self._crew.stop(job, limits.TASK_ABORT_MS)
+                self._stop(job, limits.TASK_ABORT_MS)
         return bool(jobs)
 
     def _named(self, task: str) -> list[str]:
@@ -495,7 +513,7 @@ class Agent:
         device = self._memory.state
         tasks = list(self._running.values())
         cpu_tasks = sum(each.prepared.task_class is TaskClass.CPU for each in tasks)
-        if device.cards:
+        if device.is_open:
             claimed_mb = sum(each.prepared.slip.vram_mb for each in tasks)
             free_mb = device.budget_mb - claimed_mb
         else:
@@ -515,6 +533,11 @@ class Agent:
             "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
             "constraints": [*device.constraints, *(["held"] if self._is_held else [])],
             "cpu_slots": self._options.cpu_slots,
+            "host": host_name(),
+            "model": device.own_model,
+            "models": list(device.models),
+            "hot_models": list(device.hot),
+            "llm_slots": device.llm_slots,
         }
         return Heartbeat(self._pulse, values)
 
@@ -524,8 +547,14 @@ class Agent:
             "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
             "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
             "peak_vram_mb": 0, "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
-            "progress": task.headway.fields(),
+            "progress": self._headway(job, task).fields(),
         }  # fmt: skip
+
+    def _headway(self, job: str, task: _Running) -> Headway:
+        """How far a task has got; one that asks a model by the length of the answer."""
+        if job not in self._model_work:
+            return task.headway
+        return Headway(output_bytes=self._model_work.chars(job))
 
 
 #: The keys of a card in the heartbeat of an agent that has none.

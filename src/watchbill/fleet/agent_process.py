@@ -67,8 +67,9 @@ def run_agent(
     try:
         for left in reap(folder):
             _LOG.warning("ended a process of the life before: %s %s", left.pid, left.command)
-        model = "" if device is None else device.model
-        asyncio.run(_run(AgentOptions(name, root, folder, cpu_slots, once=once, model=model), state, device))
+        key = os.environ.get("WATCHBILL_API_KEY", "")
+        options = AgentOptions(name, root, folder, cpu_slots, once=once, key=key)
+        asyncio.run(_run(options, state, device))
     finally:
         lock.release()
     return 0
@@ -85,7 +86,7 @@ async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None)
         url = await private.start()
     memory = HostMemory(
         url, device.devices, options.name, model=device.model, port=device.port, llm_slots=device.llm_slots,
-        key=os.environ.get("WATCHBILL_API_KEY", ""),
+        key=options.key,
     )  # fmt: skip
     try:
         await memory.open()

@@ -1,15 +1,14 @@
-"""Answers: tasks of the types `generate` and `parse`, and decisions, as requests to the host daemon.
+"""Answers: the questions of tasks (`questions`) as requests to the host daemon.
 
 Every question is a request in the lane `plans`, so chat stays ahead of it. It is streamed: an agent that stops asking
 leaves, and the engine stops with it. A question whose engine failed is asked once more; one that was refused is not.
 
-`parse` wants a JSON object. The first one in the answer counts, whatever stands around it. Where it does not match the
-schema, or there is none, the model is told so and asked once more; then the task has failed.
+`parse` and `decide` want a JSON object. The first one in the answer counts, whatever stands around it. Where it does
+not match the schema, or there is none, the model is told so and asked once more; then the task has failed.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import cast
 
 from watchbill import limits
@@ -18,58 +17,42 @@ from watchbill.engines.base import endpoint_of
 from watchbill.engines.engine_calls import ask_chat
 from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, TheirsError
+from watchbill.fleet.questions import Message, Question
+from watchbill.plans.fields import TaskType
 from watchbill.spool.schema import JsonSchema, Schema
 
-__all__ = ["Answers", "Choice", "NoAnswer", "Question", "first_object"]
+__all__ = ["Answers", "NoAnswer", "first_object"]
 
 _CHAT = "/v1/chat/completions"
-Message = Mapping[str, str]
 
 
 class NoAnswer(TheirsError):
     """The model gave no usable answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a model is asked. Placeholders are filled in."""
-
-    model: str
-    prompt: str
-    system: str = ""
-    schema: str = ""  # JSON Schema of a `parse` task, as text
-    tokens_max: int = limits.ANSWER_TOKENS_MAX
-
-    @property
-    def messages(self) -> list[Message]:
-        """The question as a chat."""
-        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": self.prompt}]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision of the coordinator's model."""
-
-    choice: str
-    reason: str
-
-
 class Answers:
     """Asks the models behind one address of a daemon."""
 
-    def __init__(self, url: str, key: str = "", *, client: Upstream | None = None) -> None:
+    def __init__(self, url: str, key: str = "", *, on_text: Callable[[int], None] | None = None) -> None:
+        """`on_text` hears how many characters each piece of an answer has."""
         self._endpoint = endpoint_of(url)
         self._headers = {"X-Watchbill-Lane": PLANS_LANE.name} | (
             {"Authorization": f"Bearer {key}"} if key else {}
         )
         # A request may wait for its model as long as its lane allows: the task's own time limit ends it sooner.
         wait_ms = PLANS_LANE.max_wait_ms + limits.ANSWER_SLACK_MS
-        self._client = client or Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
+        self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
+        self._on_text = on_text
 
     async def close(self) -> None:
         """Ends the idle connections."""
         await self._client.close()
+
+    async def answer(self, question: Question) -> str:
+        """The answer to a question as a text, of an object its JSON. Raises as `generate` and `parse` do."""
+        if question.type is TaskType.GENERATE:
+            return await self.generate(question)
+        return json.dumps(await self.parse(question), ensure_ascii=False)
 
     async def generate(self, question: Question) -> str:
         """The model's text. Raises EngineFailed after the second failure, TheirsError when it is refused."""
@@ -87,25 +70,8 @@ class Answers:
             ]  # fmt: skip
             found, wrong = _judged(await self._ask(question, turns), schema)
         if found is None:
-            raise NoAnswer(f"{question.model} gave no usable JSON object, also when asked again: {wrong}")
+            raise NoAnswer(f"the model gave no usable JSON object, also when asked again: {wrong}")
         return found
-
-    async def decide(self, question: Question, choices: tuple[str, ...]) -> Choice:
-        """One of the choices, with the model's reason. Raises NoAnswer where it chooses none of them."""
-        schema = {
-            "type": "object", "required": ["choice"],
-            "properties": {"choice": {"enum": list(choices)}, "reason": {"type": "string"}},
-        }  # fmt: skip
-        how = f'Answer with a JSON object: {{"choice": one of {json.dumps(list(choices))}, "reason": a sentence}}.'
-        asked = Question(
-            question.model,
-            f"{question.prompt}\n\n{how}",
-            question.system,
-            json.dumps(schema),
-            question.tokens_max,
-        )
-        found = await self.parse(asked)
-        return Choice(str(found["choice"]), str(found.get("reason", "")))
 
     async def _ask(self, question: Question, messages: list[Message]) -> str:
         """Asks, and once more where the engine failed."""
@@ -122,7 +88,7 @@ class Answers:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
         asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
-        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX)
+        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_text=self._on_text)
 
 
 def _judged(said: str, schema: Schema | None) -> tuple[dict[str, object] | None, str]:

@@ -8,7 +8,7 @@ An agent decides by the name of a slip and its own standing. The two tables of F
 
 Then the amounts: `llm` takes the whole budget, so it needs a card without other GPU tasks and a free slot; `script`
 takes its MiB; `cpu` takes a slot of its own count, so that it runs beside an `llm` task; `meta` takes nothing and is
-for the agent that it names.
+for the agent that it names, or for any with a model where it names none.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from enum import Enum
 from watchbill.fleet.slips import Headline, asks_for_model, headline_of
 from watchbill.plans.fields import TaskClass
 
-__all__ = ["Health", "Refusal", "Standing", "choose", "may_claim"]
+__all__ = ["Health", "Refusal", "Standing", "choose", "may_claim", "needs_heat"]
 
 
 class Health(Enum):
@@ -54,7 +54,9 @@ class Standing:
     has_device: bool = False
     health: Health = Health.HEALTHY
     is_hot: bool = False
+    own_model: str = ""  # that of tasks which name none
     models: tuple[str, ...] = ()  # that the agent's device can serve
+    hot_models: tuple[str, ...] = ()  # of these, those in its memory
     llm_slots_free: int = 0
     gpu_tasks: int = 0  # running on the device
     llm_tasks: int = 0  # of these
@@ -85,7 +87,7 @@ def may_claim(name: str, standing: Standing) -> Refusal | None:
         return Refusal.NOT_A_SLIP
     if headline.addressee and headline.addressee != standing.agent:
         return Refusal.ADDRESSED_ELSEWHERE
-    if not headline.addressee and (standing.only_addressed or headline.task_class is TaskClass.META):
+    if not headline.addressee and standing.only_addressed:
         return Refusal.NOT_ADDRESSED
     # A held agent still loads and unloads when it is told to: only so can its memory be had back.
     if standing.is_held and headline.task_class is not TaskClass.META:
@@ -96,7 +98,7 @@ def may_claim(name: str, standing: Standing) -> Refusal | None:
 def _fits(name: str, headline: Headline, standing: Standing) -> Refusal | None:
     match headline.task_class:
         case TaskClass.META:
-            return None
+            return None if standing.own_model or headline.addressee else Refusal.OTHER_MODEL
         case TaskClass.CPU:
             return Refusal.NO_SLOT if standing.cpu_slots_free <= 0 else None
         case TaskClass.SCRIPT:
@@ -118,11 +120,25 @@ def _script(headline: Headline, standing: Standing) -> Refusal | None:
 
 
 def _llm(name: str, standing: Standing) -> Refusal | None:
-    if not asks_for_model(name, standing.models):
+    # A slip that names no model asks for the agent's own.
+    is_served = (
+        bool(standing.own_model) if asks_for_model(name, ()) else asks_for_model(name, standing.models)
+    )
+    if not is_served:
         return Refusal.OTHER_MODEL
     if standing.gpu_tasks > standing.llm_tasks:
         return Refusal.NO_MEMORY
     return Refusal.NO_SLOT if standing.llm_slots_free <= 0 else None
+
+
+def needs_heat(name: str, standing: Standing) -> bool:
+    """Whether an agent may claim a slip and would have to load a model for it first. One that is for this agent alone
+    does not wait for another."""
+    headline = headline_of(name)
+    if headline is None or headline.task_class is not TaskClass.LLM or headline.addressee:
+        return False
+    is_hot = standing.is_hot if asks_for_model(name, ()) else asks_for_model(name, standing.hot_models)
+    return not is_hot and may_claim(name, standing) is None
 
 
 def choose(offered: Iterable[str], standing: Standing, declined: Iterable[str] = ()) -> list[str]:

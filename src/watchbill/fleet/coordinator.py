@@ -14,6 +14,7 @@ here waits.
 """
 
 import contextlib
+import glob
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -39,13 +40,15 @@ from watchbill.fleet.entries import (
 )
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
+from watchbill.fleet.heating import Heating, Waiting
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
 from watchbill.fleet.pictures import draw, draw_last, summary_of
 from watchbill.fleet.policy import Crowd, hold_of, judge, window_of
+from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.requests import Reopening
 from watchbill.fleet.results import End, Result, ResultReader
-from watchbill.fleet.shared_paths import patterns_of
+from watchbill.fleet.shared_paths import model_of, patterns_of
 from watchbill.fleet.signals import Order, send
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields, encode
@@ -112,6 +115,7 @@ class Coordinator:
         self._results = ResultReader(disk)
         self._ladder = Ladder(stuck_after_ms)
         self._bad_agents = BadAgents()
+        self._heating = Heating()
         self._unseen: list[_Unseen] = []
         self._requests: set[str] = set()  # those that this epoch knows since its start
         self._active = ActiveBatches(disk, wall_ms)
@@ -186,8 +190,16 @@ class Coordinator:
         for agent, held in holdings.processing.items():
             for name in sorted(held - self._active.tokens.keys()):
                 self._put_away(name, self._resting_place(name), agent)
+        for batch in self._active.batches.values():
+            self._publish_answers_again(batch.ledger)
         for name in [name for name in self._active.tokens if name not in holdings]:
             self._publish(name)
+
+    def _publish_answers_again(self, ledger: Ledger) -> None:
+        """Before anything is offered that may read them."""
+        for task in ledger.tasks():
+            if ledger.phase(task) is Phase.COMPLETE:
+                self._publish_answer(ledger, task)
 
     def _resting_place(self, name: str) -> str:
         """Where a slip belongs whose token does not count any more."""
@@ -377,20 +389,26 @@ class Coordinator:
 
     def _hear(self, result: Result, now_ms: int) -> None:
         """Judge a result, if its token is the one that counts. Everything else is of an attempt that is over."""
+        if self._heating.hear(result, now_ms):
+            self._put_away(result.name, places.EXPIRED, result.agent)
+            return
         offer = self._active.offer_of(result.name)
         if offer is None:
             self._dropped += 1
             if self._puts_away_stale:  # what was stale when this epoch began was mended then
                 self._put_away(result.name, places.EXPIRED, result.agent)
             return
-        missing = self._missing(*offer) if result.end is End.DONE else ""
-        if missing:
+        if result.end is End.DONE and self._missing(*offer):
             self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
         else:
             self._judge(*offer, result, now_ms)
 
     def _judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
+        if result.end is End.DONE:
+            result = self._prepared_for_publication(ledger, task, result)
         entry = judge(task, ledger.state(task), ledger.spec(task), result, self._crowd)
+        if isinstance(entry, Accept):
+            self._publish_answer(ledger, task)
         self._active.decide(ledger.batch, entry, now_ms)
         self._put_away(result.name, self._folder_after(entry), result.agent)
         if self._bad_agents.hear(result.agent, task, result.end):
@@ -398,10 +416,28 @@ class Coordinator:
                          limits.FAILURES_IN_A_ROW_MAX)  # fmt: skip
             self._acts.append(lambda: send(self._disk, result.agent, Order.HOLD))
 
+    def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
+        """The result, or that of a failed attempt where its answer cannot be written to `output`."""
+        try:
+            publication = publication_of(ledger, task)
+            if publication is not None:
+                make_draft(self._disk, publication)
+        except OursError as error:
+            return replace(result, end=End.MISSING_OUTPUT, tail=str(error))
+        return result
+
+    def _publish_answer(self, ledger: Ledger, task: str) -> None:
+        publication = publication_of(ledger, task)
+        if publication is not None:
+            self._acts.append(lambda: publish(self._disk, publication))
+
     def _missing(self, ledger: Ledger, task: str) -> str:
         """A file that the task promised to produce and that is not to be seen; "" where all are there."""
-        promised = Fields(ledger.spec(task).work).texts("produces")
-        return next((path for path in patterns_of(ledger, task, promised) if not self._disk.has(path)), "")
+        work = Fields(ledger.spec(task).work)
+        awaited = list(patterns_of(ledger, task, work.texts("produces")))
+        if work.text("output"):
+            awaited.append(glob.escape(answer_path(ledger, task)))
+        return next((path for path in awaited if not self._disk.has(path)), "")
 
     def _look_again(self, now_ms: int) -> None:
         """Judge what waited for its files: caches of a network mount may show them late."""
@@ -446,6 +482,27 @@ class Coordinator:
         slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
         self._living = living
         self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots)
+        self._heat(now_ms)
+
+    def _heat(self, now_ms: int) -> None:
+        """Have models loaded for tasks that wait for one, and unloaded for those that need the memory."""
+        agents = {
+            name: beat
+            for name, beat in self._living.items()
+            if name != places.BRAIN and Fields(beat.values).items("models")
+        }
+        if not agents:
+            return
+        offers = [
+            offer for name in self._board.offered() if (offer := self._active.offer_of(name)) is not None
+        ]
+        waiting = [
+            Waiting(ledger.spec(task).task_class, model_of(ledger, task))
+            for ledger, task in offers
+            if not ledger.spec(task).for_brain
+        ]
+        for name, slip in self._heating.look(agents, waiting, self.epoch, now_ms).items():
+            self._acts.append(lambda name=name, slip=slip: self._board.publish(name, slip))
 
     def _look_for_stuck_tasks(self, now_ms: int) -> None:
         if now_ms < self._stuck_at_ms:

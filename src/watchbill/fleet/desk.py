@@ -12,11 +12,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.watch import Watch
 from watchbill.fleet import places, signals
 from watchbill.fleet.board import Board
-from watchbill.fleet.claiming import Standing, choose
+from watchbill.fleet.claiming import Standing, choose, needs_heat
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from watchbill.fleet.permissions import told
@@ -25,7 +26,7 @@ from watchbill.fleet.rules import Action
 from watchbill.fleet.signals import Signal
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
-from watchbill.fleet.work import Finished, Prepared, Setting, conclude, prepare, touched
+from watchbill.fleet.work import Finished, NotForUs, Prepared, Setting, conclude, prepare, touched
 
 __all__ = ["Desk", "Look", "Round"]
 
@@ -51,6 +52,7 @@ class Round:
     prepared: list[Prepared] = field(default_factory=list[Prepared])
     reported: list[Result] = field(default_factory=list[Result])
     is_empty: bool = True  # the queue had nothing that this agent may take now
+    has_later: bool = False  # it has something that the agent leaves to others for a while
     fault: OSError | None = None  # of a claim that may or may not have been carried out
 
 
@@ -68,6 +70,9 @@ class Desk:
         self._log: ResultLog | None = None
         self._unreported: list[Result] = []
         self._declined: dict[str, int] = {}  # slip -> until when, on the monotonic clock
+        self._cold: dict[
+            str, int
+        ] = {}  # slip whose model is not in memory here -> until when it is left to others
         self._taken: set[str] = set()  # slips in our hands that were taken up or reported
         self._untaken: list[
             str
@@ -185,9 +190,9 @@ class Desk:
             self._take(done, name, setting, now_ms)
         self._untaken = []
         offered = self._board.offered()
-        self._declined = {name: until for name, until in self._declined.items() if name in offered}
-        chosen = choose(offered, standing, (name for name, until in self._declined.items() if until > now_ms))
+        chosen = choose(offered, standing, self._left_to_others(offered, standing, now_ms))
         done.is_empty = not chosen and not done.prepared
+        done.has_later = bool(self._cold)
         for name in chosen:
             try:
                 is_claimed = self._board.claim(self.agent, name)
@@ -198,6 +203,19 @@ class Desk:
             if is_claimed:
                 self._take(done, name, setting, now_ms)
 
+    def _left_to_others(self, offered: list[str], standing: Standing, now_ms: int) -> set[str]:
+        """The slips that this agent passes over for now: those it declined, and those that need a model which is not in
+        its memory. The coordinator has a card heated for them; after a while this one will do."""
+        self._declined = {name: until for name, until in self._declined.items() if name in offered}
+        cold = [name for name in offered if needs_heat(name, standing)]
+        self._cold = {name: self._cold.get(name, now_ms + limits.HEAT_GRACE_MS) for name in cold}
+        return {
+            name
+            for passed in (self._declined, self._cold)
+            for name, until in passed.items()
+            if until > now_ms
+        }
+
     def _take(self, done: Round, name: str, setting: Setting, now_ms: int) -> None:
         self._taken.add(name)
         slip = self._board.read(self.agent, name)
@@ -206,9 +224,9 @@ class Desk:
         elif self.agent in slip.avoid and name not in self._declined:
             self.give_back(name, now_ms)
         else:
-            self._prepare(done, name, slip, setting)
+            self._prepare(done, name, slip, setting, now_ms)
 
-    def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting) -> None:
+    def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting, now_ms: int) -> None:
         try:
             prepared = prepare(setting, name, slip)
             if isinstance(prepared, Prepared):
@@ -216,6 +234,8 @@ class Desk:
             else:
                 why = told(prepared, Fields(slip.work).text("command"), slip.batch, slip.task)
                 self._refuse(name, _ENDS[prepared.action], why)
+        except NotForUs:
+            self.give_back(name, now_ms)
         except OursError as error:
             self._refuse(name, End.FAILED, str(error))
         except OSError as error:

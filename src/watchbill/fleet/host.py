@@ -16,9 +16,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 from watchbill import limits
 from watchbill.catalog import PLANS_LANE
@@ -126,7 +128,7 @@ class HostMemory:
         self._endpoint: Endpoint = endpoint_of(url)
         self._devices, self._agent, self._model = devices, agent, model
         self._port, self._llm_slots = port, llm_slots
-        self._headers = _JSON | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = Upstream()
         self._lent: dict[str, _Lent] = {}
         self._door_url = ""
@@ -162,6 +164,8 @@ class HostMemory:
 
     async def borrow(self, loan: str, vram_mb: int) -> bool:
         """Ask for memory; False where there is none now, or the daemon does not answer."""
+        if not self._devices:
+            return False
         asked = {
             "device": self._devices[0],
             "memory": vram_mb * _MIB,
@@ -194,12 +198,14 @@ class HostMemory:
     async def load(self, model: str) -> None:
         """Brings a model into memory: one load per host at a time. Raises OursError with the reason."""
         async with _HostTurn():
-            await self._ask("POST", f"/wb/v1/models/{model}/load", {}, limits.HOST_LOAD_MS_MAX)
+            await self._ask(
+                "POST", f"/wb/v1/models/{quote(model, safe='')}/load", {}, limits.HOST_LOAD_MS_MAX
+            )
         await self.look()
 
     async def unload(self, model: str) -> None:
         """Takes a model out of memory. Raises OursError with the reason."""
-        await self._ask("POST", f"/wb/v1/models/{model}/evict", {}, limits.HOST_LOAD_MS_MAX)
+        await self._ask("POST", f"/wb/v1/models/{quote(model, safe='')}/evict", {}, limits.HOST_LOAD_MS_MAX)
         await self.look()
 
     # ------------------------------------------------------------ the state
@@ -242,7 +248,7 @@ class HostMemory:
         self, method: str, path: str, body: object = None, timeout_ms: int = limits.HOST_ANSWER_MS_MAX
     ) -> Fields:
         content = b"" if body is None else json.dumps(body).encode()
-        asked = Outgoing(self._endpoint, method, path, content, self._headers if body is not None else {})
+        asked = Outgoing(self._endpoint, method, path, content, self._headers | (_JSON if content else {}))
         try:
             reply = await self._client.fetch(asked, timeout_ms=timeout_ms)
         except UpstreamFailed as error:
@@ -254,30 +260,43 @@ class HostMemory:
 
 
 def _state(memory: HostMemory, status: Fields) -> DeviceState:
-    devices, own, door, slots = memory.about
+    devices, named, door, slots = memory.about
+    models = status.fields("models")
+    own = next((name for name in models.all() if named in _spelled(models, [name])), named)
+    devices = devices or tuple(models.fields(own).mapping("devices"))  # without any: those of its model
     views = [status.fields("devices").fields(name) for name in devices]
     cards = [view.fields("card") for view in views]
-    models = status.fields("models")
-    here = tuple(
+    here = [
         name
         for name in models.all()
-        if any(device in models.fields(name).mapping("devices") for device in devices)
-    )
+        if name == own or any(device in models.fields(name).mapping("devices") for device in devices)
+    ]
     hot = [name for name in here if models.fields(name).text("state") in ("ready", "draining")]
     troubles = tuple(view.text("constrained") for view in views if view.text("constrained"))
     budget = min((view.whole("budget") + view.whole("lent") for view in views), default=0)
     total = min((card.whole("total") for card in cards), default=0) or budget
     return DeviceState(
-        cards=tuple(card.text("uuid") or name for name, card in zip(devices, cards, strict=True)),
+        cards=tuple(
+            card.text("uuid") or name
+            for name, card in zip(devices, cards, strict=True)
+            if name.startswith("gpu")
+        ),
         budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB,
         health=Health.CONSTRAINED if troubles else Health.HEALTHY,
         constraints=troubles,
-        is_hot=bool(hot),
-        models=(own, *(name for name in here if name != own)) if own else here,
+        is_open=True,
+        own_model=own,
+        hot=_spelled(models, hot),
+        models=_spelled(models, sorted(here, key=lambda name: name != own)),
         model_url=door,
         llm_slots=slots if here else 0,
         readings=_readings(devices, views, cards),
     )
+
+
+def _spelled(models: Fields, names: Iterable[str]) -> tuple[str, ...]:
+    """Models with every name that a task may call them."""
+    return tuple(spelling for name in names for spelling in (name, *models.fields(name).texts("aliases")))
 
 
 def _readings(devices: tuple[str, ...], views: list[Fields], cards: list[Fields]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from watchbill.errors import OursError
 from watchbill.fleet.claiming import Health
 
 __all__ = ["DeviceState", "Memory", "NoDevice"]
@@ -18,17 +19,24 @@ __all__ = ["DeviceState", "Memory", "NoDevice"]
 class DeviceState:
     """A device as its agent sees it now."""
 
-    cards: tuple[str, ...] = ()  # UUIDs; none for an agent without a device
+    cards: tuple[str, ...] = ()  # UUIDs of its GPUs
     budget_mb: int = 0  # what all its tasks may have together
     health: Health = Health.HEALTHY
     constraints: tuple[str, ...] = ()  # what makes it constrained, for people
-    is_hot: bool = False
-    models: tuple[str, ...] = ()
+    is_open: bool = False  # whether the ledger of the device answers; never so for an agent without a device
+    own_model: str = ""  # the one that tasks ask unless they name another
+    hot: tuple[str, ...] = ()  # the models that are in its memory
+    models: tuple[str, ...] = ()  # those that it can serve, its own first
     model_url: str = ""
     llm_slots: int = 0
     readings: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # the card's keys of a heartbeat
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether its own model fills the device; without an own model, whether any does."""
+        return self.own_model in self.hot if self.own_model else bool(self.hot)
 
 
 class Memory(Protocol):
@@ -47,6 +55,14 @@ class Memory(Protocol):
         """Return memory; the answer is the peak that the task really used in MiB, 0 where that is unknown."""
         ...
 
+    async def load(self, model: str) -> None:
+        """Bring a model into memory. Raises WatchbillError with the reason where that fails."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Take a model out of memory. Raises WatchbillError with the reason where that fails."""
+        ...
+
 
 class NoDevice:
     """An agent without a device: nothing is lent."""
@@ -58,3 +74,9 @@ class NoDevice:
 
     async def give_back(self, loan: str) -> int:
         return 0
+
+    async def load(self, model: str) -> None:
+        raise OursError("this agent has no device that a model could be loaded on")
+
+    async def unload(self, model: str) -> None:
+        raise OursError("this agent has no device that a model could be unloaded from")

@@ -1,4 +1,4 @@
-"""Paths that a plan names, as the coordinator sees them: with their values, relative to the root of the shared folder.
+"""Paths and models that a plan names, as the coordinator sees them: with their values, paths relative to the root.
 
 Only an agent knows where its machine mounts the folder. What the coordinator reads or writes itself (a manifest, the
 answer of a model) or looks for (what a task produces) is below the root, or it is not the coordinator's business.
@@ -14,12 +14,31 @@ from watchbill.fleet.values import Fields
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.placeholders import Placeholder, fill
 
-__all__ = ["manifest_path", "patterns_of"]
+__all__ = ["manifest_path", "model_of", "output_path", "patterns_of"]
 
 
 def manifest_path(ledger: Ledger, text: str) -> str:
     """Where a manifest is. Raises OursError for a path outside, and for a placeholder without a value here."""
     return _filled(ledger, text, lambda place: _value(ledger, place))
+
+
+def output_path(ledger: Ledger, task: str, text: str) -> str:
+    """Where the answer of a task belongs. Raises OursError as `manifest_path` does."""
+    return _filled(ledger, text, _values(ledger, task))
+
+
+def model_of(ledger: Ledger, task: str) -> str:
+    """The model that a task names; empty where it names none, or one that has no value: its agent says so."""
+    try:
+        return fill(ledger.spec(task).model, _values(ledger, task))
+    except OursError:
+        return ""
+
+
+def _values(ledger: Ledger, task: str) -> Callable[[Placeholder], str]:
+    """What placeholders mean in a task; of several items the first counts."""
+    items = [item_of(each) for each in ledger.items(task)[:1]]
+    return values_of(items[0] if items else None, lambda place: _value(ledger, place))
 
 
 def patterns_of(ledger: Ledger, task: str, texts: tuple[str, ...]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Work: one shell task, from the slip to the command line and from its end to the result.
+"""Work: one task, from the slip to the command line or the question, and from its end to the result.
 
 The agent, not the coordinator, puts in the paths: every machine may mount the shared folder elsewhere. Values reach
 bash as arguments and are never text of the script (`plans.command`). The task's own bash enters the plan's folder, so
@@ -26,7 +26,9 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
 from watchbill.fleet import places
 from watchbill.fleet.approving import digest_of
+from watchbill.fleet.heat import Order
 from watchbill.fleet.permissions import Line, Ruling, decide, load_book
+from watchbill.fleet.questions import Question, decision
 from watchbill.fleet.results import End, Result, end_of
 from watchbill.fleet.rules import Action
 from watchbill.fleet.slips import Slip
@@ -38,7 +40,7 @@ from watchbill.plans.fields import TaskClass, TaskType
 from watchbill.plans.placeholders import Placeholder, fill
 from watchbill.processes.crew import Cause, Ended, Job, Output
 
-__all__ = ["ON_GPU", "Fate", "Finished", "Prepared", "Setting", "conclude", "prepare", "touched"]
+__all__ = ["ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "prepare", "touched"]
 
 ValueOf = Callable[[Placeholder], str]
 
@@ -70,6 +72,7 @@ class Setting:
     outputs: Path  # private: long outputs and result files until they are reported
     cards: tuple[str, ...] = ()
     model: str = ""
+    models: tuple[str, ...] = ()  # that its device can serve
     model_url: str = ""
 
 
@@ -80,7 +83,9 @@ class Prepared:
     name: str
     slip: Slip
     task_class: TaskClass
-    job: Job
+    job: Job  # without a command line for a question and for an order
+    question: Question | None = None  # for a model
+    order: Order | None = None  # for the agent itself
     produces: tuple[str, ...] = ()
     keeps_folder: bool = False  # the task knows its folder, so its outputs go there in any case
     own_files: tuple[Path, ...] = ()  # what only this task is expected to touch while it runs
@@ -108,9 +113,30 @@ class Finished:
 # ------------------------------------------------------------------ before
 
 
+class NotForUs(OursError):
+    """The name of a slip promised what its body does not hold: another agent can run the task."""
+
+
 def prepare(setting: Setting, name: str, slip: Slip) -> Prepared | Ruling:
-    """The command line of a task, or why it may not be run. Raises OursError for one that cannot be, and OSError."""
+    """What an agent does for a task, or why it may not be run. Raises OSError, and OursError for a task that cannot be
+    run, with the reason; NotForUs for one that belongs to another agent."""
+    if not slip.batch:
+        return _ordered(name, slip)
     return _Preparation(setting, name, slip).prepare()
+
+
+def _ordered(name: str, slip: Slip) -> Prepared:
+    """An order of the coordinator itself: it has neither a plan nor a folder."""
+    job = Job(file_stem(name), (), {})
+    return Prepared(name, slip, TaskClass.META, job, None, _order_of(slip))
+
+
+def _order_of(slip: Slip) -> Order:
+    words = Fields(slip.work).text("command").split()
+    try:
+        return Order(words[0] if words else "")
+    except ValueError:
+        raise OursError(f"{' '.join(words)[:100]!a} is no command of class meta") from None
 
 
 class _Preparation:
@@ -126,13 +152,15 @@ class _Preparation:
         self._asks_for_folder = False
 
     def prepare(self) -> Prepared | Ruling:
-        if self._work.text("type", TaskType.SHELL.value) != TaskType.SHELL.value:
-            raise OursError(f"a task of type {self._work.text('type')!a} cannot be run by this agent")
-        rows = self._rows()
-        command = self._command(rows)
-        forbidden = self._forbidden(rows)
-        if forbidden is not None:
-            return forbidden
+        rows, task_class = self._rows(), self._task_class()
+        order = _order_of(self._slip) if task_class is TaskClass.META else None
+        question = self._question(rows[-1]) if order is None else None
+        command: list[str] = []
+        if order is None and question is None:
+            command = self._command(rows)
+            forbidden = self._forbidden(rows)
+            if forbidden is not None:
+                return forbidden
         job = Job(file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms())
         requires = self._patterns("requires", rows)
         produces = self._patterns("produces", rows)
@@ -142,8 +170,10 @@ class _Preparation:
         has_folder = self._asks_for_folder or len(self._slip.items) > 1
         if has_folder:
             make_folder(self._task_path)
+        # The answer of a model is a file of the attempt: the coordinator publishes it from there.
+        keeps_folder = self._asks_for_folder or question is not None
         return Prepared(
-            self._name, self._slip, self._task_class(), job, produces, self._asks_for_folder,
+            self._name, self._slip, task_class, job, question, order, produces, keeps_folder,
             (_result_path(self._setting, job.id), *self._own_products(rows)), self._task_path if has_folder else None,
         )  # fmt: skip
 
@@ -153,6 +183,42 @@ class _Preparation:
             return TaskClass(word)
         except ValueError:
             raise OursError(f"the slip names the class {word!a}, which this version does not know") from None
+
+    def _question(self, value_of: ValueOf) -> Question | None:
+        """What the task asks a model; None for a command."""
+        word = self._work.text("type", TaskType.SHELL.value)
+        try:
+            kind = TaskType(word)
+        except ValueError:
+            raise OursError(f"the slip names the type {word!a}, which this version does not know") from None
+        if kind is TaskType.SHELL:
+            return None
+        model = self._model(value_of)
+        if model and model not in self._setting.models:
+            raise NotForUs(f"it asks for the model {model}, which this agent does not serve")
+        prompt, system, schema = (self._text(key, value_of) for key in ("prompt", "system", "schema"))
+        if kind is TaskType.DECIDE:
+            return decision(model, prompt, system, schema)
+        return Question(model, prompt, system, schema, kind)
+
+    def _model(self, value_of: ValueOf) -> str:
+        return fill(self._work.text("model"), value_of)
+
+    def _text(self, key: str, value_of: ValueOf) -> str:
+        """A text of the task, or of the file that it names. Placeholders in a file of the plan are filled in; a file
+        whose own name has placeholders was made by a task, and is taken as it is."""
+        text = self._work.text(key)
+        if not text.startswith("file:"):
+            return fill(text, value_of)
+        named = text.removeprefix("file:").strip()
+        bare = named.removeprefix("{PLAN_PATH}/")
+        path = self._plan_path / fill(bare, value_of)
+        try:
+            content = read_regular(os.fspath(path), bytes_max=limits.PLAN_PROMPT_BYTES_MAX)
+        except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError) as error:
+            raise OursError(f"the {key} cannot be read from {path}: {error}") from None
+        found = content.decode("utf-8", "replace")
+        return found if "{" in bare else fill(found, value_of)
 
     def _timeout_ms(self) -> int | None:
         timeout_ms = self._work.whole("timeout_ms")
@@ -249,7 +315,8 @@ class _Preparation:
             "PLAN_PATH": str(self._plan_path),
         }
         if setting.model_url:
-            own |= {"WATCHBILL_MODEL": setting.model, "WATCHBILL_MODEL_URL": setting.model_url}
+            model = self._model(value_of) or setting.model
+            own |= {"WATCHBILL_MODEL": model, "WATCHBILL_MODEL_URL": setting.model_url}
         given = self._work.fields("env")
         return own | {key: _variable(key, fill(given.text(key), value_of)) for key in given.all()}
 
@@ -305,7 +372,7 @@ def touched(prepared: Prepared) -> int:
     """
     folder = prepared.own_folder
     inside = () if folder is None else _some_files(folder)
-    return max(map(_changed_at, (*prepared.own_files, *inside)))
+    return max(map(_changed_at, (*prepared.own_files, *inside)), default=0)
 
 
 def _some_files(folder: Path) -> list[Path]:
@@ -347,7 +414,8 @@ def conclude(
     is_answer_long = len(answer) > limits.TASK_ANSWER_BYTES_MAX
     has_said = ended.out.total + ended.err.total > 0
     is_of_interest = is_long or is_answer_long or (end is not End.DONE and has_said)
-    if keeps_files and (prepared.keeps_folder or is_of_interest):
+    # An order of the coordinator belongs to no batch, and has no folder.
+    if keeps_files and prepared.slip.batch and (prepared.keeps_folder or is_of_interest):
         _keep_files(setting, prepared, ended, answer)
     _clear(setting, prepared, ended)
     return Result(
@@ -445,7 +513,8 @@ def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str)
     }  # fmt: skip
     with open_folder(folder) as opened:
         for name, content in contents.items():
-            if content:
+            # The coordinator looks for an answer, also for one without a character.
+            if content or (prepared.question is not None and name == "stdout"):
                 put_file(name, f".{name}.new", content, dir_fd=opened, sync=False)
 
 

@@ -142,6 +142,7 @@ class Task:
 
 
 META_COMMANDS = ("load_llm", "unload_llm")
+_META_COMMAND = re.compile(rf"({'|'.join(META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 PRIORITIES = {"urgent": 1, "high": 2, "normal": 3, "low": 4}
 
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
@@ -294,19 +295,21 @@ class _Fields:
         if word == "brain" or type_ is TaskType.DECIDE:
             executor = Executor.BRAIN
         if word in ("", "brain"):
-            return executor, self._inferred(executor, type_, command, is_written=word == "brain")
-        task_class = TaskClass(word)
-        if (
-            task_class is TaskClass.META
-            and command is not None
-            and command.text.split()[0] not in META_COMMANDS
-        ):
+            task_class = self._inferred(executor, type_, command, is_written=word == "brain")
+        else:
+            task_class = TaskClass(word)
+        if task_class is TaskClass.META and command is not None:
+            self._check_order(command)
+        return executor, task_class
+
+    def _check_order(self, command: Text) -> None:
+        """A task of class meta is an order to an agent, and no program."""
+        if not _META_COMMAND.fullmatch(command.text.strip()):
             self._wrong(
                 command.line,
                 f"{shown(command.text)} is not a command of class meta",
-                f"write {' or '.join(META_COMMANDS)}, or another task_class",
+                f"write {' or '.join(META_COMMANDS)}, alone or with the name of an agent, or another task_class",
             )
-        return executor, task_class
 
     def _inferred(
         self, executor: Executor, type_: TaskType, command: Text | None, *, is_written: bool

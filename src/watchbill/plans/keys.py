@@ -58,7 +58,8 @@ KEYS: tuple[Key, ...] = (
     Key("executor", Kind.WORD, "An agent (`worker`) or the coordinator (`brain`) runs the task.", "`worker`",
         ("worker", "brain")),
     Key("task_class", Kind.WORD, "What the task needs: `cpu` no GPU, `script` a GPU, `llm` a model, `meta` the agent "
-        "itself (`load_llm`, `unload_llm`). `brain` means `executor: brain`.", "inferred from the command",
+        "itself (`load_llm`, `unload_llm`, alone or with the name of an agent). `brain` means `executor: brain`.",
+        "inferred from the command",
         ("cpu", "script", "llm", "meta", "brain"), ("class",)),
     Key("vram_estimate_mb", Kind.SIZE, "GPU memory that a `script` task needs.", "1024",
         aliases=("vram_estimate", "vram_mb", "vram")),

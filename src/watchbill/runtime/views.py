@@ -132,6 +132,7 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
     return {
         "state": model.status(now),
         "engine": model.spec.engine,
+        "aliases": list(model.spec.aliases),
         "memory": sum(model.sizes().values()),
         "measured": sum(model.measured.values()) or None,
         "asleep": sum(model.sizes_asleep().values()) if model.spec.sleep_ms is not None else None,

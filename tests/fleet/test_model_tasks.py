@@ -1,0 +1,216 @@
+"""Tasks that ask a model, from the plan to the file with the answer: `up` with a scripted model, its agents, a plan."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.eventually import eventually, wait_until
+from support.fleet_folder import FleetFolder, shared_folder
+from support.open_gateway import open_gateway
+from support.peer import Asked
+from watchbill.fleet import places
+from watchbill.fleet.heat import Order
+from watchbill.fleet.memory import DeviceState, Memory, NoDevice
+from watchbill.fleet.model_work import ModelWork
+from watchbill.fleet.questions import Question
+from watchbill.processes.crew import Cause, Ended, Job
+
+SCORE = '{"score": 4, "why": "clear"}'
+MODEL = """
+[models.{name}]
+engine = "scripted"
+devices = ["{device}"]
+memory = "1MiB"
+script = {{ memory = "1MiB", text = '''{text}''', tokens = {tokens}, service = "{service}" }}
+"""
+
+
+def model(name: str, text: str, device: str = "gpu:1", service: str = "10ms") -> str:
+    """A model that always answers with this text."""
+    return MODEL.format(name=name, text=text, device=device, tokens=len(text.split()), service=service)
+
+
+AGENT = '[coordinator]\n[agents.gpu-1]\ndevice = "gpu:1"\nmodel = "qwen"\ncpu_slots = 1\n'
+Rig = Callable[[str], FleetFolder]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """`up` with two cards and this config, and the shared folder of its coordinator and agents."""
+    with shared_folder(tmp_path) as fleet:
+
+        def start(config: str) -> FleetFolder:
+            cards, file = fleet.home / "cards.json", fleet.home / "watchbill.toml"
+            found = [
+                {"name": name, "capacity": "6144MiB", "uuid": f"GPU-{secrets.token_hex(8)}", "timeline": [{"at": 0}]}
+                for name in ("gpu:1", "gpu:2")
+            ]  # fmt: skip
+            cards.write_text(json.dumps({"cards": found}))
+            file.write_text('[devices."gpu:1"]\nreserve = 0\n[devices."gpu:2"]\nreserve = 0\n' + config)
+            home = ("--root", str(fleet.home / "home"))
+            fleet.start(
+                "-m", "watchbill", "up", "--port", "0", "--config", str(file), *home, WATCHBILL_FAKE_GPUS=str(cards)
+            )  # fmt: skip
+            fleet.root = fleet.home / "home" / "fleet"
+            wait_until((fleet.root / places.MARKER).exists)
+            return fleet
+
+        yield start
+        fleet.run("down", "--root", str(fleet.home / "home"))
+
+
+def events(fleet: FleetFolder) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (fleet.home / "home" / "events.jsonl").read_text().splitlines()]
+
+
+def test_an_answer_is_the_result_and_the_output_of_its_task(rig: Rig) -> None:
+    """PLAN-02, PLAN-08, FLEET-05: the card is heated for it; the file is there before a task that depends on it."""
+    fleet = rig(model("qwen", SCORE) + AGENT)
+    folder = fleet.write_plan(
+        "p",
+        "### say\n- **prompt**: file:prompts/say.txt\n- **output**: {BATCH_PATH}/said/{BATCH_ID}.txt\n"
+        "- **produces**: {BATCH_PATH}/said/{BATCH_ID}.txt\n"
+        "### rate\n- **type**: parse\n- **prompt**: Rate {TOPIC}.\n- **model**: {MODEL}\n"
+        '- **schema**: `{"type": "object", "required": ["score"]}`\n'
+        "- **output**: rated.json\n- **depends_on**: say\n"
+        "### use\n- **depends_on**: rate\n"
+        "- **command**: `cat {BATCH_PATH}/said/{BATCH_ID}.txt {PLAN_PATH}/rated.json`\n",
+        inputs="- `TOPIC` (default: rain)\n- `MODEL` (default: qwen)",
+    )
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "say.txt").write_text("Say something about {TOPIC}.")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    said = fleet.batch("p", batch) / "said" / f"{batch}.txt"
+    assert said.read_text().strip() == SCORE
+    assert json.loads((folder / "rated.json").read_text()) == json.loads(SCORE)
+    assert not [each for each in said.parent.iterdir() if each != said]
+    assert fleet.plan("logs", "use", "--batch", batch).stdout.count("score") == 2
+    assert fleet.plan("logs", "say", "--batch", batch).stdout.strip() == SCORE
+    loads = [each for each in events(fleet) if each["event"] == "load"]
+    assert [each["model"] for each in loads] == ["qwen"], "heated once, before the first question"
+
+
+def test_tasks_that_name_a_model_go_to_the_agent_that_serves_it(rig: Rig) -> None:
+    """FLEET-05: each card is heated for its own tasks, and orders of a plan are obeyed by the agent that they name."""
+    second = '[agents.gpu-2]\ndevice = "gpu:2"\nmodel = "qwen-large"\ncpu_slots = 1\n'
+    fleet = rig(model("qwen", "small") + model("qwen-large", "large", "gpu:2") + AGENT + second)
+    fleet.write_plan(
+        "p",
+        "### small\n- **prompt**: Who?\n- **model**: qwen\n- **output**: {BATCH_PATH}/small\n"
+        "### large\n- **prompt**: Who?\n- **model**: qwen-large\n- **output**: {BATCH_PATH}/large\n"
+        "### cool\n- **command**: `unload_llm gpu-2`\n- **depends_on**: small, large\n",
+    )
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    folder = fleet.batch("p", batch)
+    assert [(folder / name).read_text().strip() for name in ("small", "large")] == ["small", "large"]
+    agents = {each["id"]: each["agent"] for each in fleet.status(batch)["tasks"]}
+    assert agents == {"small": "gpu-1", "large": "gpu-2", "cool": "gpu-2"}
+    assert [each["model"] for each in events(fleet) if each["event"] == "evict"] == ["qwen-large"]
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure_of_its_task_alone(rig: Rig) -> None:
+    """PLAN-02, FLEET-09: an output that is a folder or lies elsewhere; the coordinator goes on."""
+    fleet = rig(model("qwen", "words") + AGENT)
+    fleet.write_plan(
+        "p",
+        "### folder\n- **prompt**: Go.\n- **output**: {PLAN_PATH}/scripts\n- **retries**: 0\n"
+        "### below\n- **prompt**: Go.\n- **output**: {PLAN_PATH}/plan.md/x\n- **retries**: 0\n"
+        "### outside\n- **prompt**: Go.\n- **output**: {WHERE}/x\n- **retries**: 0\n"
+        "### well\n- **prompt**: Go.\n- **output**: {BATCH_PATH}/well.txt\n",
+        inputs="- `WHERE` (default: /tmp)",
+    )
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 1
+    found = {each["id"]: (each["state"], each["why"]) for each in fleet.status(batch)["tasks"]}
+    assert found.pop("well") == ("complete", "")
+    assert set(found.values()) == {("failed", "missing_output")}
+    assert (fleet.batch("p", batch) / "well.txt").read_text().strip() == "words"
+    summary = fleet.summary("p", batch)
+    assert "not a regular file" in json.dumps(summary) and "leads out of the shared folder" in json.dumps(
+        summary
+    )
+
+
+def test_an_answer_that_is_aborted_stops_its_engine_and_shows_its_progress_before(rig: Rig) -> None:
+    """FLEET-06, FLEET-07: characters are signs of progress; an abort leaves the stream."""
+    fleet = rig(model("qwen", " ".join(["word"] * 2_000), service="300s") + AGENT)
+    fleet.write_plan("p", "### long\n- **prompt**: Go on.\n- **retries**: 0\n")
+    batch = fleet.submit("p")
+
+    def written() -> int:
+        beat = json.loads((fleet.root / places.heartbeat_path("gpu-1")).read_text())
+        return sum(each["progress"]["output_bytes"] for each in beat["active_tasks"])
+
+    wait_until(lambda: (fleet.root / places.heartbeat_path("gpu-1")).exists() and written() > 0)
+    assert fleet.run("signal", "gpu-1", "abort", "long", "--root", str(fleet.root)).returncode == 0
+    assert fleet.wait(batch) == 1
+    [task] = fleet.status(batch)["tasks"]
+    assert (task["state"], task["why"]) == ("failed", "aborted")
+
+    def in_flight() -> int:
+        shown = fleet.run("status", "--json", "--root", str(fleet.home / "home"))
+        return json.loads(shown.stdout)["models"]["qwen"]["in_flight"]
+
+    wait_until(lambda: in_flight() == 0)
+
+
+# ------------------------------------------------------------------ the agent's side alone
+
+
+class Door(NoDevice):
+    """A device whose model is in memory, behind this address."""
+
+    def __init__(self, url: str) -> None:
+        self.state = DeviceState(is_open=True, own_model="a", hot=("a",), models=("a",), model_url=url)
+
+
+def job(timeout_ms: int | None = None) -> Job:
+    return Job("j", (), {}, timeout_ms)
+
+
+async def ended_of(memory: Memory, act: Callable[[ModelWork], None]) -> list[Ended]:
+    ends: list[Ended] = []
+    work = ModelWork(memory, "", ends.append)
+    act(work)
+    await eventually(lambda: ends)
+    await work.close()
+    return ends
+
+
+async def test_a_model_that_cannot_be_loaded_fails_its_task_with_the_reason() -> None:
+    """FLEET-08: a task ends once, whatever happens, and says why."""
+    [end] = await ended_of(NoDevice(), lambda work: work.ask(job(), Question("qwen", "Go.")))
+    assert (end.cause, end.code) == (Cause.EXIT, 1)
+    assert b"no device" in end.err.tail
+    [end] = await ended_of(NoDevice(), lambda work: work.obey(job(), Order.UNLOAD, "qwen"))
+    assert (end.cause, end.code) == (Cause.EXIT, 1)
+
+
+async def test_a_task_that_is_stopped_before_its_first_step_ends_all_the_same() -> None:
+    """FLEET-07: every start has exactly one end."""
+
+    def start_and_stop(work: ModelWork) -> None:
+        work.ask(job(), Question("qwen", "Go."))
+        work.stop("j")
+        assert "j" in work
+
+    [end] = await ended_of(NoDevice(), start_and_stop)
+    assert (end.cause, end.code) == (Cause.STOPPED, None)
+
+
+async def test_an_answer_that_takes_longer_than_the_timeout_of_its_task_is_left() -> None:
+    """PLAN-02: also while the engine says nothing at all."""
+    async with open_gateway(never) as gateway:
+        [end] = await ended_of(Door(gateway.url), lambda work: work.ask(job(300), Question("", "Go.")))
+        assert (end.cause, end.code) == (Cause.TIMEOUT, None)
+
+
+async def never(question: Asked, writer: asyncio.StreamWriter) -> None:
+    """An engine that takes a question and does not answer."""
+    await asyncio.sleep(3_600)
