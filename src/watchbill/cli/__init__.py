@@ -1,6 +1,6 @@
-"""The command line. Sub-commands are imported lazily, so that `watchbill status` starts in a blink.
+"""The command line. Sub-commands are imported lazily, so that `watchbill status` starts quickly.
 
-This module owns the way in and the way out: every error that Watchbill raises on purpose, and every refusal of the
+Runs a command and turns errors into exit codes: every error that Watchbill raises on purpose, and every error of the
 operating system, becomes one line on standard error and an exit code that scripts can rely on.
 
     0 done   1 failed   2 wrong use or config   3 no daemon   130 stopped with Ctrl-C
@@ -23,12 +23,12 @@ __all__ = ["DONE", "FAILED", "NO_DAEMON", "STOPPED", "WRONG_USE", "main", "run"]
 
 DONE, FAILED, WRONG_USE, NO_DAEMON = 0, 1, 2, 3
 
-#: How results and messages spell what their stream's encoding cannot say: names of error handlers.
+#: Error handlers for characters that the encoding of a stream cannot represent, for results and for messages.
 _EXACT, _READABLE = "watchbill-exact", "watchbill-readable"
 
 
 def main() -> None:
-    """Runs the `watchbill` command and leaves with its exit code."""
+    """Runs the `watchbill` command and exits with its exit code."""
     _stand_in_for_closed_streams()
     codecs.register_error(_EXACT, partial(_spell, is_exact=True))
     codecs.register_error(_READABLE, partial(_spell, is_exact=False))
@@ -37,9 +37,9 @@ def main() -> None:
             stream.reconfigure(errors=errors)
     try:
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # a second one, while the first was dealt with
+    except KeyboardInterrupt:  # a second one, while the first was handled
         code = STOPPED
-    leave_at_once()  # what Python does at its end is nothing that Ctrl-C should show
+    leave_at_once()  # a Ctrl-C during Python's own shutdown must not show a traceback
     sys.exit(code)
 
 
@@ -54,11 +54,11 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return STOPPED
-    except BrokenPipeError:  # the reader (`head`, a pager) has seen enough
+    except BrokenPipeError:  # the reader (`head`, a pager) has closed the pipe
         _drop(sys.stdout)
         return DONE
     except SystemExit as leaving:
-        # So the library that shows the help says the same.
+        # The library that shows the help does the same.
         if isinstance(leaving.__context__, BrokenPipeError):
             return DONE
         raise
@@ -66,14 +66,16 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error), _exit_code(error))
     except OSError as error:
         if error.filename is None:
-            _drop(sys.stdout)  # it may be the output that fails, and Python tries once more at its end
+            _drop(
+                sys.stdout
+            )  # the output itself may have failed, and Python would write to it once more at exit
         what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
         return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code
 
 
 def _spell(error: UnicodeError, *, is_exact: bool) -> tuple[str | bytes, int]:
-    """What a stream's encoding cannot say. An answer in Greek must not end in an error on an ASCII terminal.
+    """Sets how a stream writes what its encoding cannot represent: Greek on an ASCII terminal must not be an error.
 
     A path that Python could not decode is written byte for byte: in a result always, because a script works with it; in
     a message where its bytes are UTF-8, because a message is text.
@@ -120,7 +122,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _stand_in_for_closed_streams() -> None:
-    """A script may close what it does not need (`>&-`): Python then has no such stream at all."""
+    """Opens /dev/null for streams that a script has closed (`>&-`), for which Python has no object at all."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open to the end
@@ -143,6 +145,6 @@ def _complain(text: str, code: int) -> int:
 
     try:
         print(f"watchbill: {plain(text)}", file=sys.stderr, flush=True)
-    except OSError:  # a full disk, or nobody listens any more: the exit code must do
+    except OSError:  # a full disk, or a closed pipe: the exit code has to suffice
         _drop(sys.stderr)
     return code

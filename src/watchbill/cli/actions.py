@@ -20,7 +20,7 @@ _Model = Annotated[str, Parameter(name="MODEL", help="The model's name, as `watc
 def load(model: _Model, /, *, json: Json = False, common: Common = _DEFAULTS) -> None:
     """Load a model now and wait until it is warm.
 
-    What must leave memory for it is drained first. A model in quarantine is tried again at once.
+    Models that have to leave memory for it finish their requests first. A model in quarantine is tried again at once.
     """
     session = common.session()
     content = while_watching(
@@ -49,8 +49,8 @@ def evict(
 ) -> None:
     """Take a model out of memory.
 
-    Its running requests end first. A permanent model leaves only with --force. It comes back when somebody asks for it,
-    at once if somebody already waits.
+    Its running requests end first. A permanent model is evicted only with --force. The next request for the model
+    loads it again, also a request that already waits.
     """
     session = common.session()
     content = while_watching(
@@ -91,8 +91,8 @@ def cancel(
 def reload(*, json: Json = False, common: Common = _DEFAULTS) -> None:
     """Let the daemon read its config again.
 
-    It is taken over whole or refused with every error, and then the old one stays. Models that did not change notice
-    nothing; a new address or root needs a restart, and the answer says so.
+    The new config is applied as a whole, or refused with all its errors; then the old one stays. Models that did not
+    change keep running. A new address or root needs a restart, and the answer says so.
     """
     session = common.session()
     content = session.client.post("/wb/v1/config/reload")
@@ -100,7 +100,7 @@ def reload(*, json: Json = False, common: Common = _DEFAULTS) -> None:
 
 
 def _tell(session: Session, content: bytes, otherwise: str, *, json: bool) -> None:
-    """Shows the daemon's own sentence, where it answers with one."""
+    """Shows the daemon's message, if the answer has one."""
     if json:
         session.terminal.show_json(content or b"{}")
         return

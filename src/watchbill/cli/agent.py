@@ -1,4 +1,4 @@
-"""`agent` and `signal`: run an agent of a fleet, and tell one what to do. Neither needs a daemon."""
+"""`agent` and `signal`: run an agent of a fleet, and send signals to one. Neither needs a daemon."""
 
 import logging
 import os

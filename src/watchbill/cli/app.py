@@ -1,4 +1,4 @@
-"""The command line's table of contents: every command, its module, and the group it is listed under.
+"""The commands: their modules, and the groups under which `watchbill --help` lists them.
 
 A command's module is imported when the command runs, or when its help is asked for. Mistakes in the arguments
 become one line and exit code 2; the framework itself prints nothing but help and the version.
@@ -22,13 +22,13 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Daemon": {
         "up": ("watchbill.cli.up:up", "Start the daemon and stay until Ctrl-C."),
         "down": ("watchbill.cli.up:down", "Stop the daemon of this root."),
-        "status": ("watchbill.cli.queries:status", "Show memory, models and lanes at one glance."),
+        "status": ("watchbill.cli.queries:status", "Show memory, models and lanes."),
         "events": ("watchbill.cli.queries:events", "Follow the journal as it is written."),
         "logs": ("watchbill.cli.logs:logs", "Show the log of the daemon, or of the engine behind a model."),
         "doctor": ("watchbill.cli.doctor:doctor", "Check everything Watchbill depends on."),
     },
     "Models": {
-        "chat": ("watchbill.cli.chat:chat", "Ask a model; the answer is printed as it is written."),
+        "chat": ("watchbill.cli.chat:chat", "Ask a model; the answer is printed as it arrives."),
         "models": ("watchbill.cli.queries:models", "List the models that can be asked for."),
         "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
         "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
@@ -55,7 +55,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),
         "simulate": (
             "watchbill.cli.simulate:simulate",
-            "Play traffic against the scheduler in virtual time, and judge every step.",
+            "Run traffic against the scheduler in virtual time, and check every step.",
         ),
     },
     "Spool": {
@@ -65,7 +65,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "corpus": (
             "watchbill.cli.corpus:app",
-            "Read, check and mend the JSONL files that spools are drained into.",
+            "Read, check and repair the JSONL files that spools are drained into.",
         ),
     },
     "Set-up": {
@@ -82,14 +82,14 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
-_HELP = """Runs more local language models than the memory holds. Begin with: watchbill up
+_HELP = """Runs more local language models than fit into memory. Start with: watchbill up
 
 Exit codes: 0 done, 1 failed, 2 wrong use or config, 3 no daemon, 130 stopped with Ctrl-C. NO_COLOR turns colours off.
 """
 
 
 def build_app(asked: str = "") -> App:
-    """The whole command line, without importing a single command. `asked` is the command that will be run."""
+    """The whole command line, without importing any command. `asked` is the command that will be run."""
     app = App(
         name="watchbill",
         help=_HELP,
@@ -119,7 +119,7 @@ def run_app(arguments: Sequence[str]) -> int:
         command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise WrongUse(_one_line(error)) from error
-    raise_again()  # until here there was nothing to clean up
+    raise_again()  # until here nothing had to be cleaned up
     outcome = cast("object", command(*bound.args, **bound.kwargs))
     return outcome if isinstance(outcome, int) else 0
 
@@ -129,8 +129,8 @@ class WrongUse(OursError):
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """An empty root or address is a variable that a script did not set: nobody means the present folder by it, or
-    whichever daemon is found."""
+    """Refuses an empty root or address: it is a variable that a script did not set, and never means the present folder
+    or whichever daemon is found."""
     for before, word in pairwise(["", *takewhile(lambda word: word != "--", arguments)]):
         if word in {"--root=", "--url="} or (before in {"--root", "--url"} and not word):
             name = word.rstrip("=") or before

@@ -1,7 +1,7 @@
-"""`chat`: one question, or a conversation that remembers what was said.
+"""`chat`: one question, or a conversation.
 
-The answer goes to standard output piece by piece as it is written; everything else (which model, that it loads,
-that the answer was cut) goes to standard error. Nothing of a conversation is kept once the command ends.
+The answer goes to standard output as it arrives; everything else (the model, that it loads, that the answer was cut)
+goes to standard error. Nothing of a conversation is kept after the command ends.
 """
 
 import importlib
@@ -34,10 +34,10 @@ _HELP = "/new forgets the conversation, /model NAME changes the model, /exit or 
 
 
 class Conversation:
-    """What was said to one model so far, over the OpenAI door, streamed.
+    """The messages of one conversation, asked through the OpenAI API, streamed.
 
-    Promises that an answer that was stopped half way is remembered as far as it was seen, that a question without any
-    answer is forgotten, and that a stream which ends without its end mark is an error, never a short answer.
+    An answer that was stopped is kept as far as it was shown; a question without any answer is dropped. A stream that
+    ends without its end mark is an error, never a short answer.
     """
 
     def __init__(self, session: Session, model: str, system: str | None, max_tokens: int | None) -> None:
@@ -48,11 +48,11 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
 
     def forget(self) -> None:
-        """Begins anew; the system prompt stays."""
+        """Starts over; the system prompt stays."""
         self._messages.clear()
 
     def ask(self, question: str) -> str:
-        """Asks, prints the answer as it arrives, and returns it. Leaving early stops the model's work, too."""
+        """Asks, prints the answer as it arrives, and returns it. An interruption also stops the model."""
         self._messages.append({"role": "user", "content": question})
         said: list[str] = []
         try:
@@ -71,7 +71,7 @@ class Conversation:
         return "".join(said)
 
     def _with_hint(self, refused: DaemonRefused) -> DaemonRefused:
-        """The same refusal, with the command that says more where there is one."""
+        """The same refusal, with a command that explains it where there is one."""
         if refused.reason != WaitExceeded.code:
             return refused
         text = f"{refused}; see: {self._session.root.command('explain', self.model)}"
@@ -95,7 +95,7 @@ class Conversation:
         for line in lines:
             if (
                 line.startswith(":") and not begun
-            ):  # a sign of life while the request waits: what it waits for
+            ):  # a comment that the daemon sends while the request waits: what it waits for
                 self._whisper(line.removeprefix(":").strip())
             if not line.startswith("data:"):
                 continue
@@ -115,7 +115,7 @@ class Conversation:
             self._session.terminal.note("\n(cut: the longest answer was reached)")
 
     def _whisper(self, text: str) -> None:
-        """Shows a passing word on a terminal; the next one replaces it."""
+        """Shows a temporary message on a terminal; the next one replaces it."""
         self._session.terminal.whisper(plain(text))
 
 
@@ -143,13 +143,13 @@ def chat(
         str | None,
         Parameter(name=["--model", "-m"], help="Which model. Default: one that is loaded, else the first."),
     ] = None,
-    system: Annotated[str | None, Parameter(help="How the model shall behave.")] = None,
+    system: Annotated[str | None, Parameter(help="The system prompt.")] = None,
     max_tokens: Annotated[
         int | None, Parameter(help="Longest answer, in tokens.", validator=Number(gte=1))
     ] = None,
     common: Common = _DEFAULTS,
 ) -> None:
-    """Ask a model; the answer is printed as it is written.
+    """Ask a model; the answer is printed as it arrives.
 
     Example: watchbill chat "Why is the sky blue?" --model smollm2
     """
@@ -189,7 +189,7 @@ def _only_embeds(model: Fields) -> bool:
 
 def _talk(conversation: Conversation, session: Session) -> None:
     """Reads questions until the end of input. Ctrl-C stops an answer; without one it leaves."""
-    importlib.import_module("readline")  # its import alone gives `input` arrows and a history of lines
+    importlib.import_module("readline")  # importing it gives `input` line editing and a history
     session.terminal.note(f"talking to {conversation.model}; {_HELP}")
     while True:
         try:
@@ -224,5 +224,5 @@ def _answer(asked: str, conversation: Conversation, session: Session) -> None:
     except NotReachable:
         raise
     except TheirsError as error:
-        # An error, so also with --quiet; and the engine's own words, so stripped of what commands a terminal.
+        # An error, so shown with --quiet, too; an engine's text, so without control characters.
         print(f"watchbill: {plain(error)}", file=sys.stderr, flush=True)

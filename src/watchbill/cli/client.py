@@ -41,14 +41,14 @@ class Address(NamedTuple):
     """Where the daemon should be."""
 
     url: str
-    #: Somebody named it, or the root's own daemon lives there. Elsewhere any program may listen: it gets no key.
+    #: It was named, or the root's own daemon listens there. Elsewhere any program may listen: it gets no key.
     is_trusted: bool
 
 
 def find_address(
     chosen: str | None, root: Root, *, is_named: bool = False, environment: Mapping[str, str] = os.environ
 ) -> Address:
-    """The daemon's address: --url, else $WATCHBILL_URL, else what the daemon of this root wrote down.
+    """The daemon's address: --url, else $WATCHBILL_URL, else the address that the daemon of this root recorded.
 
     A root that was named (by --root: `is_named`; or by $WATCHBILL_HOME) leads to its own daemon and to no other: raises
     NotReachable when none runs on it. The usual root leads to the usual address.
@@ -91,7 +91,7 @@ class Client:
         self._host = parts.hostname
         self._tls = parts.scheme == "https"
         self._prefix = parts.path.rstrip("/")
-        self._key = key and key.strip()  # a file's last line break comes along easily
+        self._key = key and key.strip()  # often read from a file, with its last line break
         if self._key and not _is_plain(self._key):
             raise ConfigError(
                 "$WATCHBILL_API_KEY cannot be a key: it has a character that is not of printable ASCII"
@@ -177,14 +177,14 @@ class Client:
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
-            # A terminal or a pipe may say bytes that are no text; what is legible of them is asked.
+            # A terminal or a pipe may pass bytes that are not text; they are replaced.
             content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
         connection.request(method, self._prefix + path, content, headers)
         return connection.getresponse()
 
     @contextmanager
     def _translated(self) -> Generator[None]:
-        """Turns what the network raises into what a person can act on."""
+        """Turns errors of the network into messages with a hint."""
         try:
             yield
         except TimeoutError as error:
@@ -210,7 +210,7 @@ class Client:
 
 
 def parse(content: bytes) -> object:
-    """The JSON value in an answer. Raises NotReachable when it is none: that was not our daemon."""
+    """The JSON value in an answer. Raises NotReachable if it is not JSON: then no Watchbill daemon answered."""
     try:
         return cast("object", json.loads(content))
     except (ValueError, RecursionError) as error:
@@ -227,7 +227,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it can go into the head of a request as it is."""
+    """Whether it can be written into the head of a request unchanged."""
     return text.isascii() and text.isprintable()
 
 

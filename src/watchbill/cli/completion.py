@@ -1,4 +1,4 @@
-"""`completion`: the shell's own knowledge of Watchbill's commands and options."""
+"""`completion`: shell completion for Watchbill's commands and options."""
 
 from typing import Annotated, Literal
 

@@ -1,7 +1,7 @@
 """Commands that write, check and show the config: `config init|check|show|schema|reference`.
 
-None of them needs a daemon, but `config reload`, which lives with the other commands to a daemon. `check` looks at
-what `up` would meet: the file itself, the model files it names, and the memory of this machine.
+None of them needs a daemon; `config reload`, which does, is in `actions`. `check` examines what `up` would use: the
+file itself, the model files it names, and the memory of this machine.
 """
 
 import json as jsonlib
@@ -88,7 +88,7 @@ def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAUL
 
 @app.command(name="show")
 def show_config(config: _Config = None, *, json: _Json = False, where: Where = _DEFAULTS) -> int:
-    """Show every value in force, and which ones are defaults."""
+    """Show every value in effect, and which ones are defaults."""
     terminal = Terminal(quiet=where.quiet)
     root = find_root(where.root)
     loaded = read(find_config(config, root), root=root.path)
@@ -154,7 +154,7 @@ def _count(things: Sized, word: str) -> str:
 
 
 def _value(spelled: str | None) -> object:
-    """A value as JSON has it; TOML's own spelling serves people."""
+    """A value as JSON, from its spelling in TOML."""
     return None if spelled is None else tomllib.loads(f"value = {spelled}")["value"]
 
 
@@ -165,7 +165,7 @@ def _is_quiet(line: str) -> bool:
 def _write(file: Path, text: str, *, force: bool) -> None:
     """Writes a new file, for its owner only: keys may be written into it later.
 
-    Whole or not at all: a disk that is full takes nobody's config, and leaves no half one behind.
+    Whole or not at all: on a full disk the old config stays, and no partial file is left.
     """
     try:
         if force:
@@ -176,6 +176,6 @@ def _write(file: Path, text: str, *, force: bool) -> None:
         raise ConfigError(
             problems=[Problem(str(file), None, "", "exists", "--force overwrites it")]
         ) from error
-    except OSError as error:  # the operator named this file: whatever the reason, say it
+    except OSError as error:  # whichever errno: the operator named this file and is told why
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(problems=[Problem(str(file), None, "", f"cannot be written: {reason}")]) from error

@@ -1,6 +1,6 @@
-"""`corpus`: the JSONL files that spools are drained into, read and looked after.
+"""`corpus`: reads, checks and repairs the JSONL files that spools are drained into.
 
-Reads while drains append. Only `repair` writes, under the appender's lock, and every byte it takes out is kept.
+Reads while drains append. Only `repair` writes, under the appender's lock, and keeps every byte that it removes.
 """
 
 import json as jsonlib
@@ -29,13 +29,13 @@ __all__ = ["app"]
 #: Bad lines that are named one by one to a person; --json names more.
 _NAMED = 20
 
-app = App(name="corpus", help="Read, check and mend the JSONL files that spools are drained into.")
+app = App(name="corpus", help="Read, check and repair the JSONL files that spools are drained into.")
 
 _File = Annotated[str, Parameter(name="FILE", help="The corpus, or the name of a spool of the config.")]
 _All = Annotated[
     bool,
     Parameter(
-        name="--all", negative="", show_default=False, help="Repeated ids, too; each id once otherwise."
+        name="--all", negative="", show_default=False, help="Include repeated ids. Default: each id once."
     ),
 ]
 
@@ -60,7 +60,7 @@ class How:
         return Terminal(quiet=self.quiet)
 
     def command_to_repair(self, path: Path) -> str:
-        """For a person to paste."""
+        """The command that repairs this corpus, for a person to paste."""
         key = [] if self.id_key is None else ["--id-key", self.id_key]
         return find_root(self.root).command("corpus", "repair", str(path.absolute()), *key)
 
@@ -97,7 +97,7 @@ def read(
 ) -> None:
     """Print the events, byte for byte, each id once.
 
-    Lines that are no event are left out; `corpus check` names them.
+    Lines that are not events are left out; `corpus check` names them.
     """
     path, id_key = how.find(file)
     with _readable(path):
@@ -109,7 +109,7 @@ def read(
 
 @app.command
 def check(file: _File, /, *, json: AsJson = False, how: How = _DEFAULTS) -> int:
-    """Read everything and name what is no event. Exit code 1 when there is such a line."""
+    """Read everything and name lines that are not events. Exit code 1 if there are any."""
     path, id_key = how.find(file)
     with _readable(path):
         report = reader.check(path, id_key=id_key)
@@ -137,14 +137,14 @@ def repair(
     /,
     *,
     unique: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Take out repeated ids, too.")
+        bool, Parameter(negative="", show_default=False, help="Remove repeated ids, too.")
     ] = False,
     json: AsJson = False,
     how: How = _DEFAULTS,
 ) -> None:
-    """Take out lines that are no event; they are kept in FILE.torn.
+    """Remove lines that are not events; they are kept in FILE.torn.
 
-    Drains may run meanwhile: they wait for it.
+    Drains may run meanwhile: they wait until it is finished.
     """
     path, id_key = how.find(file)
     with _readable(path):
@@ -188,15 +188,15 @@ def tail(
             name=["--follow", "-f"],
             negative="",
             show_default=False,
-            help="Go on as it grows; Ctrl-C ends it.",
+            help="Print new events as they are appended; Ctrl-C ends it.",
         ),
     ] = False,
     how: How = _DEFAULTS,
 ) -> None:
-    """Print the last events, and those to come."""
+    """Print the last events, and with --follow the new ones."""
     path, _ = how.find(file)
     with _readable(path):
-        # What comes from here on is followed: nothing falls between the two, and no line is broken by it.
+        # Following begins where the tail ends, at the end of a whole line: nothing is lost in between.
         end = reader.whole_lines_end(path) if follow else path.stat().st_size
         for line in reader.tail(path, lines, end=end):
             sys.stdout.buffer.write(line + b"\n")

@@ -1,4 +1,4 @@
-"""`doctor`: looks at everything Watchbill depends on and says what to do about what is wrong.
+"""`doctor`: checks everything Watchbill depends on, and says how to mend what is wrong.
 
 Each check reads, changes nothing, and returns findings; none of them raises.
 """
@@ -41,15 +41,15 @@ _FORGETFUL = frozenset({"tmpfs", "ramfs", "overlay"})
 
 
 class Health(StrEnum):
-    """How a finding is meant."""
+    """The severity of a finding."""
 
     OK = "ok"
-    WARN = "warn"  # works, but not as it could, or not for long
+    WARN = "warn"  # works, but not well, or not for long
     FAIL = "fail"  # does not work
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     health: Health
@@ -64,7 +64,7 @@ _SIGNS = {Health.OK: ("✓", "green"), Health.WARN: ("!", "yellow"), Health.FAIL
 def doctor(
     *,
     config: Annotated[
-        Path | None, Parameter(help=f"The config file to look at. {CONFIG_DEFAULT}", show_default=False)
+        Path | None, Parameter(help=f"The config file to check. {CONFIG_DEFAULT}", show_default=False)
     ] = None,
     json: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print the findings as JSON.")
@@ -99,7 +99,7 @@ def _draw(finding: Finding, terminal: Terminal) -> list[str]:
 
 
 def check_all(root: Root, client: Client | None, config: Path | None) -> list[Finding]:
-    """Everything, in the order in which one would mend it."""
+    """All checks, in the order in which to mend the findings."""
     return [
         *check_environment(),
         *check_root(root),
@@ -153,7 +153,7 @@ def check_root(root: Root) -> list[Finding]:
 
 
 def check_memory() -> list[Finding]:
-    """What the machine and its control groups leave for models."""
+    """The memory that the machine and its control groups leave for models."""
     probe = RamProbe()
     try:
         reading = probe.read()[RAM]
@@ -206,13 +206,13 @@ def check_daemon(root: Root, client: Client | None) -> list[Finding]:
         record = root.read_daemon()
     except (
         ConfigError
-    ):  # a root of another user: more is said above, and its daemon may be asked all the same
+    ):  # the root of another user: the root's own check says so, and its daemon may still answer
         record = None
     if client is not None and record is not None and record.url != client.url and record.is_alive():
         record = None  # another daemon was named than that of the root
     if record is not None and not record.is_alive():
         advice = f"{root.command_to_start()} starts a new one and clears what the old one left"
-        return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without saying goodbye", advice)]
+        return [Finding("daemon", Health.WARN, f"pid {record.pid} ended without cleaning up", advice)]
     if client is None:
         return [
             Finding("daemon", Health.OK, f"none runs on {root.path}", f"{root.command_to_start()} starts one")
@@ -238,7 +238,7 @@ def check_daemon(root: Root, client: Client | None) -> list[Finding]:
 
 
 def _check_absent(path: Path) -> Finding:
-    """A root that is not there: `up` makes it, where it can."""
+    """A root that does not exist yet: `up` makes it, if it can."""
     place = _nearest(path)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         text = f"{path} cannot be made: {place} is not writable"

@@ -1,7 +1,7 @@
-"""The pictures of `explain` and `events`.
+"""How `explain` and `events` are shown.
 
-The explanation is whatever the daemon's own decision says about itself, so its keys are not known here: units are told
-by the key's ending, as everywhere in Watchbill (`_ms`, `_bytes`).
+The daemon decides which facts an explanation has, so their keys are not known here. Units are found by the ending of
+the key (`_ms`, `_bytes`).
 """
 
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ _SIZES = frozenset(
 )
 _INDENT = 2
 
-#: Events that somebody should notice.
+#: Events that are highlighted.
 _STYLES = {
     "load": "yellow",
     "ready": "green",
@@ -63,7 +63,7 @@ def _facts(facts: Fields, indent: int, terminal: Terminal) -> list[str]:
 
 
 def _named(key: str) -> str:
-    """A key as people say it; the unit goes to the value."""
+    """A key as words, without its unit, which is shown with the value."""
     return plain(key.removesuffix("_ms").removesuffix("_bytes")).replace("_", " ")
 
 

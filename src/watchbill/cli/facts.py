@@ -33,9 +33,9 @@ __all__ = ["look_at", "silent_engines"]
 
 
 def look_at(loaded: Loaded, root: Root) -> MachineFacts:
-    """Reads the machine's memory and every model file's header, and calls on engines. Blocks; changes nothing.
+    """Reads the machine's memory and every model file's header, and contacts engines. Blocks; changes nothing.
 
-    The root is the one that hints are to name."""
+    Hints name this root."""
     engines = loaded.catalog.engines
     are_named = any(name.startswith("gpu:") for name in loaded.catalog.devices)
     cards, no_cards = find_cards() if are_named else (None, "")
@@ -133,7 +133,7 @@ def _look_at_command(model: Model) -> ModelFacts:
 def _can_others_read(file: Path) -> bool:
     try:
         return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
-    except FileNotFoundError:  # taken away since it was read
+    except FileNotFoundError:  # removed since it was read
         return False
 
 
@@ -161,7 +161,7 @@ def silent_engines(engines: Mapping[str, EngineRules]) -> dict[str, str]:
 
 
 def _ask(name: str, url: str, told: dict[str, str]) -> None:
-    """Takes the complaint away when somebody answers, or says what went wrong."""
+    """Removes the engine's entry when it answers, else writes the reason."""
     try:
         endpoint = endpoint_of(url)
     except ConfigError as error:

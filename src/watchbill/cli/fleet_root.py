@@ -20,7 +20,7 @@ FLEET_VARIABLE = "WATCHBILL_FLEET"
 
 
 def find_fleet(root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The shared folder that is meant; it may not be there. Talks to nobody."""
+    """The shared folder; it need not exist. Opens nothing but the config."""
     if root is not None:
         return root.absolute()
     if named := environment.get(FLEET_VARIABLE):

@@ -1,4 +1,4 @@
-"""`logs`: the daemon's log or one engine's, its end or as it grows.
+"""`logs`: the end of the daemon's log or of an engine's, and new lines as they are written.
 
 Reads files under the root, so it works without a daemon.
 """
@@ -33,7 +33,11 @@ _DEFAULTS = Where()
 def logs(
     model: Annotated[
         str | None,
-        Parameter(name="MODEL", help="Whose engine's log; the daemon's own without it.", show_default=False),
+        Parameter(
+            name="MODEL",
+            help="Show the log of this model's engine. Default: the daemon's.",
+            show_default=False,
+        ),
     ] = None,
     /,
     *,
@@ -43,11 +47,11 @@ def logs(
             name=["--follow", "-f"],
             negative="",
             show_default=False,
-            help="Go on as the log grows; Ctrl-C ends it.",
+            help="Print new lines as they are written; Ctrl-C ends it.",
         ),
     ] = False,
     lines: Annotated[
-        int, Parameter(name=["--lines", "-n"], help="How many lines of the end.", validator=Number(gte=0))
+        int, Parameter(name=["--lines", "-n"], help="How many of the last lines.", validator=Number(gte=0))
     ] = CLI_LOG_TAIL_LINES,
     where: Where = _DEFAULTS,
 ) -> None:
@@ -75,14 +79,14 @@ def _absence(model: str | None, folder: Path) -> str:
 
 
 class _Seen(NamedTuple):
-    """How far which file was read."""
+    """A file, and how far it was read."""
 
     inode: int
     place: int
 
 
 def _tail(path: Path, lines: int) -> tuple[str, _Seen]:
-    """The last lines, and where they end: what is written from there on belongs to whoever follows."""
+    """The last lines, and the position at which following begins."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - CLI_LOG_TAIL_BYTES_MAX))
@@ -93,8 +97,8 @@ def _tail(path: Path, lines: int) -> tuple[str, _Seen]:
 
 
 def _growth(path: Path, seen: _Seen) -> Iterator[str]:
-    """What is added to the file, for ever. A log that was cut or replaced is read from its beginning."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a letter
+    """What is added to the file, without end. A log that was cut or replaced is read from its beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
     while True:
         content = b""
         try:

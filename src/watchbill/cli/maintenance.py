@@ -1,4 +1,4 @@
-"""`maintenance`: all memory of a device, or an amount of it, is lent to a person or a command and comes back.
+"""`maintenance`: lends the memory of a device, all or an amount, to a person or a command.
 
 The whole device is a claim by its name; an amount (`--memory`) is a loan with an id. Both are held by our process while
 a command runs, or renewed where the daemon is on another machine.
@@ -49,29 +49,28 @@ def start(
         bool, Parameter(help="With --memory: models that have been idle for long may leave for it.")
     ] = True,
     why: Annotated[
-        str, Parameter(name="--for", help="What it is for, as status and journal tell it.")
+        str, Parameter(name="--for", help="What it is for; shown by status and in the journal.")
     ] = "maintenance",
     pid: Annotated[
-        int | None, Parameter(help="The claim lasts as long as this process of the daemon's machine.")
+        int | None, Parameter(help="The claim lasts as long as this process, on the daemon's machine, lives.")
     ] = None,
     hours: Annotated[
         float | None,
-        Parameter(
-            help=f"Without COMMAND and --pid: the claim ends by itself after this. Default: {CLAIM_HOURS}."
-        ),
+        Parameter(help=f"Without COMMAND and --pid: the claim ends after this. Default: {CLAIM_HOURS}."),
     ] = None,
     json: Json = False,
     common: Common = _DEFAULTS,
 ) -> int:
     """Empty a device and keep it, or lend an amount of its memory.
 
-    Everything on it drains and leaves, permanent models too; requests for them wait. Returns when the device is empty.
+    All models on it finish their requests and are unloaded, permanent ones too; new requests for them wait. Returns
+    when the device is empty.
     With --memory no model in use leaves: the amount is lent when that much is free, or refused.
     With COMMAND the command is run then, and the memory is given back when it ends, or when it is killed; the exit
     code is the command's.
     """
     if (bool(command), pid is not None, hours is not None).count(True) > 1:
-        raise ConfigError("say one of COMMAND, --pid and --hours: they are three ways to say how long")
+        raise ConfigError("give only one of COMMAND, --pid and --hours: each says how long the claim lasts")
     if hours is not None and not 0 < hours <= CLAIM_HOURS_MAX:
         raise ConfigError(f"--hours must be more than 0 and at most {CLAIM_HOURS_MAX}")
     session = common.session()
@@ -100,7 +99,7 @@ def end(
 ) -> None:
     """Give a device back, or a loan.
 
-    Permanent models return, and who waits is served.
+    Permanent models are loaded again, and waiting requests are served.
     """
     session = common.session()
     content = session.client.delete(_address(device, loan))
@@ -111,7 +110,7 @@ def end(
 
 
 def _with_command(session: Session, asked: dict[str, object], command: tuple[str, ...]) -> int:
-    if shutil.which(command[0]) is None:  # before anything leaves memory for it
+    if shutil.which(command[0]) is None:  # before any model is unloaded for it
         raise ConfigError(f"{command[0]} cannot be run: there is no such program")
     device, ended = str(asked["device"]), threading.Event()
     is_here = (urlsplit(session.client.url).hostname or "") in _LOOPBACK
@@ -121,7 +120,7 @@ def _with_command(session: Session, asked: dict[str, object], command: tuple[str
     try:
         if is_here:
             return run_attached(command)
-        # Another machine cannot see our process: it hears from us instead, and believes us dead when it does not.
+        # A daemon on another machine cannot see our process: we renew the claim instead, and it ends if we do not.
         return _renewing(session, device, loan, command, ended)
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be run: {(error.strerror or str(error)).lower()}") from error
@@ -131,7 +130,7 @@ def _with_command(session: Session, asked: dict[str, object], command: tuple[str
 
 
 def _give_back(session: Session, device: str, loan: str | None) -> None:
-    """After the command, whose exit code counts: a claim that is already over is only mentioned."""
+    """Gives the memory back after the command, whose exit code counts: an error here is only reported."""
     try:
         said = _said(session.client.delete(_address(device, loan)))
     except WatchbillError as error:

@@ -1,4 +1,4 @@
-"""Options that many commands share, declared once so that they are spelled and explained the same everywhere."""
+"""Options that many commands share, declared once so that they are the same everywhere."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ QUIET = Parameter(
     name=["--quiet", "-q"],
     negative="",
     group=_WHERE,
-    help="Say nothing but results and errors.",
+    help="Print only results and errors.",
     show_default=False,
 )
 

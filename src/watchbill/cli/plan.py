@@ -47,7 +47,7 @@ _Set = Annotated[
 
 @app.command
 def check(plan: _Plan = ".", /, *, json: _Json = False, root: _Root = None, quiet: _Quiet = False) -> int:
-    """Say what is wrong with a plan, line by line, and what to write instead.
+    """Report what is wrong with a plan, line by line, and what to write instead.
 
     Looks at keys and values, dependencies, placeholders, commands and the scripts they name. Exit code 2 when the plan
     cannot be run.
@@ -61,7 +61,7 @@ def check(plan: _Plan = ".", /, *, json: _Json = False, root: _Root = None, quie
 def graph(plan: _Plan = ".", /, *, root: _Root = None, quiet: _Quiet = False) -> int:
     """Print the tasks and what they wait for as a Mermaid flowchart.
 
-    Markdown shows it as a picture when it stands in a fenced block with the word mermaid.
+    Markdown viewers draw it from a fenced code block with the language mermaid.
 
     Example: watchbill plan graph plans/video
     """
@@ -94,7 +94,7 @@ def submit(
 ) -> int:
     """Check a plan and hand it to the coordinator; print the id of the batch.
 
-    The plan lies in ROOT/plans. Nothing is written for a plan that cannot be run: exit code 2.
+    The plan has to be in ROOT/plans. A plan that cannot be run is not submitted: exit code 2.
 
     Example: watchbill plan submit video --set VIDEO_DIR=/data/videos
     """

@@ -160,7 +160,7 @@ def show_logs(task: str, *, batch: str | None, attempt: int | None, root: Path |
 
 
 def _tail_of(disk: FolderDisk, ledger: Ledger, task: str, attempt: int) -> str:
-    """What of an attempt's output rides in its result: short outputs have no file."""
+    """The output that is part of an attempt's result: short outputs have no file."""
     state = ledger.state(task)
     if attempt == state.attempt and state.last:
         for result in ResultReader(disk).read():
@@ -251,7 +251,7 @@ def resume_batch(
 
 
 def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:
-    """Why each task would run again, or not: the ledger is taken through the first steps of the new round."""
+    """Why each task would run again, or not: replays the first steps of the new round on a copy of the ledger."""
     effects: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
     reasons: dict[str, Reason] = {}
     while effects:

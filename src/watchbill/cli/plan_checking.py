@@ -1,4 +1,4 @@
-"""What `plan check`, `plan graph` and `plan submit` say about a plan that is right or wrong. Standard library only."""
+"""How `plan check`, `plan graph` and `plan submit` report the findings about a plan. Standard library only."""
 
 import json as jsonlib
 import os
@@ -64,7 +64,7 @@ def _in_root(named: str, root: Path | None) -> list[Path]:
 
 
 def tell(file: Path, checked: Checked, terminal: Terminal, *, json: bool = False) -> None:
-    """Say everything about a plan that was read."""
+    """Print every finding about a plan."""
     findings = checked.findings
     if json:
         terminal.show(jsonlib.dumps(_as_fields(file, checked)))

@@ -3,7 +3,7 @@
 Standard library only.
 
 Recognises the commands below when they come with the options they have; anything else, `--help` and every mistake
-included, goes the long way and is judged there. A test compares this table with the declarations in `plan`.
+included, goes through the framework. A test compares this table with the declarations in `plan`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,7 @@ class Asked:
 
 
 def understand_plan(arguments: Sequence[str]) -> Asked | None:
-    """What is asked for, or None where the long way has to be gone."""
+    """What is asked for, or None if the framework has to read the arguments."""
     if arguments and arguments[0] == "gpus":
         return _understood(_GPUS, "gpus", arguments[1:])
     if arguments and arguments[0] == "approve":

@@ -1,6 +1,6 @@
 """`plan submit`: a checked plan becomes a batch folder and one file in the inbox. No daemon, no network, no package.
 
-The paths of this machine do not travel: an input that lies in the shared folder is stored relative to it.
+Paths are stored so that other machines can use them: an input in the shared folder is stored relative to it.
 """
 
 import json as jsonlib
@@ -42,13 +42,13 @@ from watchbill.plans.placeholders import Placeholder, fill
 
 __all__ = ["priority_from", "read_inputs", "submit_plan"]
 
-#: Made for the scripts of a plan.
+#: Folders that the scripts of a plan expect.
 _FOLDERS = ("results", "output", "logs")
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What `plan submit` was told."""
+    """The arguments of `plan submit`."""
 
     plan: str
     pairs: Sequence[str] = ()
@@ -119,7 +119,7 @@ def _name_in(folder: Path, file: Path) -> str:
 
 
 def _refuse_what_no_agent_runs(folder: Path, plan: Plan, findings: Findings) -> None:
-    """Note tasks that need more than any agent ever had. Without agents nothing is known about them."""
+    """Note tasks that need more memory than any agent has. Without agents nothing is refused."""
     budgets = [each.budget_mb for each in _heartbeats(folder)]
     largest = max(budgets, default=0)
     if not largest:
@@ -149,7 +149,7 @@ def _write(folder: Path, order: ExecutePlan) -> None:
         disk.make_folder(f"{own}/{name}")
     record = {"plan": order.plan, "priority": order.priority, "inputs": encoded_inputs(order.inputs)}
     disk.put(f"{own}/inputs.json", jsonlib.dumps(record, indent=2).encode() + b"\n")
-    # Last, and durable: with this file the batch is accepted.
+    # Written last, and durably: this file submits the batch.
     disk.put(f"{places.INBOX}/{order.batch}.json", order.encode(), durable=True)
 
 

@@ -45,19 +45,21 @@ def fleet_command(folder: Path, *words: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorView:
-    """The coordinator that says it is in charge."""
+    """The coordinator of the folder, by its own record."""
 
     host: str = ""
     pid: int = 0
     epoch: int = 0
-    is_dead: bool = True  # known to be dead, or there never was one; one of another machine may live
+    is_dead: bool = (
+        True  # known to be dead, or there never was one; a coordinator of another machine may be alive
+    )
 
     def fields(self) -> dict[str, object]:
         return {"host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead}
 
 
 def coordinator_of(disk: FolderDisk) -> CoordinatorView:
-    """Who coordinates, as far as one look tells."""
+    """The present coordinator, as far as a single look can tell."""
     try:
         fields = fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
@@ -105,7 +107,7 @@ def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
 
 
 class BatchView:
-    """One batch, looked at again and again."""
+    """One batch, read repeatedly."""
 
     def __init__(self, disk: FolderDisk, place: BatchPlace) -> None:
         self._disk = disk
@@ -113,7 +115,7 @@ class BatchView:
         self._follower = Follower(disk, place)
 
     def look(self) -> BatchProgress:
-        """How far it is now."""
+        """Its present progress."""
         is_to_go_on = has_request(
             self._disk, self._place.batch
         )  # before the journal: it is in one of the two

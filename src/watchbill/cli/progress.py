@@ -1,7 +1,7 @@
 """Progress of long actions, for people who watch.
 
-Bars are drawn with rich, on standard error, and only where there is a terminal; rich is imported only then. The action
-itself runs in a thread, so that the bar moves and Ctrl-C is heard while the daemon is silent.
+Bars are drawn with rich, on standard error, and only on a terminal; rich is imported only then. The action itself runs
+in a thread, so that the bar moves and Ctrl-C works while the daemon does not answer.
 """
 
 import queue
@@ -50,7 +50,7 @@ def while_watching(session: Session, model: str, text: str, act: Callable[[], by
                 expected_s = figure(state.get("load_ms")) / 1000
                 said = plain(state.get("state") or "")
                 bar.update(task, description=f"{plain(text)} {f'({said})' if said else ''}".strip())
-                # The learned time is a median: the bar waits at 99 % rather than promise what it cannot know.
+                # The learned time is a median: the bar waits at 99 % if the load takes longer.
                 bar.update(task, total=expected_s or None, completed=min(now - started, expected_s * 0.99))
     if isinstance(outcome, BaseException):
         raise outcome
@@ -104,7 +104,7 @@ def _perform(act: Callable[[], bytes], outcomes: "queue.SimpleQueue[bytes | Base
 
 
 def _look(session: Session, model: str) -> Fields:
-    """What the daemon says about the model now; nothing when it is too busy to say."""
+    """The daemon's present state of the model; empty if the daemon does not answer."""
     try:
         status = fields(session.client.get_json("/wb/v1/status"))
     except WatchbillError:

@@ -34,8 +34,10 @@ def pull(
     ],
     /,
     *,
-    sha256: Annotated[str | None, Parameter(help="What the file's hash must be.")] = None,
-    name: Annotated[str | None, Parameter(help="What to call the file. Default: as its source does.")] = None,
+    sha256: Annotated[str | None, Parameter(help="The expected SHA-256 of the file.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="The name of the file. Default: the one of its source.")
+    ] = None,
     json: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print path and size as JSON.")
     ] = False,
@@ -43,7 +45,7 @@ def pull(
 ) -> None:
     """Fetch a model file into ROOT/models.
 
-    Stopped half way, the next call goes on where it ended.
+    After an interruption, the same command continues where it stopped.
 
     Example: watchbill pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q4_k_m.gguf
     """
@@ -55,7 +57,7 @@ def pull(
         with byte_bar(terminal, f"pulling {source}") as report:
             pulled = fetch(source, root.models, sha256=sha256, name=name, progress=report)
     except KeyboardInterrupt:
-        terminal.note(f"stopped; the same command goes on where it ended: {root.command('pull', source)}")
+        terminal.note(f"stopped; the same command continues where it stopped: {root.command('pull', source)}")
         raise
     _judge(pulled)
     if json:
@@ -75,7 +77,7 @@ def pull(
 
 
 def _tell_how_to_serve(path: Path, root: Root, terminal: Terminal) -> None:
-    """A file that no model of the config names is served by nobody: says which lines would do it."""
+    """Prints the lines of config that would serve the file, if no model of the config names it."""
     from watchbill.config import find_config, read
 
     try:
@@ -112,7 +114,7 @@ def _table_for(path: Path) -> list[str]:
 
 
 def _judge(pulled: "Pulled") -> None:
-    """Warns of a file that arrived as its source has it and is no model all the same: a page, half a download."""
+    """Warns if a file that arrived intact is not a model: a web page, half a download."""
     from watchbill.gguf import GgufError, read_header
 
     if pulled.path is None or pulled.path.suffix != ".gguf":
@@ -120,5 +122,5 @@ def _judge(pulled: "Pulled") -> None:
     try:
         read_header(pulled.path)
     except GgufError as error:
-        if error.path == pulled.path:  # and not a part of it that is still to be pulled
+        if error.path == pulled.path:  # and not another part of the model that is still to be pulled
             print(f"warning: {plain(error.path)} cannot be loaded: {plain(error.what)}", file=sys.stderr)

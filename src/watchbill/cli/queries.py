@@ -16,7 +16,7 @@ _DEFAULTS = Common()
 
 
 def status(*, json: Json = False, common: Common = _DEFAULTS) -> None:
-    """Show memory, models and lanes at one glance."""
+    """Show memory, models and lanes."""
     show_status(common.session(), json=json)
 
 
@@ -28,7 +28,7 @@ def models(*, json: Json = False, common: Common = _DEFAULTS) -> None:
 def requests(*, json: Json = False, common: Common = _DEFAULTS) -> None:
     """List the open requests.
 
-    Each one with its lane, its place in the queue, the reason it waits, and when it will probably start.
+    Each with its lane, its place in the queue, why it waits, and when it will probably start.
     """
     show_requests(common.session(), json=json)
 
@@ -45,8 +45,8 @@ def explain(
 ) -> None:
     """Say what a model or a request waits for, and why.
 
-    For a model: what would happen if it were asked for now, by the very rule that would decide. For a request: its
-    place, the reason it waits, and the forecast.
+    For a model: what would happen if it were requested now, by the same rules that would decide. For a request: its
+    place, why it waits, and the forecast.
     """
     session = common.session()
     beside = f"&with={quoted(with_)}" if with_ else ""
@@ -81,7 +81,7 @@ def events(*, json: Json = False, common: Common = _DEFAULTS) -> None:
                 session.terminal.show_json(data.encode())
             else:
                 session.terminal.show(draw_event(fields(parse(data.encode())), session.terminal))
-    # The journal has no end: who watches it must not take the daemon's for silence.
+    # The journal has no end, so an end of the stream means that the daemon has stopped.
     raise NotReachable(
         f"the daemon at {session.client.url} hung up; look with: {session.root.command('logs')}"
     )

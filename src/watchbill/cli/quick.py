@@ -1,9 +1,9 @@
-"""The short way for the commands people type all day.
+"""A fast path for the commands that are used most.
 
 `status`, `models` and `requests` answer in under 150 ms, and importing the command-line framework takes twice
 that. So these three are recognised here when they come with nothing but the options below; anything else, `--help`
-and every mistake included, goes the long way and is judged there. Never complains: what it does not understand it
-leaves alone.
+and every mistake included, goes through the framework. Never reports an error: what it does not recognise, it
+leaves to the framework.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 def lead_with_command(arguments: Sequence[str]) -> list[str]:
     """Moves options that stand before the command behind it: `watchbill --root DIR status` is common.
 
-    To the very end, where every command takes them, but before a `--`: what follows that belongs to somebody else.
+    To the end, where every command takes them, but before a `--`: what follows that belongs to another command.
     """
     place = 0
     while place < len(arguments) and (name := arguments[place].partition("=")[0]) in LEADING:
@@ -42,7 +42,7 @@ def lead_with_command(arguments: Sequence[str]) -> list[str]:
 
 
 def understand(arguments: Sequence[str]) -> Asked | None:
-    """The listing that is asked for, or None when the long way has to be gone."""
+    """The listing that is asked for, or None if the framework has to read the arguments."""
     if not arguments or arguments[0] not in {"status", "models", "requests"}:
         return None
     asked, rest = Asked(arguments[0]), list(arguments[1:])

@@ -1,4 +1,4 @@
-"""What every command that talks to the daemon holds: the root, the way to the daemon, the terminal."""
+"""What every command that talks to the daemon needs: the root, the client, the terminal."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["Session", "open_for_doctor", "open_session"]
 
 
 class Session(NamedTuple):
-    """One command's surroundings."""
+    """The context of one command."""
 
     root: Root
     client: Client
@@ -21,7 +21,7 @@ class Session(NamedTuple):
 
 
 def open_session(url: str | None = None, root: Path | None = None, *, quiet: bool = False) -> Session:
-    """Finds root and daemon; talks to nobody yet."""
+    """Finds root and daemon; sends nothing yet."""
     found = find_root(root)
     key = os.environ.get("WATCHBILL_API_KEY")
     address = find_address(url, found, is_named=root is not None)

@@ -27,7 +27,7 @@ __all__ = ["simulate"]
 _FRONTIER = Parameter(
     negative="",
     show_default=False,
-    help="Let a person's weight grow from 2 to 20: waits of people against answers of the rest.",
+    help="Raise the weight of interactive requests from 2 to 20: their waits against the throughput of the rest.",
 )
 _JSON = Parameter(negative="", show_default=False, help="Print the figures as JSON.")
 
@@ -35,7 +35,7 @@ _JSON = Parameter(negative="", show_default=False, help="Print the figures as JS
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class What:
-    """What is played, and how often."""
+    """The traffic to run, and how often."""
 
     trace: Annotated[
         Path | None,
@@ -51,7 +51,7 @@ class What:
     root: Annotated[Path | None, ROOT] = None
     policy: Annotated[
         Literal["rate", "turns", "fifo", "exhaustive"] | None,
-        Parameter(help="Who decides. Default: rate, or what --config says.", show_default=False),
+        Parameter(help="The policy. Default: rate, or the one of --config.", show_default=False),
     ] = None
     seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same run.")] = 0
     seeds: Annotated[int, Parameter(help="How many seeds to average over.")] = 1
@@ -89,9 +89,9 @@ def simulate(
     json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
 ) -> int:
-    """Play traffic against the scheduler in virtual time, and judge every step.
+    """Run traffic against the scheduler in virtual time, and check every step.
 
-    Prints loads, waits per class, memory and the laws that were checked; exit code 1 when one was broken.
+    Prints loads, waits per class, memory and the invariants that were checked; exit code 1 if one was broken.
 
     Example: watchbill simulate bench/scenarios/flood.toml --compare --seeds 5
     """
@@ -109,7 +109,7 @@ def _scenario(file: Path | None, what: What) -> Scenario:
     if file is not None and what.trace is not None:
         raise OursError("give a scenario or --trace, not both")
     if what.trace is not None:
-        from watchbill.config import find_config, read  # pydantic takes a moment, and only replays need it
+        from watchbill.config import find_config, read  # importing pydantic is slow, and only replays need it
 
         root = find_root(what.root)
         loaded = read(find_config(what.config, root), root=root.path)
@@ -121,7 +121,7 @@ def _scenario(file: Path | None, what: What) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be played, and where it is shown."""
+    """One run: the traffic, and where its results are shown."""
 
     scenario: Scenario
     seeds: range

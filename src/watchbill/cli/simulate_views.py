@@ -1,4 +1,4 @@
-"""The pictures of `simulate`: one run, policies side by side, and the frontier of the weights."""
+"""How `simulate` shows its results: one run, policies side by side, and the frontier of the weights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +29,7 @@ def draw_run(report: Report, scenario: Scenario, terminal: Terminal) -> list[str
 
 
 def draw_comparison(reports: Mapping[str, Report], terminal: Terminal) -> list[str]:
-    """Policies as rows; per class who started in time, and the wait that one in twenty exceeds."""
+    """Policies as rows; per class how many started in time, and the 95th percentile of the wait."""
     classes = sorted({work_class for report in reports.values() for work_class in report.classes})
     columns = [Column("policy"), Column("loads", True), Column("loading", True), Column("answers", True)]
     for work_class in classes:
@@ -50,7 +50,7 @@ def draw_comparison(reports: Mapping[str, Report], terminal: Terminal) -> list[s
 
 
 def draw_frontier(points: Mapping[float, Report], terminal: Terminal) -> list[str]:
-    """What people gain and background work pays as a person's weight grows."""
+    """The effect of a rising weight of interactive requests on their waits and on background work."""
     columns = [
         Column("weight", True), Column("interactive mean", True), Column("p95", True), Column("in time", True),
         Column("other answers", True), Column("loads", True), Column("loading", True),

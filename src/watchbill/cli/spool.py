@@ -1,6 +1,6 @@
-"""`spool`: events into a durable queue of files, and everything one does with it by hand.
+"""`spool`: puts events into a durable queue of files, and lists, shows and counts them.
 
-Works on the spool's folders alone: no daemon is needed, and workers may run meanwhile.
+Uses only the spool's folders: no daemon is needed, and workers may run meanwhile.
 """
 
 import json as jsonlib
@@ -67,7 +67,9 @@ def enqueue(
     bundle: Annotated[
         bool,
         Parameter(
-            negative="", show_default=False, help="Keep them together: one file, leased and finished as one."
+            negative="",
+            show_default=False,
+            help="Store them in one file that is leased and finished as a whole.",
         ),
     ] = False,
     sign: Annotated[
@@ -78,8 +80,8 @@ def enqueue(
 ) -> None:
     """Store events; when it returns they survive a power cut.
 
-    Prints the name of each event's file. An event is never altered. If a line of FILE is no JSON object, nothing of it
-    is stored; standard input is stored as it comes.
+    Prints the name of each event's file. Events are never altered. If a line of FILE is not a JSON object, nothing of
+    FILE is stored; standard input is stored as it arrives.
     """
     from watchbill.cli.spool_feed import STANDARD_INPUT, feed
 
@@ -158,7 +160,8 @@ def list_events(
 @app.command
 def show(
     name: Annotated[
-        str, Parameter(name="NAME", help="Its file, as `list` shows it; the beginning is enough.")
+        str,
+        Parameter(name="NAME", help="The event's file, as `list` shows it; a unique beginning is enough."),
     ],
     /,
     *,
@@ -168,7 +171,7 @@ def show(
     json: AsJson = False,
     which: Which = _DEFAULTS,
 ) -> None:
-    """Show one event: where it is, how often it was tried, and what it says."""
+    """Show one event: its state, its attempts, and its content."""
     from watchbill.spool import show as read_event
 
     terminal = which.terminal
@@ -235,7 +238,7 @@ def _state(word: str) -> State:
 
 
 def _quietly(act: Callable[[], tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
-    """An event that is gone or unreadable is no mistake in the use of the command."""
+    """Turns a missing or unreadable event into a failure, not into wrong use of the command."""
     try:
         return act()
     except SpoolLayout as error:

@@ -1,9 +1,9 @@
 """Which spool a command means: a folder, or a `[spool.NAME]` of the config.
 
-A text with a slash, and a folder that already is a spool, are folders; any other word is looked up in the config
-first. Where the config has spools and none of that name, the word is a folder only if there is one: a mistyped name
-does not become a new spool in the present folder. The config is read only for such a word, and of it nothing but the
-spools: a spool must work where a model's file or an API key is missing.
+A text with a slash, and the name of a folder that is a spool, mean that folder; any other word is looked up in the
+config. If the config has spools but none of that name, the word means an existing folder or is refused: a mistyped name
+does not become a new spool in the present folder. Only the spools of the config are read: a spool must work where a
+model's file or an API key is missing.
 """
 
 import os
@@ -53,11 +53,11 @@ class Chosen(NamedTuple):
         return folder_of(self.rules, self.root)
 
     def command(self, *words: str) -> str:
-        """A command for this spool, for a person to paste: by its folder, which every other place understands, too."""
+        """A command for this spool, for a person to paste. It names the folder, so that it works from everywhere."""
         return command_for(self.root, "spool", *words, "--spool", str(self.folder))
 
     def make(self, *, signed: bool = False) -> Spool:
-        """The spool; its folders are made where they are missing."""
+        """The spool; missing folders are made."""
         return open_spool(self.rules, self.root, signed=signed)
 
     def look(self) -> Spool:

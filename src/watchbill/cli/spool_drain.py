@@ -48,7 +48,7 @@ def drain(
     ] = None,
     once: Annotated[bool, Parameter(negative="", show_default=False, help="End when nothing waits.")] = False,
     idle: Annotated[
-        str | None, Parameter(help="End when nothing came for this long, as 10m.", show_default=False)
+        str | None, Parameter(help="End when nothing has arrived for this long, as 10m.", show_default=False)
     ] = None,
     workers: Annotated[
         int | None,
@@ -67,7 +67,9 @@ def drain(
     verify: Annotated[
         list[Path] | None,
         Parameter(
-            negative="", help="A public key (PEM): poison what none of them signed.", show_default=False
+            negative="",
+            help="A public key (PEM): events that no given key has signed are poisoned.",
+            show_default=False,
         ),
     ] = None,
     json: AsJson = False,
@@ -75,9 +77,9 @@ def drain(
 ) -> int:
     """Move events into the corpus until Ctrl-C, or until nothing waits.
 
-    Events that a crashed worker left are taken up first. What is no valid event goes to poison with its reason; a disk
-    that is full is waited for. Exit code 0 also when some events were poisoned: the output counts them. Exit code 1
-    when this user may not read or move something of the spool.
+    Events of crashed workers come first. Invalid events go to poison with the reason. On a full disk it waits. Exit
+    code 0 also if events were poisoned: the output counts them. Exit code 1 if this user may not read or move some
+    files of the spool.
     """
     chosen = which.choose()
     rules = chosen.rules
@@ -116,7 +118,7 @@ def gc(
 ) -> None:
     """Compact finished days and delete or archive old ones.
 
-    Days are whole UTC days; today is not touched, and poison never.
+    Days are UTC days. Today's events and poison are not touched.
     """
     chosen, terminal = which.choose(), which.terminal
     keep_ms = chosen.rules.keep_done_ms if keep is None else parse_millis(keep)
@@ -135,7 +137,7 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
     try:
         for corpus in corpora_of(chosen.rules, chosen.root).values():
             with corpus:
-                corpus.append([])  # a corpus that can never be written is said now, not waited for
+                corpus.append([])  # report a corpus that can never be written now, instead of waiting for it
         for warning in hook_warnings(chosen.folder):
             terminal.note(plain(warning))
         files = ", ".join(sorted(set(chosen.rules.corpora.values())))
@@ -174,8 +176,8 @@ def _schema(text: str) -> str:
 class Foreground:
     """Drain workers in the foreground: threads that drain, one that watches.
 
-    Ctrl-C and SIGTERM let each worker end the batch in its hands. What the disk says is shown when it changes, because
-    a drain does not give up on a full disk: it waits.
+    Ctrl-C and SIGTERM let each worker finish its batch. Errors of the disk are shown when they change, because a drain
+    waits for a full disk.
     """
 
     def __init__(self, drains: list[Drain], terminal: Terminal) -> None:
@@ -202,12 +204,12 @@ class Foreground:
         return self.total()
 
     def stop(self) -> None:
-        """Lets every worker end its batch."""
+        """Lets every worker finish its batch."""
         for drain in self._drains:
             drain.stop()
 
     def total(self) -> DrainReport:
-        """What all of them have done so far."""
+        """The sum of the workers' reports so far."""
         report = DrainReport()
         for name in (field.name for field in fields(DrainReport)):
             setattr(report, name, sum(getattr(drain.report, name) for drain in self._drains))
@@ -224,7 +226,7 @@ class Foreground:
             bar(self.total().settled)
             self._say_faults()
             if idle_s is not None and self._idle_s() >= idle_s:
-                self._terminal.note(f"nothing came for {idle_s:g} s: the drain ends")
+                self._terminal.note(f"nothing arrived for {idle_s:g} s: the drain ends")
                 return
 
     def _idle_s(self) -> float:

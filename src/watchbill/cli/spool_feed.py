@@ -1,7 +1,8 @@
 """Events from a file or a pipe into a spool.
 
-A file is read twice: nothing of it is stored when one of its lines is no event. A pipe is stored as it comes, so that
-`producer | watchbill spool enqueue` loses nothing when the producer stays; it ends at the first line that is no event.
+A file is read twice: nothing of it is stored if one of its lines is not an event. A pipe is stored as it arrives, so
+that `producer | watchbill spool enqueue` loses nothing of a producer that keeps running; it ends at the first line that
+is not an event.
 """
 
 import contextlib
@@ -32,11 +33,11 @@ class _Line(NamedTuple):
 def feed(
     open_spool: Callable[[], Spool], source: str, *, bundle: bool, stored: Callable[[list[str]], None]
 ) -> None:
-    """Stores the events of a source; `stored` gets their names as they are safe.
+    """Stores the events of a source; `stored` gets their names once they are durable.
 
-    The spool is opened for the first event, because that makes its folders: a source that is refused leaves no trace.
-    Without any event it is opened at the end: that it can be used is part of the outcome.
-    Raises TheirsError with the place of the first line that is no event, or what the spool raises.
+    The spool is opened for the first event, because that makes its folders: a source that is refused makes none.
+    Without any event it is opened at the end, to report a spool that cannot be used. Raises TheirsError with the place
+    of the first line that is not an event, or what the spool raises.
     """
     where = "standard input" if source == STANDARD_INPUT else source
     descriptor = sys.stdin.fileno() if source == STANDARD_INPUT else _open(source)
@@ -90,7 +91,7 @@ class _Opened:
 
 
 def _tell(stored: Callable[[list[str]], None], names: list[str]) -> None:
-    """Somebody who has seen enough names (`| head`) does not want fewer events to be stored."""
+    """Prints names; a reader that closes the pipe (`| head`) does not stop the events from being stored."""
     with contextlib.suppress(BrokenPipeError):
         stored(names)
 
@@ -98,7 +99,7 @@ def _tell(stored: Callable[[list[str]], None], names: list[str]) -> None:
 def _open(source: str) -> int:
     try:
         return os.open(Path(source).expanduser(), os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # the operator named this file: whatever the reason, say it
+    except (OSError, ValueError) as error:  # whichever errno: the operator named this file and is told why
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise TheirsError(f"cannot read {source}: {(reason or str(error)).lower()}") from error
 
@@ -134,7 +135,7 @@ def _read(descriptor: int, where: str) -> bytes:
 
 
 def _good_ones(batch: list[_Line]) -> list[_Line]:
-    """The lines before the first that is no event."""
+    """The lines before the first that is not an event."""
     for place, line in enumerate(batch):
         if _complaint(line) is not None:
             return batch[:place]

@@ -24,7 +24,7 @@ _DEFAULTS = Which()
 _Repository = Annotated[Path, Parameter(name="REPOSITORY", help="The repository.")]
 _Hooks = Annotated[
     Path | None,
-    Parameter(help="Git's folder of hooks, where it is none of the usual ones.", show_default=False),
+    Parameter(help="Git's hooks folder, if it is not where git looks by default.", show_default=False),
 ]
 _Quiet = Annotated[bool, QUIET]
 
@@ -39,7 +39,7 @@ def install(
         Parameter(
             name="--kind",
             negative="",
-            help="PATTERN=KIND: the kind of commits that touch such a path; the first match wins.",
+            help="PATTERN=KIND: the kind of commits that change a matching path; the first match wins.",
             show_default=False,
         ),
     ] = None,
@@ -50,12 +50,12 @@ def install(
     json: AsJson = False,
     which: Which = _DEFAULTS,
 ) -> None:
-    """Put hooks in place that enqueue an event for each commit and each merge.
+    """Install hooks that enqueue an event for each commit and each merge.
 
     They return within milliseconds. The kind is the commit's trailer `Event-Kind:`, else the first match of --kind or
     of `kinds` in the config, else draft-created for a commit with a new file and draft-refined for others. A hook that
-    is there already is kept and run first, under its own name. If another program (husky) writes its hooks anew, run
-    this again: `hook status` says when it is needed.
+    is already there is kept and run first, under its own name. Run this again after another program (husky) has
+    rewritten the hooks: `hook status` says when that is needed.
     """
     chosen, terminal = which.choose(), which.terminal
     repository = repository.expanduser()
@@ -65,7 +65,7 @@ def install(
     if key_file is not None:
         from watchbill.spool import KeySigner
 
-        KeySigner(key_file)  # a key that cannot be used is said now, not in the background of a commit
+        KeySigner(key_file)  # report an unusable key now, not in the background of a commit
     chosen.make().close()
     table = [_pair(text) for text in kind or ()] or list(chosen.rules.kinds)
     try:
@@ -80,7 +80,7 @@ def install(
 
 @app.command
 def remove(repository: _Repository = Path(), /, *, hooks: _Hooks = None, quiet: _Quiet = False) -> int:
-    """Take the hooks away and put back what was there before."""
+    """Remove the hooks and put back the ones that were there before."""
     try:
         removed = githook.remove(repository.expanduser(), hooks=hooks)
     except OSError as error:
@@ -100,7 +100,7 @@ def status(
     json: AsJson = False,
     quiet: _Quiet = False,
 ) -> int:
-    """Say whether the commits of a repository become events.
+    """Report whether the commits of a repository become events.
 
     Exit code 1 when they do not: the hook is not installed, was removed or replaced, or git looks elsewhere.
     """
@@ -161,7 +161,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _refuse_hooks_elsewhere(repository: Path) -> None:
-    """A user whose git looks for all hooks in one folder would install one that never runs."""
+    """Refuses a repository whose user has set `core.hooksPath` globally: its hook would never run."""
     own = githook.hooks_folder(repository)
     if not (own.parent / "HEAD").is_file() or githook.hooks_path_in(own.parent / "config"):
         return  # the repository itself says where

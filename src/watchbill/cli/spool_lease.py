@@ -51,9 +51,9 @@ def dequeue(
 ) -> int:
     """Lease the oldest event and print the path of its file.
 
-    The lease goes on after this command: until --for is over, or as long as the process --pid lives. Settle it with
-    `done`, `release` or `poison` and that path; `renew` prolongs it. An event whose lease is over goes back to the
-    queue, or after its last attempt to poison. Exit code 1 when nothing waits, or nothing that this user may lease.
+    The lease outlives this command: it lasts for --for, or as long as the process --pid lives. Settle it with `done`,
+    `release` or `poison` and that path; `renew` extends it. An event whose lease has ended goes back to the queue, or
+    after its last attempt to poison. Exit code 1 if no event waits, or none that this user may lease.
     """
     term, wait_s = _term(for_, pid), parse_millis(wait) / 1000 if wait is not None else 0.0
     terminal, chosen = which.terminal, which.choose()
@@ -90,7 +90,7 @@ def done(
 ) -> int:
     """Finish leased events, durably.
 
-    Exit code 1 for an event that is not leased any more: its lease was over, and another worker may have it by now.
+    Exit code 1 for an event that is not leased any more: its lease has ended, and another worker may have it.
     """
     with which.choose().look() as spool:
         names = [finish(spool, path) for path in paths]
@@ -99,7 +99,7 @@ def done(
 
 
 def renew(path: _Path, /, *, for_: _For = None, pid: _Pid = None, which: Which = _DEFAULTS) -> int:
-    """Prolong the lease of an event, from now on."""
+    """Extend the lease of an event, counted from now."""
     term = _term(for_, pid)
     with which.choose().look() as spool:
         which.terminal.show(str(prolong(spool, path, term)))

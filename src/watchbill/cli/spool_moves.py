@@ -24,7 +24,8 @@ __all__ = ["find_events", "poison", "release", "requeue"]
 _DEFAULTS = Which()
 
 _Names = Annotated[
-    list[str], Parameter(name="NAME", help="An event's file, as `list` shows it; its beginning is enough.")
+    list[str],
+    Parameter(name="NAME", help="An event's file, as `list` shows it; a unique beginning is enough."),
 ]
 _Force = Annotated[
     bool, Parameter(negative="", show_default=False, help="Even if the worker that leased it is alive.")
@@ -38,7 +39,7 @@ def release(
     failed: Annotated[
         str | None,
         Parameter(
-            help="Why the work failed: another try, or poison with this reason after the last one.",
+            help="Why the work failed. After the last attempt the event goes to poison with this reason.",
             show_default=False,
         ),
     ] = None,
@@ -48,8 +49,8 @@ def release(
 ) -> int:
     """Put events in flight back into the queue.
 
-    A shell worker names the PATH that `dequeue` printed. Else only for a worker that hangs: what a dead one left comes
-    back by itself.
+    A shell worker gives the PATH that `dequeue` printed. Otherwise only needed for a worker that hangs: the events of
+    a dead one come back by themselves.
     """
     from watchbill.spool import release_named
     from watchbill.spool.shell_lease import fail
@@ -70,7 +71,9 @@ def poison(
     names: _Names,
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why; it stands beside the event.")] = "given up by hand",
+    reason: Annotated[
+        str, Parameter(help="The reason, which is stored beside the event.")
+    ] = "given up by hand",
     force: _Force = False,
     json: AsJson = False,
     which: Which = _DEFAULTS,
@@ -103,7 +106,7 @@ def requeue(
 ) -> int:
     """Give poisoned or finished events all their attempts again.
 
-    A poisoned file may be edited first: `show` says where it lies.
+    A poisoned file may be edited first: `show` prints its path.
     """
     from watchbill.spool import requeue as put_back
 
@@ -121,7 +124,7 @@ def requeue(
 def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
     """The files of these names, each given in full, as a path, or by a beginning that only one has.
 
-    A path of a leased file is meant exactly: the same event may be leased by somebody else by now.
+    A path of a leased file must match exactly: the same event may be leased by another worker by now.
     """
     leased = {name: find_leased(spool, Path(name)) for name in names if _is_leased(spool, name)}
     if len(leased) == len(names):
@@ -147,7 +150,7 @@ def _is_leased(spool: Spool, name: str) -> bool:
 
 
 def _held(names: list[str]) -> set[Path]:
-    """The paths among these names: whoever can name one holds the lease."""
+    """The paths among these names: a caller that knows the path holds the lease."""
     return {Path(name).absolute() for name in names if "/" in name}
 
 
@@ -162,7 +165,7 @@ def _single(spool: Spool, name: str, found: list[Entry], states: tuple[State, ..
 
 
 def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *, json: bool) -> int:
-    """Moves one after the other; one that cannot be moved does not keep the others."""
+    """Moves the events one by one; one that cannot be moved does not stop the others."""
     moved: list[str] = []
     failed: list[str] = []
     for entry in found:

@@ -1,4 +1,4 @@
-"""How a spool looks: its counts, its files, one event."""
+"""How a spool is shown: its counts, its files, one event."""
 
 import json
 import sys
@@ -49,7 +49,7 @@ def listed_as_json(entries: Iterator[Entry], **told: int) -> Iterator[str]:
 
 
 def draw_entries(found: Sequence[Entry], terminal: Terminal) -> list[str]:
-    """A table of files; below a poisoned one stands why."""
+    """A table of files, each poisoned one with its reason below."""
     columns = (
         Column("NAME"), Column("STATE"), Column("AGE", right=True), Column("TRY", right=True),
         Column("EVENTS", right=True), Column("SIZE", right=True), Column("WHERE"),
@@ -130,7 +130,7 @@ def _why(entry: Entry) -> str:
 
 
 def told_of_barred(barred: dict[str, str], done: str) -> str:
-    """Which files cannot be leased or `done` otherwise, the first of them by name, and what to do."""
+    """The files that cannot be leased, moved or read (`done` says which), the first of them by name, and what to do."""
     shown = "; ".join(f"{path}: {why}" for path, why in islice(barred.items(), CLI_BARRED_SHOWN))
     more = f"; and {len(barred) - CLI_BARRED_SHOWN} more" if len(barred) > CLI_BARRED_SHOWN else ""
     what = "1 file or folder" if len(barred) == 1 else f"{len(barred)} files and folders"
@@ -139,5 +139,5 @@ def told_of_barred(barred: dict[str, str], done: str) -> str:
 
 
 def complain(text: str) -> None:
-    """Says something that is wrong, also with --quiet."""
+    """Prints an error, also with --quiet."""
     print(f"watchbill: {plain(text)}", file=sys.stderr, flush=True)

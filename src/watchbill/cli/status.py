@@ -1,6 +1,6 @@
 """The listings `status`, `models` and `requests`: the API's JSON as tables and bars.
 
-Owns how a device, a model, a lane and a request look. Only reads; every field may be missing, because a daemon may
+Owns how a device, a model, a lane and a request are shown. Only reads; every field may be missing, because a daemon may
 be older or newer than the command line that asks it. Imports nothing of the command-line framework: `quick` shows these
 listings without it.
 """
@@ -62,14 +62,14 @@ def rows_of(value: object, key: str) -> list[Fields]:
 
 
 def figure(value: object) -> int:
-    """A number of the API; a size per device counts as its sum, what is missing as nothing."""
+    """A number of the API; a size per device counts as its sum, a missing one as 0."""
     if isinstance(value, dict):
         return sum(figure(each) for each in cast("dict[str, object]", value).values())
     return int(value) if isinstance(value, int | float) else 0
 
 
 def show_status(session: Session, *, json: bool) -> None:
-    """Devices, models and lanes at one glance."""
+    """Devices, models and lanes."""
     content = session.client.get("/wb/v1/status")
     if json:
         session.terminal.show_json(content)
@@ -99,7 +99,7 @@ def show_requests(session: Session, *, json: bool) -> None:
 
 
 def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) -> list[str]:
-    """Everything at one glance: devices, models, lanes."""
+    """Devices, models and lanes."""
     devices, models, lanes = (fields(status.get(part)) for part in ("devices", "models", "lanes"))
     lines = [_headline(status, models, lanes, address, terminal)]
     if doubt := status.get("policy_doubt"):
@@ -159,7 +159,7 @@ def how_to_begin(root: Root) -> str:
 
 
 def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:
-    """One line per model, and one below it where there is a reason to tell."""
+    """One line per model, and one below it for a reason."""
     if not models:
         return [how_to_begin(root)]
     columns = [
@@ -297,7 +297,7 @@ def _catalog_row(listed: Fields, model: Fields) -> list[str]:
 
 
 def _coloured(line: str, model: Fields, terminal: Terminal) -> str:
-    """The row with its state in colour. The state follows the name, so it is the first of its kind from the sign on."""
+    """The row with its state in colour. The state follows the name, so it is the first match from the sign on."""
     state = str(model.get("state") or "?")
     sign, styles = _STATES.get(state, ("?", ()))
     before, found, after = line.partition(f"{sign} {plain(state)}")
@@ -327,7 +327,7 @@ def _draw_programs(programs: Fields, terminal: Terminal) -> list[str]:
 
 
 def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:
-    """One line per spool, and one below it where the disk or an event is in trouble."""
+    """One line per spool, and one below it for problems of the disk or of an event."""
     titles = ("WAITING", "LEASED", "POISON", "DRAINED", "CAPTURED")
     keys = ("waiting", "leased", "poison", "appended", "capture_stored")
     columns = [Column("SPOOL"), *(Column(title, right=True) for title in titles)]

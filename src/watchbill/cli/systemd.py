@@ -1,7 +1,7 @@
 """Commands for engines that the host runs: `reactor` and `systemd units`.
 
-`reactor` is the only part of Watchbill that needs the host's rights, and runs apart from the daemon. `systemd units`
-needs none: it writes text for an operator to look at and install.
+`reactor` is the only part of Watchbill that needs privileges on the host, and runs apart from the daemon. `systemd
+units` needs none: it writes text for an operator to review and install.
 """
 
 import asyncio
@@ -50,14 +50,15 @@ def reactor(
     systemctl: Annotated[str, Parameter(help="The systemctl to run.")] = "systemctl",
     user: _User = False,
     once: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Do what is there, then leave.")
+        bool,
+        Parameter(negative="", show_default=False, help="Handle the requests that are there, then exit."),
     ] = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start and stop units of the host for the daemon of this root.
 
-    It takes the daemon's intents from ROOT/reactor/intents, refuses whatever is not allowed here, and writes every
-    decision into ROOT/reactor/reactor.jsonl.
+    Reads the daemon's requests from ROOT/reactor/intents, refuses units that are not allowed, and logs every decision
+    to ROOT/reactor/reactor.jsonl.
     """
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=_level(where))
     program = shutil.which(systemctl)
@@ -138,7 +139,7 @@ def units(
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes all or, when one of the names belongs to somebody else, nothing."""
+    """Writes all files or, if one of the names belongs to another program, none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
@@ -149,7 +150,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
                 )
         for name, text in files.items():
             replace_file(folder / name, text.encode(), mode=0o644)
-    except OSError as error:  # the operator named this folder: whatever the reason, say it
+    except OSError as error:  # whichever errno: the operator named this folder and is told why
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
 
 

@@ -1,7 +1,7 @@
-"""The terminal: what people see, in colour where that helps, in 80 columns where there are no more.
+"""The terminal: output for people, with colours, tables and bars that fit its width.
 
-Owns the decision whether there is a person on the other side, the colours, tables and memory bars. Results go to
-standard output, everything said on the way to standard error; without a terminal there are no colours and no bars.
+Owns the decision whether a person is watching, the colours, tables and memory bars. Results go to standard output,
+everything else to standard error; without a terminal there are no colours and no bars.
 Text from outside (names, reasons, log lines, answers) is stripped of control characters before it reaches a
 terminal, because a model may write escape sequences. Drawn by hand and not with rich, whose import alone would take
 the 150 ms that `status` has.
@@ -25,7 +25,7 @@ _ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": 
 
 #: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
 _UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-#: In a table a newline would begin a row that is none.
+#: In a table a newline would look like another row.
 _BREAKS = {ord(letter): "�" for letter in "\n\t\u2028\u2029"}
 
 
@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One stretch of a bar."""
+    """One part of a bar."""
 
     amount: int
     cell: str
@@ -50,7 +50,7 @@ def plain(text: object) -> str:
 
 
 class Terminal:
-    """Where one command writes."""
+    """The output of one command."""
 
     __slots__ = ("_ascii", "_colour", "_error", "_out", "_whispering", "is_live", "quiet", "width")
 
@@ -67,7 +67,7 @@ class Terminal:
         self._whispering = False
         self.quiet = quiet
         dumb = environment.get("TERM") == "dumb"
-        #: Whether somebody watches what is said on the way: bars and spinners only then.
+        #: Whether standard error is a terminal: bars and spinners only then.
         self.is_live = self._error.isatty() and not dumb and not quiet
         self._colour = not environment.get("NO_COLOR") and (
             bool(environment.get("FORCE_COLOR")) or (self._out.isatty() and not dumb)
@@ -94,14 +94,14 @@ class Terminal:
         buffer.flush()
 
     def note(self, text: str) -> None:
-        """Says something that is not a result; nothing with --quiet."""
+        """Prints a message that is not a result; nothing with --quiet."""
         if not self.quiet:
             print(self._spelled(text), file=self._error, flush=True)
 
     def whisper(self, text: str) -> None:
-        """Shows a passing word where somebody watches; the next one replaces it, and an empty one erases it."""
+        """Shows a temporary message on a terminal; the next one replaces it, and an empty one erases it."""
         if not self.is_live or not (text or self._whispering):
-            return  # nothing of ours to erase: the line may hold somebody's answer
+            return  # nothing of ours to erase: the line may hold a model's answer
         self._error.write("\r\x1b[2K" + self.mark(self.shortened(self._spelled(text), 72), "dim"))
         self._error.flush()
         self._whispering = bool(text)
@@ -149,7 +149,7 @@ class Terminal:
         ]
 
     def bar(self, parts: Sequence[Part], cells: int) -> str:
-        """A bar of `cells` cells; every part that is not nothing gets at least one, the largest pays for it."""
+        """A bar of `cells` cells; every part above 0 gets at least one, at the expense of the largest."""
         whole = sum(part.amount for part in parts)
         if whole <= 0:
             return self.mark("·" * cells, "dim")
@@ -161,7 +161,7 @@ class Terminal:
         )
 
     def _squeeze(self, widths: list[int]) -> None:
-        """Takes what does not fit from the widest column."""
+        """Shortens the widest column until the table fits."""
         if self.width is None or not widths:
             return
         excess = sum(widths) + 2 * (len(widths) - 1) - self.width
@@ -175,7 +175,7 @@ class Terminal:
 
 
 def _width(out: TextIO, environment: Mapping[str, str]) -> int | None:
-    """The columns there are; None without a terminal, where nothing needs to be cut."""
+    """The width of the terminal; None without one, where nothing is cut."""
     if (columns := environment.get("COLUMNS", "")).isdecimal() and int(columns) > 0:
         return max(int(columns), 40)
     if not out.isatty():

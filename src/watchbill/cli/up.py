@@ -35,7 +35,7 @@ _DEFAULTS = Where()
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `up` was asked for. None means: as the config says."""
+    """The options of `up`. None means: as the config says."""
 
     config: Path | None
     root: Path
@@ -72,7 +72,7 @@ def up(
     ollama_port: Annotated[
         int | None,
         Parameter(
-            help="Listen here, too, for apps that look for Ollama: 11434 is where they look.",
+            help="Also listen on this port, for apps that look for Ollama on 11434.",
             show_default=False,
         ),
     ] = None,
@@ -85,7 +85,7 @@ def up(
     record: Annotated[
         Path | None,
         Parameter(
-            help="Append who asks for what and when to this file, for: watchbill simulate --trace. No prompts.",
+            help="Append the times and models of requests to this file, for: watchbill simulate --trace. No prompts.",
             show_default=False,
         ),
     ] = None,
@@ -111,14 +111,14 @@ def down(
         Parameter(
             negative="",
             show_default=False,
-            help="Do not wait for running answers: cut them and leave at once.",
+            help="Do not wait for running answers: cut them and stop at once.",
         ),
     ] = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Stop the daemon of this root.
 
-    Running answers may end first; queued requests are told to come back later.
+    Running answers may finish first; waiting requests are refused and told to retry later.
     """
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     record = root.read_daemon()
@@ -131,7 +131,7 @@ def down(
         while record.is_alive() and (passed := time.monotonic() - started) < whole_s:
             show(passed)
             time.sleep(CLI_POLL_INTERVAL_S)
-            # Equal signals that are still pending melt into one, so it is said again until it is heard.
+            # Equal signals that are still pending are merged, so the signal is sent again until it has been received.
             if now:
                 _ask_to_leave(record)
     if record.is_alive():
@@ -144,8 +144,8 @@ def down(
 def _ask_to_leave(record: DaemonRecord) -> None:
     """Sends SIGTERM to the process of the record and to no other.
 
-    The pid is held by a descriptor before its identity is checked: between a check and a plain kill the daemon could
-    leave and its pid pass to a stranger.
+    A pidfd is opened before the identity is checked: between a check and a plain kill the daemon could end and its pid
+    be reused.
     """
     try:
         if not hasattr(os, "pidfd_open"):
@@ -187,12 +187,12 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
 
 
 def _writable(record: Path | None) -> Path | None:
-    """The file of a recording, made now: a daemon that cannot write it should not start."""
+    """The file of a recording, created now: a daemon that cannot write it should not start."""
     if record is None:
         return None
     try:
         record.open("ab").close()
-    except OSError as error:  # whichever errno: the person who named it is told at once
+    except OSError as error:  # whichever errno: the operator named this file and is told why
         raise ConfigError(f"--record {record}: {error.strerror}") from error
     return record.absolute()
 
@@ -213,7 +213,7 @@ def _arguments(options: UpOptions) -> list[str]:
 
 
 def _wait_until_ready(pid: int, root: Root, show: Callable[[float], None]) -> int | None:
-    """Returns None once the daemon is ready, or its exit code when it gave up."""
+    """Returns None once the daemon is ready, or its exit code if it ended."""
     from watchbill.processes.detach import exit_code_of
 
     started = time.monotonic()
@@ -239,7 +239,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _said_since(log: Path, offset: int) -> str:
-    """What a daemon that gave up said: its last words are the reason."""
+    """The last lines of a daemon that ended: they hold the reason."""
     with log.open("rb") as file:
         file.seek(offset)
         said = plain(file.read(CLI_LOG_TAIL_BYTES_MAX).decode("utf-8", "replace").strip())
@@ -252,7 +252,7 @@ LOG_LEVEL_VARIABLE = "WATCHBILL_LOG_LEVEL"
 
 
 class UpScreen:
-    """What a person sees of `up`: a bar for the download, warnings, and the last words of the start.
+    """The output of `up`: a bar for the download, warnings, and the next steps after the start.
 
     `ready http://HOST:PORT` is the last line on standard output, for scripts; what to try next goes before it.
     """
@@ -263,18 +263,18 @@ class UpScreen:
         _set_up_log()
 
     def pulling(self, text: str) -> AbstractContextManager[Report]:
-        """A bar for a download; one line where nobody watches."""
+        """A bar for a download; one line without a terminal."""
         if not self._terminal.is_live:
             self._terminal.note(text)
         return byte_bar(self._terminal, text)
 
     def warn(self, text: str) -> None:
-        """Something is wrong, and Watchbill goes on, also when nobody is there any more to be told."""
+        """Prints a warning, and goes on if the output is closed."""
         with contextlib.suppress(OSError):  # the terminal was closed, or the reader of the pipe has left
             print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
 
     def ready(self, url: str, model: str, *, newcomer: bool) -> None:
-        """Says what to try next, then that the daemon answers."""
+        """Prints the next steps, then that the daemon is ready."""
         if newcomer or self._terminal.is_live:
             self._terminal.note("try next:")
             for step in next_steps(url, model, self._command):
@@ -283,7 +283,7 @@ class UpScreen:
 
 
 def _set_up_log() -> None:
-    """One line per decision on standard error; warnings only unless more is asked for."""
+    """Sets up the log on standard error: warnings only, unless more is asked for."""
     level = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING").upper()
     known = level if level in logging.getLevelNamesMapping() else "WARNING"
     logging.basicConfig(
@@ -292,7 +292,7 @@ def _set_up_log() -> None:
 
 
 def next_steps(url: str, model: str, command: str) -> tuple[str, str, str]:
-    """Three commands that work as they stand here."""
+    """Three commands that work when pasted."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
