@@ -186,7 +186,7 @@ def test_a_drain_ends_by_itself_when_nothing_comes(alone, tmp_path):
     alone("spool", "enqueue", "--spool", "s", stdin=events(1))
     ended = alone("spool", "drain", "--spool", "s", "--corpus", "c.jsonl", "--idle", "300ms")
     assert ended.returncode == 0
-    assert "nothing came" in ended.stderr
+    assert "nothing arrived" in ended.stderr
     assert ids(tmp_path / "c.jsonl") == ["1"]
 
 
