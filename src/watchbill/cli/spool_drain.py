@@ -66,11 +66,7 @@ def drain(
     ] = None,
     verify: Annotated[
         list[Path] | None,
-        Parameter(
-            negative="",
-            help="A public key (PEM): events that no given key has signed are poisoned.",
-            show_default=False,
-        ),
+        Parameter(negative="", help="Poison events that no such key (PEM) has signed.", show_default=False),
     ] = None,
     json: AsJson = False,
     which: Which = _DEFAULTS,
