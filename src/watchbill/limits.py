@@ -492,6 +492,8 @@ ANSWER_SLACK_MS = 60_000
 HEAT_ORDER_MS_MAX = 600_000
 #: So is one that failed, after this time.
 HEAT_AGAIN_MS = 60_000
+#: People are told of tasks that no living agent could run after this time.
+STRANDED_MS = 600_000
 #: How long an agent waits for its host daemon: to start, to stop, to answer, for a loan, and for a load.
 HOST_START_MS_MAX = 60_000
 HOST_STOP_MS_MAX = 40_000

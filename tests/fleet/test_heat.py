@@ -9,10 +9,11 @@ import pytest
 
 from watchbill.catalog import Device
 from watchbill.core.messages import Constraint
+from watchbill.fleet.abilities import Need
 from watchbill.fleet.claiming import Health, Standing, may_claim
 from watchbill.fleet.heartbeat import Heartbeat, Pulse
 from watchbill.fleet.heat import Command, Demand, Order, Temperature, Told, orders
-from watchbill.fleet.heating import Heating, Waiting
+from watchbill.fleet.heating import Heating
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, slip_name
 from watchbill.plans.fields import TaskClass
@@ -163,7 +164,7 @@ def beat(**values: object) -> Heartbeat:
 
 def test_an_order_is_a_slip_for_one_agent_and_its_end_is_heard() -> None:
     """FLEET-05: given once; a failure is repeated after a minute, and what others report is none of ours."""
-    heating, waiting = Heating(), [Waiting(TaskClass.LLM, "")]
+    heating, waiting = Heating(), [Need(TaskClass.LLM)]
     [(name, slip)] = heating.look({"gpu-1": beat()}, waiting, 7, 0).items()
     assert may_claim(name, Standing("gpu-1", 0)) is None
     assert may_claim(name, Standing("gpu-2", 0, own_model="qwen")) is not None
@@ -180,7 +181,5 @@ def test_an_order_is_a_slip_for_one_agent_and_its_end_is_heard() -> None:
 
 def test_names_of_orders_differ_between_coordinators() -> None:
     """FLEET-09: a result of a predecessor's order is not taken for one of ours."""
-    names = [
-        set(Heating().look({"gpu-1": beat()}, [Waiting(TaskClass.LLM, "")], epoch, 0)) for epoch in (1, 2)
-    ]
+    names = [set(Heating().look({"gpu-1": beat()}, [Need(TaskClass.LLM)], epoch, 0)) for epoch in (1, 2)]
     assert names[0].isdisjoint(names[1])

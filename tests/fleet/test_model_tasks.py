@@ -57,6 +57,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             )  # fmt: skip
             fleet.root = fleet.home / "home" / "fleet"
             wait_until((fleet.root / places.MARKER).exists)
+            agents = [line[8:-1] for line in config.splitlines() if line.startswith("[agents.")]
+            wait_until(lambda: all((fleet.root / places.heartbeat_path(each)).exists() for each in agents))
             return fleet
 
         yield start

@@ -13,7 +13,7 @@ from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, Watcher, read_heartbeat
+from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Watcher, read_heartbeat
 from watchbill.fleet.values import Fields
 from watchbill.limits import GPUS_LOOK_MS
 
@@ -54,7 +54,7 @@ def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, dict[str, object]]:
 
 def _lives(heartbeat: Heartbeat, name: str, watcher: Watcher) -> bool:
     """Whether it may live: it did not say goodbye, and is neither dead nor silent."""
-    is_stopped = heartbeat.values.get("state") == "stopped"
+    is_stopped = heartbeat.values.get("state") == STOPPED
     return not is_stopped and not watcher.is_dead(name, heartbeat.pulse, round(time.monotonic() * 1000))
 
 
@@ -70,7 +70,7 @@ def _row(name: str, values: Fields) -> list[str]:
     lives = values.all().get("alive") is True
     return [
         plain(name),
-        plain(values.text("state") or "?") if lives or values.text("state") == "stopped" else "dead",
+        plain(values.text("state") or "?") if lives or values.text("state") == STOPPED else "dead",
         *(_figure(values, key) for key in ("temperature_c", "power_draw_w")),
         f"{used} of {total} MB" if total else "",
         *(_figure(values, key) for key in ("gpu_util_percent", "clock_mhz")),

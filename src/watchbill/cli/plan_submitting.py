@@ -14,13 +14,13 @@ from pathlib import Path, PurePosixPath
 
 from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
+from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, tell
 from watchbill.cli.plan_views import coordinator_of, fleet_command
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, heartbeats
 from watchbill.fleet.places import make_fleet
 from watchbill.plans.batch import (
     BelowRoot,
@@ -36,8 +36,7 @@ from watchbill.plans.batch import (
 from watchbill.plans.check import Plan, read_plan
 from watchbill.plans.command import shown_command
 from watchbill.plans.expand import items_at, values_of
-from watchbill.plans.fields import PRIORITIES, Task, TaskClass
-from watchbill.plans.findings import Findings
+from watchbill.plans.fields import PRIORITIES, Task
 from watchbill.plans.placeholders import Placeholder, fill
 
 __all__ = ["priority_from", "read_inputs", "submit_plan"]
@@ -61,12 +60,14 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     folder, terminal = find_fleet(root), Terminal(quiet=quiet)
     file = find_plan(submission.plan, folder)
     checked = read_plan(file)
-    _refuse_what_no_agent_runs(folder, checked.plan, checked.findings)
+    given = read_inputs(submission.pairs, submission.inputs)
+    agents = Agents(FolderDisk(folder))
+    settled = settle_inputs(checked.plan, given) if checked.is_right else {}
+    if checked.is_right:
+        agents.refuse_what_none_could_run(checked.plan, settled, checked.findings)
     if not checked.is_right:
         tell(file, checked, terminal, json=json)
         return WRONG
-    given = read_inputs(submission.pairs, submission.inputs)
-    settled = settle_inputs(checked.plan, given)
     name = _name_in(folder, file)
     batch = batch_id(datetime.now().astimezone(), secrets.token_hex(3))  # the local time: people read it
     priority = priority_from(submission.priority) or priority_of(settled)
@@ -76,6 +77,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
         return 0
     _write(folder, order)
     _told(folder, order, terminal, json=json)
+    agents.tell_what_waits(checked.plan, settled, terminal)
     return 0
 
 
@@ -116,26 +118,6 @@ def _name_in(folder: Path, file: Path) -> str:
             hint=f"copy it there: cp -r {shlex.quote(str(found))} {shlex.quote(str(plans))}/",
         )
     return found.name
-
-
-def _refuse_what_no_agent_runs(folder: Path, plan: Plan, findings: Findings) -> None:
-    """Note tasks that need more memory than any agent has. Without agents nothing is refused."""
-    budgets = [each.budget_mb for each in _heartbeats(folder)]
-    largest = max(budgets, default=0)
-    if not largest:
-        return
-    for task in plan.tasks:
-        wanted = task.vram_mb or 0
-        if task.task_class is TaskClass.SCRIPT and wanted > largest:
-            findings.wrong(
-                task.line_of("vram_estimate_mb"),
-                f"{task.name} needs {wanted:,} MB of GPU memory, and the largest agent has {largest:,}",
-                "lower vram_estimate_mb, or start an agent with a larger card",
-            )
-
-
-def _heartbeats(folder: Path) -> list[Heartbeat]:
-    return list(heartbeats(FolderDisk(folder)).values())
 
 
 # ------------------------------------------------------------------ writing

@@ -12,10 +12,11 @@ from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
+from watchbill.fleet.abilities import ability_of
 from watchbill.fleet.board import Board, Holdings
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
-from watchbill.fleet.progress import BatchProgress, BatchState, progress_of
+from watchbill.fleet.progress import NO_LIVING_AGENT, BatchProgress, BatchState, progress_of
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.requests import has_request
 from watchbill.fleet.values import Fields, fields_of
@@ -121,7 +122,10 @@ class BatchView:
         )  # before the journal: it is in one of the two
         ledger = self._follower.read()
         if ledger.is_open:
-            found = progress_of(ledger, Board(self._disk).look_around())
+            living = [
+                ability_of(name, beat) for name, beat in heartbeats(self._disk).items() if beat.may_live
+            ]
+            found = progress_of(ledger, Board(self._disk).look_around(), living)
             return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
         return _without_journal(self._disk, self._place)
 
@@ -169,6 +173,7 @@ def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max:
         ]
         yield from ("", *terminal.table(columns, rows))
     told = [each for each in progress.tasks if each.state in ("running", "failed", "manual")]
+    told += [each for each in progress.tasks if each.state == "queued" and each.why == NO_LIVING_AGENT]
     told += [each for each in progress.tasks if each.state == "skipped"]
     if told:
         rows = [

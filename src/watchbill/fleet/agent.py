@@ -32,7 +32,7 @@ from watchbill.fleet.claiming import Standing
 from watchbill.fleet.desk import Desk, Look
 from watchbill.fleet.file_thread import FileThread
 from watchbill.fleet.headway import Headway
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, kernel_says
+from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Pulse, kernel_says
 from watchbill.fleet.memory import Memory, NoDevice
 from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.results import End, Result
@@ -47,7 +47,6 @@ __all__ = ["Agent", "AgentOptions"]
 _LOG = logging.getLogger("watchbill.agent")
 #: What a cpu task counts for in the figures of a heartbeat (FLEET-02).
 _CPU_TASK_MB = 1024
-_STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class Agent:
             async with asyncio.timeout(limits.LEAVE_LAST_MS_MAX / 1000):
                 if self._finished:
                     await self._round(desk, None)
-                heartbeat = self._heartbeat(_STOPPED)
+                heartbeat = self._heartbeat(STOPPED)
                 await self._files.do(lambda: desk.close(heartbeat))
         except (OSError, TimeoutError) as error:
             _LOG.warning("left without a last report: %s", error or "the shared folder hangs")
@@ -166,7 +165,7 @@ class Agent:
     async def _refuse_a_rival(self, desk: Desk) -> None:
         """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves."""
         former = await self._files.do(desk.former)
-        if former is None or Fields(former.values).text("state") == _STOPPED:
+        if former is None or Fields(former.values).text("state") == STOPPED:
             return
         pulse, name = former.pulse, self._options.name
         if pulse.boot_id == boot_id():
@@ -513,7 +512,7 @@ class Agent:
         device = self._memory.state
         tasks = list(self._running.values())
         cpu_tasks = sum(each.prepared.task_class is TaskClass.CPU for each in tasks)
-        if device.is_open:
+        if device.devices:
             claimed_mb = sum(each.prepared.slip.vram_mb for each in tasks)
             free_mb = device.budget_mb - claimed_mb
         else:
@@ -534,6 +533,7 @@ class Agent:
             "constraints": [*device.constraints, *(["held"] if self._is_held else [])],
             "cpu_slots": self._options.cpu_slots,
             "host": host_name(),
+            "devices": list(device.devices),
             "model": device.own_model,
             "models": list(device.models),
             "hot_models": list(device.hot),

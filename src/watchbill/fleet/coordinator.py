@@ -24,6 +24,7 @@ from watchbill import limits
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import epochs, places
+from watchbill.fleet.abilities import Need, ability_of, need_of
 from watchbill.fleet.active import ActiveBatches, Fanout
 from watchbill.fleet.approving import Answer, entries_of
 from watchbill.fleet.board import Board
@@ -40,7 +41,7 @@ from watchbill.fleet.entries import (
 )
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
-from watchbill.fleet.heating import Heating, Waiting
+from watchbill.fleet.heating import Heating
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
 from watchbill.fleet.pictures import draw, draw_last, summary_of
@@ -48,11 +49,11 @@ from watchbill.fleet.policy import Crowd, hold_of, judge, window_of
 from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.requests import Reopening
 from watchbill.fleet.results import End, Result, ResultReader
-from watchbill.fleet.shared_paths import model_of, patterns_of
+from watchbill.fleet.shared_paths import patterns_of
 from watchbill.fleet.signals import Order, send
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields, encode
-from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step
+from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step, Stranded
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs
 from watchbill.plans.fields import TaskClass
 
@@ -116,6 +117,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._bad_agents = BadAgents()
         self._heating = Heating()
+        self._stranded = Stranded()
         self._unseen: list[_Unseen] = []
         self._requests: set[str] = set()  # those that this epoch knows since its start
         self._active = ActiveBatches(disk, wall_ms)
@@ -482,27 +484,27 @@ class Coordinator:
         slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
         self._living = living
         self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots)
-        self._heat(now_ms)
+        self._look_at_waiting_tasks(now_ms)
 
-    def _heat(self, now_ms: int) -> None:
-        """Have models loaded for tasks that wait for one, and unloaded for those that need the memory."""
+    def _look_at_waiting_tasks(self, now_ms: int) -> None:
+        """Have models loaded for tasks that wait for one, and tell of those that no living agent could run."""
+        names = self._board.offered() if self._active.tokens else []
+        needs = [need_of(*offer) for name in names if (offer := self._active.offer_of(name)) is not None]
+        living = [ability_of(name, beat) for name, beat in self._living.items()]
+        for need, lack in self._stranded.look(needs, living, now_ms):
+            _LOG.warning("action=alert why=no living agent lacks=%s class=%s model=%s vram_mb=%d tasks=%d", lack.value,
+                         need.task_class.value, need.model or "-", need.vram_mb, needs.count(need))  # fmt: skip
+        self._heat([need for need in needs if not need.for_brain], now_ms)
+
+    def _heat(self, waiting: list[Need], now_ms: int) -> None:
         agents = {
             name: beat
             for name, beat in self._living.items()
             if name != places.BRAIN and Fields(beat.values).items("models")
         }
-        if not agents:
-            return
-        offers = [
-            offer for name in self._board.offered() if (offer := self._active.offer_of(name)) is not None
-        ]
-        waiting = [
-            Waiting(ledger.spec(task).task_class, model_of(ledger, task))
-            for ledger, task in offers
-            if not ledger.spec(task).for_brain
-        ]
-        for name, slip in self._heating.look(agents, waiting, self.epoch, now_ms).items():
-            self._acts.append(lambda name=name, slip=slip: self._board.publish(name, slip))
+        if agents:
+            for name, slip in self._heating.look(agents, waiting, self.epoch, now_ms).items():
+                self._acts.append(lambda name=name, slip=slip: self._board.publish(name, slip))
 
     def _look_for_stuck_tasks(self, now_ms: int) -> None:
         if now_ms < self._stuck_at_ms:

@@ -13,7 +13,7 @@ from typing import cast
 
 from watchbill import limits
 from watchbill.files.atomic import NotAFile
-from watchbill.files.host import start_time
+from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.headway import Headway
@@ -25,6 +25,8 @@ __all__ = [
 
 #: The constraint of an agent that was told to claim nothing: it says nothing about its device.
 HELD = "held"
+#: The state of an agent that has left.
+STOPPED = "stopped"
 #: Asks the kernel whether this process still runs: pid and start time.
 Kernel = Callable[[int, int], bool]
 
@@ -67,6 +69,13 @@ class Heartbeat:
         """The memory that its tasks may have in all."""
         fields = Fields(self.values)
         return max(0, fields.whole("claimed_vram_mb")) + max(0, fields.whole("budget_available_mb"))
+
+    @property
+    def may_live(self) -> bool:
+        """Whether its agent may live, as far as one look tells: it did not say goodbye, and its kernel knows it."""
+        is_here = self.pulse.boot_id == boot_id()
+        is_known_dead = is_here and not kernel_says(self.pulse.pid, self.pulse.start_time)
+        return not is_known_dead and Fields(self.values).text("state") != STOPPED
 
     @property
     def is_constrained(self) -> bool:

@@ -6,10 +6,10 @@ anew from what it sees, and puts away what it finds on the board. Times are of t
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from watchbill import limits
+from watchbill.fleet.abilities import Need
 from watchbill.fleet.claiming import Health
 from watchbill.fleet.heartbeat import Heartbeat
 from watchbill.fleet.heat import Command, Demand, Temperature, Told, orders
@@ -18,19 +18,11 @@ from watchbill.fleet.slips import Headline, Slip, slip_name
 from watchbill.fleet.values import Fields
 from watchbill.plans.fields import TaskClass
 
-__all__ = ["Heating", "Waiting"]
+__all__ = ["Heating"]
 
 _LOG = logging.getLogger("watchbill.coordinator")
 #: The first: a load is done before the tasks that need it.
 _PRIORITY = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A task that is offered and that no agent has claimed."""
-
-    task_class: TaskClass
-    model: str
 
 
 class _Given(NamedTuple):
@@ -47,7 +39,7 @@ class Heating:
         self._numbers = 0
 
     def look(
-        self, living: Mapping[str, Heartbeat], waiting: Iterable[Waiting], epoch: int, now_ms: int
+        self, living: Mapping[str, Heartbeat], waiting: Iterable[Need], epoch: int, now_ms: int
     ) -> dict[str, Slip]:
         """The orders to give now, as slips by their names."""
         agents = {name: _temperature(name, beat) for name, beat in living.items()}
@@ -109,7 +101,7 @@ def _classes(heartbeat: Fields) -> list[str]:
     ]
 
 
-def _demand(waiting: Iterable[Waiting], living: Mapping[str, Heartbeat]) -> Demand:
+def _demand(waiting: Iterable[Need], living: Mapping[str, Heartbeat]) -> Demand:
     llm: dict[str, int] = {}
     script = 0
     for each in waiting:

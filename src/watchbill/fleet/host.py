@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -218,7 +218,7 @@ class HostMemory:
                 await self._note_use()
             except (NotReachable, OursError) as error:
                 _LOG.warning("the host daemon does not answer: %s", error)
-                self.state = DeviceState()
+                self.state = replace(self.state, is_open=False, hot=())
 
     async def look(self) -> None:
         """Takes the state of the device over. Raises NotReachable and OursError."""
@@ -276,6 +276,7 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
     budget = min((view.whole("budget") + view.whole("lent") for view in views), default=0)
     total = min((card.whole("total") for card in cards), default=0) or budget
     return DeviceState(
+        devices=devices,
         cards=tuple(
             card.text("uuid") or name
             for name, card in zip(devices, cards, strict=True)

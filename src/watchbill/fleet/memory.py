@@ -19,6 +19,7 @@ __all__ = ["DeviceState", "Memory", "NoDevice"]
 class DeviceState:
     """A device as its agent sees it now."""
 
+    devices: tuple[str, ...] = ()  # their names on this host; none for an agent that has no device
     cards: tuple[str, ...] = ()  # UUIDs of its GPUs
     budget_mb: int = 0  # what all its tasks may have together
     health: Health = Health.HEALTHY

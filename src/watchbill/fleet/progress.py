@@ -4,10 +4,11 @@ Rates and the time left come from the coordinator's own times in the journal; cl
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from watchbill.fleet.abilities import Ability, lack_of, need_of
 from watchbill.fleet.board import Holdings
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.plans.summary import Outcome
@@ -16,6 +17,8 @@ __all__ = ["AgentShare", "BatchProgress", "BatchState", "TaskLine", "progress_of
 
 #: How many of the last completions the rate is taken from.
 _RATE_OVER = 200
+#: Why a task is still queued that no living agent could run.
+NO_LIVING_AGENT = "no_living_agent"
 
 
 class BatchState(Enum):
@@ -104,11 +107,11 @@ class BatchProgress:
         }  # fmt: skip
 
 
-def progress_of(ledger: Ledger, holdings: Holdings) -> BatchProgress:
-    """How far a batch is."""
+def progress_of(ledger: Ledger, holdings: Holdings, living: Sequence[Ability]) -> BatchProgress:
+    """How far a batch is. A task that waits for an agent although none of the living could run it says so."""
     holders = {name: agent for agent, held in holdings.processing.items() for name in held}
     culprits = {report.name: report.culprit for report in ledger.reports() if report.culprit}
-    tasks = [_line(ledger, task, holders, culprits) for task in ledger.tasks()]
+    tasks = [_line(ledger, task, holders, culprits, living) for task in ledger.tasks()]
     rate = _rate_per_min(ledger)
     left = sum(each.finished is None and each.state in _OPEN for each in tasks)
     return BatchProgress(
@@ -129,17 +132,26 @@ def _state_of(ledger: Ledger) -> BatchState:
     return BatchState(ledger.outcome.value) if ledger.outcome is not Outcome.RUNNING else BatchState.RUNNING
 
 
-def _line(ledger: Ledger, task: str, holders: Mapping[str, str], culprits: Mapping[str, str]) -> TaskLine:
+def _line(
+    ledger: Ledger,
+    task: str,
+    holders: Mapping[str, str],
+    culprits: Mapping[str, str],
+    living: Sequence[Ability],
+) -> TaskLine:
     phase, state = ledger.phase(task), ledger.state(task)
     word, agent = phase.value, state.agent
+    why = "" if phase is Phase.COMPLETE or state.end is None else state.end.value
     if phase is Phase.ISSUED:
         agent = holders.get(state.token, "")
         word = "running" if agent else "queued"
+        if not agent and lack_of(need_of(ledger, task), living) is not None:
+            why = NO_LIVING_AGENT
     has_ended = phase in (Phase.COMPLETE, Phase.FAILED) and state.at_ms
     return TaskLine(
         task, word, state.attempt, agent, max(0, state.at_ms - state.ms) if has_ended else None,
         state.at_ms if has_ended else None, state.rc if phase is not Phase.ISSUED else None,
-        "" if phase is Phase.COMPLETE or state.end is None else state.end.value, culprits.get(task, ""),
+        why, culprits.get(task, ""),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ has one. Then:
 
 Time in which the agent's device is constrained does not count: a card that cools down is not stuck (FLEET-04). An agent
 on which different tasks fail one after the other is **bad**: it is told to hold, because an agent that pulls its
-tasks cannot be kept from claiming otherwise.
+tasks cannot be kept from claiming otherwise. A task is **stranded** when no living agent could run it.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from watchbill import limits
+from watchbill.fleet.abilities import Ability, Lack, Need, lack_of
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.results import End
 
-__all__ = ["BadAgents", "Held", "Ladder", "Step"]
+__all__ = ["BadAgents", "Held", "Ladder", "Step", "Stranded"]
 
 
 class Step(IntEnum):
@@ -102,3 +103,25 @@ class BadAgents:
             failed[task] = None
             return is_new and len(failed) == limits.FAILURES_IN_A_ROW_MAX
         return False
+
+
+class Stranded:
+    """Needs of waiting tasks that no living agent meets: each is told once when it has lasted for some time."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[Need, int] = {}
+        self._told: set[Need] = set()
+
+    def look(self, needs: Iterable[Need], living: Iterable[Ability], now_ms: int) -> list[tuple[Need, Lack]]:
+        """The needs to tell people about now, and what is missing."""
+        agents = list(living)
+        lacks = {need: lack for need in needs if (lack := lack_of(need, agents)) is not None}
+        self._since_ms = {need: self._since_ms.get(need, now_ms) for need in lacks}
+        self._told &= lacks.keys()
+        due = [
+            (need, lack)
+            for need, lack in lacks.items()
+            if need not in self._told and now_ms - self._since_ms[need] >= limits.STRANDED_MS
+        ]
+        self._told.update(need for need, _ in due)
+        return due
