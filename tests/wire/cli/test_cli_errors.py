@@ -44,7 +44,8 @@ def test_without_a_daemon_every_command_says_how_to_start_one(alone, command):
     [
         (["sttus"], 'Did you mean "status"?'),
         (["status", "--jsn"], "Did you mean --json?"),
-        (["status", "surplus"], "surplus"),
+        (["status", "surplus"], "unexpected: surplus."),
+        (["load", "a", "b", "c"], "unexpected: b c."),
         (["status", "--url"], "--url"),
         (["load"], "MODEL"),
         (["up", "--port", "many"], "many"),
@@ -59,6 +60,12 @@ def test_wrong_use_is_one_line_that_names_the_mistake(alone, command, told):
     assert told in done.stderr
     assert "--help" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_device_given_as_the_command_of_a_maintenance_is_explained(alone):
+    done = alone("maintenance", "start", "gpu:0", "--hours", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "watchbill: gpu:0 is a device, not a command; write: --device gpu:0\n"
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,18 @@ def test_explain_understands_a_request_too(watchbill, daemon):
     assert "momentum  3 s" in shown
 
 
+def test_explain_says_beside_a_figure_whether_it_was_measured(watchbill, daemon):
+    daemon.answers[("GET", "/wb/v1/explain?model=smollm2")] = (
+        200,
+        {"load_ms": 2500, "load_is_guess": False, "service_ms": 900, "service_is_guess": True},
+    )
+    shown = watchbill("explain", "smollm2").stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [
+        ["load", "2.5", "s", "(measured)"],
+        ["service", "900", "ms", "(a", "guess)"],
+    ]
+
+
 def test_explain_of_a_stranger_says_what_the_daemon_said(watchbill, daemon):
     daemon.answers[("GET", "/wb/v1/explain?model=x%2Fy")] = (404, {"error": {"message": "no model x/y"}})
     done = watchbill("explain", "x/y")
