@@ -145,7 +145,7 @@ CORPUS: list[tuple[str, Action]] = [
 
 def ruling(command: str, rules: str = RULES, plan: str | None = None, **given: str) -> Ruling:
     def value_of(place: Placeholder) -> str:
-        return given["_".join((place.name, *place.fields))]
+        return given.get("_".join((place.name, *place.fields)), "other")
 
     root = read_rules(rules, "permissions.toml") if rules else None
     own = None if plan is None else read_rules(plan, "plans/p/permissions.toml")

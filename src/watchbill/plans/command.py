@@ -24,9 +24,10 @@ from enum import Enum
 
 from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.plans.fed_input import BEFORE_COMMAND, Feed, Flow
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
-from watchbill.plans.second_reading import EXPANSION, VALUE, Word, second_reading
+from watchbill.plans.second_reading import EXPANSION, VALUE, Use, Word
 
 __all__ = [
     "Command",
@@ -164,6 +165,8 @@ def _bounded(argv: list[str]) -> list[str]:
 
 # ------------------------------------------------------------------ reading bash
 
+#: Here-documents of which the end is searched in advance. A command with more is read as if they had none.
+_HERE_SEARCHED_MAX = 100
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%^~*?!\[\]-]+")
 _REDIRECT = re.compile(r"<<<|>>|<>|>\||[<>]&|[<>]")
 _CONTROL = re.compile(r"\|[|&]|&&|;;&|;[;&]|[;&|]")
@@ -258,7 +261,8 @@ class _Frame:
     words: list[Word] = field(default_factory=list[Word])
     word: Word | None = None
     redirect: str = ""  # the operator whose target is the next word
-    piped: list[tuple[int, Placeholder]] = field(default_factory=list[tuple[int, Placeholder]])
+    feed: Feed = field(default_factory=Feed)
+    opener: str = ""  # what it began with, where that is not a bare parenthesis
 
 
 def parse_command(text: str) -> Command:
@@ -274,13 +278,16 @@ def read_command(text: str) -> Reading:
 class _Parser:
     """The text, the place in it, and the frames that are open."""
 
-    def __init__(self, text: str, depth: int = 0) -> None:
+    def __init__(self, text: str, depth: int = 0, inherited: Sequence[Use] = ()) -> None:
+        """`inherited` is what its commands may read from their input."""
         self._text = text
         self._depth = depth  # of the back-ticks around it
         self._at = 0
         self._out: list[str] = []
         self._copied = 0  # up to here the text is in `out`
-        self._frames = [_Frame(_Kind.CODE)]
+        self._frames = [_Frame(_Kind.CODE, feed=Feed(inherited))]
+        self._flow = Flow(text)
+        self._here_documents = 0
         self._here: list[tuple[str, bool, bool]] = []  # end word, is quoted, tabs are cut
         self._parameters: dict[Placeholder, int] = {}  # in the order of their numbers
         self._offsets: dict[Placeholder, int] = {}
@@ -333,6 +340,8 @@ class _Parser:
                 self._end_command(frame, "")
             if frame.close:
                 self._refuse(frame.opened_at, f"{frame.kind.value} is not closed", f"add {frame.close}")
+        for offset, place, text, hint in self._flow.end():
+            self._refuse_place(offset, place, (text, hint))
         self._copy(len(self._text))
 
     # ------------------------------------------------------------ code
@@ -346,6 +355,7 @@ class _Parser:
         character = text[at]
         if character == "\\":
             if text[at + 1 : at + 2] != "\n":
+                self._add(frame, "")
                 self._add(frame, text[at + 1 : at + 2])
             self._at += 2
         elif character == "'":
@@ -384,21 +394,20 @@ class _Parser:
             is_list = frame.word is not None and frame.word.text.endswith("=")
             self._end_word(frame)
             # Behind words it is a function, a list, or a pattern of `case`: what follows is no argument.
-            self._is_certain = self._is_certain and not frame.words
+            behind_words = any(not (word.is_plain and word.text in BEFORE_COMMAND) for word in frame.words)
+            self._is_certain = self._is_certain and not behind_words
             is_calculation = text[at + 1 : at + 2] == "(" and all(word.text == "for" for word in frame.words)
             if is_calculation:
                 self._push(_Frame(_Kind.ARITHMETIC, "))", at), 1)
             else:
-                ends_outer = bool(frame.words) and not is_list
+                ends_outer = behind_words and not is_list
                 inner = _Frame(_Kind.CODE, ")", at, is_list=is_list, ends_outer=ends_outer)
-                inner.piped = [] if frame.words else list(frame.piped)
+                inner.feed = Feed(() if ends_outer or is_list else frame.feed.piped)
                 self._push(inner, 0)
         elif character == ")":
             self._end_command(frame, "")
             if frame.close == ")" and not frame.cases:
-                self._frames.pop()
-                if frame.ends_outer:
-                    self._end_command(self._frames[-1], "")
+                self._close_code(frame)
             else:
                 self._is_certain = False
         else:
@@ -411,7 +420,9 @@ class _Parser:
         self._end_word(frame)
         if text[at + 1 : at + 2] == "(":  # <(command)
             self._add(frame, EXPANSION)
-            self._push(_Frame(_Kind.CODE, ")", at), 2)
+            assert frame.word is not None, "a word that was just added to is there"
+            frame.word.is_process = text[at] == "<"
+            self._substitute(at, text[at])
         elif text.startswith("<<", at) and not text.startswith("<<<", at) and (here := _HERE.match(text, at)):
             quoted = here[2] if here[2] is not None else here[3]
             word = quoted if quoted is not None else here[4]
@@ -419,6 +430,7 @@ class _Parser:
                 (word.removeprefix("\\"), quoted is not None or word.startswith("\\"), bool(here[1]))
             )
             self._at = here.end()
+            self._note_here_document(frame, word.removeprefix("\\"), is_quoted=self._here[-1][1])
             # <<E"O"F: bash takes the end word together, the pattern does not.
             behind = text[self._at : self._at + 1]
             self._is_certain = self._is_certain and (not behind or behind in " \t\n;&|<>)")
@@ -464,7 +476,7 @@ class _Parser:
             self._push(_Frame(_Kind.ARITHMETIC, "))", at), 3)
         elif text.startswith("$(", at):
             self._add(frame, EXPANSION)
-            self._push(_Frame(_Kind.CODE, ")", at), 2)
+            self._substitute(at, "$")
         elif text.startswith("$[", at):
             self._add(frame, EXPANSION)
             self._push(_Frame(_Kind.ARITHMETIC, "]", at), 2)
@@ -506,9 +518,15 @@ class _Parser:
         if len(self._frames) + self._depth > limits.PLAN_NESTING_MAX:
             self._is_certain = False
             return
-        inner = _Parser(_BACKTICK_ESCAPE.sub(r"\1", text), self._depth + len(self._frames)).read()
+        fed = self._enclosing_code().feed.piped
+        parser = _Parser(_BACKTICK_ESCAPE.sub(r"\1", text), self._depth + len(self._frames), fed)
+        inner = parser.read()
         self._simple += inner.simple
         self._is_certain = self._is_certain and inner.is_certain
+        reader = parser._frames[0].feed.reader
+        if reader:
+            for offset, place in fed:
+                self._refuse_place(offset, place, (f"is read as commands by {reader}", _BACKTICKS[1]))
 
     # ------------------------------------------------------------ double quotes and here-documents
 
@@ -675,14 +693,44 @@ class _Parser:
 
     def _end_command(self, frame: _Frame, operator: str) -> None:
         self._end_word(frame)
-        for offset, place, text, hint in second_reading(frame.words, frame.piped):
-            self._refuse_place(offset, place, (text, hint))
-        says = bool(frame.words) and frame.words[0].text in ("echo", "printf")
-        said = [each for word in frame.words if says and not word.redirect for each in word.places]
-        frame.piped = [*frame.piped, *said] if operator == "|" else []
+        if frame.is_list:
+            self._flow.carry(frame.words)
+        else:
+            for offset, place, text, hint in self._flow.end_command(
+                frame.feed, frame.words, is_piped=operator == "|"
+            ):
+                self._refuse_place(offset, place, (text, hint))
         if frame.words and not frame.is_list:
             self._simple.append(tuple(frame.words))
         frame.words = []
+
+    def _substitute(self, at: int, opener: str) -> None:
+        """`$(`, `<(` and `>(`. The first two read what the command around them reads."""
+        fed = () if opener == ">" else self._enclosing_code().feed.piped
+        self._push(_Frame(_Kind.CODE, ")", at, feed=Feed(fed), opener=opener), 2)
+
+    def _close_code(self, frame: _Frame) -> None:
+        """A parenthesis closes a frame of code."""
+        self._frames.pop()
+        outer = self._enclosing_code()
+        if frame.ends_outer:
+            self._end_command(outer, "")
+        elif frame.opener == ">":
+            assert outer.word is not None, "it is a part of this word"
+            outer.word.feeds = frame.feed.reader
+        elif frame.opener:
+            outer.feed.take_substitution(frame.feed)
+        elif not frame.is_list:
+            outer.feed.take_subshell(frame.feed)
+
+    def _note_here_document(self, frame: _Frame, word: str, *, is_quoted: bool) -> None:
+        begin = self._text.find("\n", self._at) + 1
+        end = len(self._text) if begin else 0
+        self._here_documents += 1
+        if begin and self._here_documents <= _HERE_SEARCHED_MAX:
+            end, _ = self._here_end(begin, word, cuts_tabs=True)
+        frame.feed.has_here = True
+        frame.feed.here_expands = frame.feed.here_expands or (not is_quoted and "$" in self._text[begin:end])
 
     def _push(self, frame: _Frame, length: int) -> None:
         self._frames.append(frame)

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from watchbill.plans.placeholders import Placeholder
 
-__all__ = ["EXPANSION", "VALUE", "Word", "second_reading"]
+__all__ = [
+    "ASSIGNMENT", "EXPANSION", "INTERPRETERS", "SHELLS", "STARTED_WORDS_MAX", "STARTERS", "VALUE", "Refused", "Use",
+    "Word", "is_python", "second_reading",
+]  # fmt: skip
 
 #: Stand in a word's text for what is not literal: a value, and anything else that bash expands.
 VALUE, EXPANSION = "\0", "\1"
@@ -28,11 +31,18 @@ class Word:
     places: list[Use] = field(default_factory=list[Use])
     values: list[Placeholder] = field(default_factory=list[Placeholder])  # one for each VALUE of the text
     redirect: str = ""  # the operator that this word is the target of
+    is_process: bool = False  # <( ... ): a file with what a process says
+    feeds: str = ""  # >( ... ): the interpreter that reads what is written there
 
     @property
     def text(self) -> str:
         """The word as the program gets it, as far as it is literal."""
         return "".join(self.parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no part of it is quoted: only then a word may be a reserved one."""
+        return "" not in self.parts
 
     @property
     def may_vanish(self) -> bool:
@@ -75,7 +85,8 @@ _CODE_TAKERS: dict[str, _Code] = {
         _SU._replace(letters="c", hint="put the command into a script and give it the value"),
     ),
 }
-_SHELLS = frozenset(name for name, code in _CODE_TAKERS.items() if code is _SHELL)
+SHELLS = frozenset(name for name, code in _CODE_TAKERS.items() if code is _SHELL)
+INTERPRETERS = frozenset(name for name, code in _CODE_TAKERS.items() if code is _EVALUATES)
 _PYTHON_NAME = re.compile(r"python\d+(?:\.\d+)?")
 #: Short options of shells and interpreters that are followed by a value of their own.
 _TAKES_VALUE = {
@@ -110,7 +121,7 @@ _READS_ALL = {
     "readarray": "name the variable yourself",
 }
 #: Programs that start another one; what they start may stand anywhere behind them.
-_STARTERS = frozenset(
+STARTERS = frozenset(
     [
         "sudo",
         "doas",
@@ -148,8 +159,11 @@ _STARTERS = frozenset(
         "busybox",
     ]
 )
+#: Behind such a program every word may be another one. A command with more words is not read, so that the time for it
+#: has a bound.
+STARTED_WORDS_MAX = 500
 _RESERVED = frozenset({"{", "}", "!", "if", "then", "else", "elif", "do", "while", "until", "time", "coproc"})
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[.*\])?\+?=", re.DOTALL)
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[.*\])?\+?=", re.DOTALL)
 _INDEXED = re.compile(r"[A-Za-z_]\w*\[")
 _AWKS, _SEDS = frozenset({"awk", "gawk", "mawk", "nawk"}), frozenset({"sed", "gsed"})
 _DECLARES = frozenset({"declare", "typeset", "local", "readonly", "export"})
@@ -158,9 +172,12 @@ _COMPARES = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"})
 Refused = tuple[int, Placeholder, str, str]
 
 
-def second_reading(words: Sequence[Word], piped: Sequence[Use]) -> Iterator[Refused]:
-    """Every value of an item that a command would read again: where it stands, why, and what to write instead."""
-    if not piped and not any(place.is_item for word in words for _, place in word.places):
+def second_reading(words: Sequence[Word], carried: Sequence[Use]) -> Iterator[Refused]:
+    """Every value of an item that a command would read again: where it stands, why, and what to write instead.
+
+    `carried` are values that the expansions in its words may hold.
+    """
+    if not carried and not any(place.is_item for word in words for _, place in word.places):
         return
     yield from _subscripts(words)
     targets = [word for word in words if word.redirect in (">&", "<&")]
@@ -169,20 +186,26 @@ def second_reading(words: Sequence[Word], piped: Sequence[Use]) -> Iterator[Refu
     if not command:
         return
     # A program that a variable names may start another one: $SUDO, $RUNNER.
-    is_starter = command[0].program in _STARTERS or EXPANSION in command[0].text
+    is_starter = command[0].program in STARTERS or EXPANSION in command[0].text
+    if is_starter and len(command) > STARTED_WORDS_MAX:
+        yield from _refuse(command, f"stands among more than {STARTED_WORDS_MAX:,} words behind {command[0].program}",
+                           "put the command into a script and give it the value")  # fmt: skip
+        return
     for at, word in enumerate(command):
         if at == 0 or is_starter:
-            yield from _argument_rules(command, at)
+            yield from _argument_rules(command, at, carried)
         if (code := _code_taker(word.program)) is not None:
-            yield from _behind_flag(command, at, code)
-    yield from _fed_to_shell(words, command, piped)
+            yield from _behind_flag(command, at, code, carried)
 
 
-def _argument_rules(command: Sequence[Word], at: int) -> Iterator[Refused]:
+def _argument_rules(command: Sequence[Word], at: int, carried: Sequence[Use]) -> Iterator[Refused]:
     """Rules about programs by name alone, which hold where the word is the program."""
     program, rest = command[at].program, command[at + 1 :]
     if program in _READS_ALL:
         yield from _refuse(rest, f"is read again by {program}", _READS_ALL[program])
+        if program in ("eval", "ssh", "watch"):
+            texts = rest if program != "ssh" else [word for word in rest if " " in word.text]
+            yield from _refuse_carried(texts, carried, f"is read again by {program}", _READS_ALL[program])
     elif program == "env":
         yield from _split_string(rest)
     elif program in _AWKS:
@@ -206,7 +229,7 @@ def _argument_rules(command: Sequence[Word], at: int) -> Iterator[Refused]:
 def _without_prefix(words: list[Word]) -> list[Word]:
     """The command without reserved words and assignments before it."""
     at = 0
-    while at < len(words) and (words[at].text in _RESERVED or _ASSIGNMENT.match(words[at].text)):
+    while at < len(words) and (words[at].text in _RESERVED or ASSIGNMENT.match(words[at].text)):
         at += 1
     return words[at:]
 
@@ -228,10 +251,15 @@ def _subscripts(words: Sequence[Word]) -> Iterator[Refused]:
 
 
 def _code_taker(program: str) -> _Code | None:
-    return _CODE_TAKERS.get(program) or (_PYTHON if _PYTHON_NAME.fullmatch(program) else None)
+    return _CODE_TAKERS.get(program) or (_PYTHON if is_python(program) else None)
 
 
-def _behind_flag(command: Sequence[Word], at: int, code: _Code) -> Iterator[Refused]:
+def is_python(program: str) -> bool:
+    """Whether a program is a Python, of whatever version."""
+    return _CODE_TAKERS.get(program) is _PYTHON or _PYTHON_NAME.fullmatch(program) is not None
+
+
+def _behind_flag(command: Sequence[Word], at: int, code: _Code, carried: Sequence[Use]) -> Iterator[Refused]:
     """The word that follows `-c` and the like: for shells the first that is no option, for others the next."""
     program = command[at].program
     hint = code.hint.replace("{SHELL}", program)
@@ -250,6 +278,7 @@ def _behind_flag(command: Sequence[Word], at: int, code: _Code) -> Iterator[Refu
         if not is_option and (announced or code.is_script_first):
             # Program text, else a script file. What follows are its arguments.
             yield from _refuse([command[place]] if announced else [], why, hint)
+            yield from _refuse_carried([command[place]] if announced else [], carried, why, hint)
             if not command[place].may_vanish:
                 return
         if any(text.startswith(flag + "=") for flag in code.long):
@@ -258,6 +287,7 @@ def _behind_flag(command: Sequence[Word], at: int, code: _Code) -> Iterator[Refu
             announced = code is _SHELL
             if not announced:
                 yield from _refuse(command[place : place + 2], why, hint)
+                yield from _refuse_carried(command[place : place + 2], carried, why, hint)
                 place += 1
         elif text in _TAKES_VALUE:
             place += 1
@@ -303,19 +333,10 @@ def _program_text(rest: Sequence[Word], takes: str, file: str, script: str) -> l
     return texts
 
 
-def _fed_to_shell(words: Sequence[Word], command: Sequence[Word], piped: Sequence[Use]) -> Iterator[Refused]:
-    """`echo {ITEM.x} | bash` and `bash <<< {ITEM.x}`: a shell that reads its commands from standard input."""
-    shell = next((word for word in command if word.program in _SHELLS), None)
-    if shell is None:
-        return
-    why, hint = (
-        f"is read as commands by {shell.program}",
-        "run the command itself instead of writing it to a shell",
-    )
-    yield from _refuse([word for word in words if word.redirect == "<<<"], why, hint)
-    behind = command[list(command).index(shell) + 1 :]
-    if all(word.text.startswith("-") for word in behind) or any(word.text == "-s" for word in behind):
-        yield from ((offset, place, why, hint) for offset, place in piped if place.is_item)
+def _refuse_carried(words: Sequence[Word], carried: Sequence[Use], why: str, hint: str) -> Iterator[Refused]:
+    """Program text with an expansion in it, while variables may hold values."""
+    if any(EXPANSION in word.text for word in words):
+        yield from ((offset, place, why, hint) for offset, place in carried)
 
 
 def _refuse(words: Sequence[Word], why: str, hint: str) -> Iterator[Refused]:
