@@ -32,7 +32,7 @@ class EngineTable(Table):
     )
     url: Url | None = Field(
         default=None,
-        description="Where the server answers that somebody else runs; ollama has http://127.0.0.1:11434.",
+        description="Address of a server that Watchbill does not start; for ollama http://127.0.0.1:11434 by default.",
         examples=["http://127.0.0.1:9000"],
     )
     shared: bool = Field(

@@ -23,7 +23,7 @@ Webhook = Annotated[Url, Masked(_mask_webhook)]
 
 
 class JournalTable(Table):
-    """Where decisions are written down. Watchbill writes these files, so they are relative to its root."""
+    """The files that record every decision. Watchbill writes them, so they are relative to its root."""
 
     markdown: Line = Field(default="queue_log.md", description="The journal for people.")
     events: Line = Field(default="events.jsonl", description="The same for programs.")

@@ -39,12 +39,12 @@ class LaneTable(Table):
     work_class: Literal["interactive", "normal", "background"] = Field(
         default="interactive",
         alias="class",
-        description="Who waits for the answer; a higher class is served first.",
+        description="How urgent its requests are; a higher class is served first.",
     )
     policy: Literal["fifo", "priority", "latest-wins"] = Field(
         default="fifo",
         description="Within the lane: in order of arrival; by the priority that a caller asks for, then arrival; "
-        "or latest-wins: of those who wait only the newest ever runs, and the others are told at once.",
+        "or latest-wins: of the waiting requests only the newest runs, and the others are refused at once.",
     )
     priority: Priority | None = Field(default=None, description="Of its requests; the model's otherwise.")
     max_wait: Duration | None = Field(

@@ -150,21 +150,23 @@ Portion = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class ScriptTable(Table):
-    """How a model of the scripted engine behaves: for tests, demos and the rehearsal of a config."""
+    """How a model of the scripted engine behaves: for tests, demos and trying a config."""
 
     load: Duration = Field(default=Millis(0), description="Until it is healthy.")
     wake: Duration = Field(default=Millis(0), description="Until it is back from sleep.")
     service: Duration = Field(default=Millis(0), description="A whole answer.")
-    linger: Duration = Field(default=Millis(0), description="It works on so long for a client that left.")
+    linger: Duration = Field(
+        default=Millis(0), description="It continues this long for a client that has left."
+    )
     tokens: int = Field(default=8, ge=1, le=1_000_000, description="Words of an answer.")
     text: str = Field(default="", description="The words; the model's name otherwise.")
     memory: Size = Field(default=Bytes(0), description="Really occupied, unless touch = false.")
     touch: bool = Field(default=True, description="Occupy the memory.")
     concurrency: Count | None = Field(default=None, description="Slots; the model's otherwise.")
     jitter: Portion = Field(default=0.0, description="Durations vary by this share.")
-    seed: int = Field(default=1, description="Of the variation: the same seed, the same row.")
+    seed: int = Field(default=1, description="Of the variation: the same seed gives the same durations.")
     fail: Failures = Field(default=(), description="How it misbehaves: one failure or a list of them.")
-    fail_times: int = Field(default=0, ge=0, description="Fails only so many times; 0 is always.")
+    fail_times: int = Field(default=0, ge=0, description="How many times it fails; 0 is always.")
 
 
 class ModelTable(Table):
@@ -193,7 +195,7 @@ class ModelTable(Table):
     priority: Priority = Field(default=3, description="1 is served first, 5 last, within a class.")
     concurrency: Count = Field(default=1, description="Requests at a time; 1 is one after the other.")
     inertia: Rate | None = Field(
-        default=None, description="How hard it is to displace; the policy's otherwise."
+        default=None, description="How hard it is to displace, as a factor; the policy's otherwise."
     )
     idle: Duration | None = Field(
         default=None,
@@ -205,8 +207,8 @@ class ModelTable(Table):
     sleep: Duration | None = Field(
         default=None,
         ge=1000,
-        description="Sleeps after this long without use: its process stays, its weights do not, and it is back sooner. "
-        "llama.cpp does so by itself; others are told by POST /sleep and /wake_up, also in place of leaving.",
+        description="Sleeps after this long without use: its process stays without its weights, and it is back sooner. "
+        "llama.cpp does so by itself; others get POST /sleep and /wake_up, also in place of an eviction.",
         examples=["2m"],
     )
     asleep: Memory | None = Field(
@@ -265,7 +267,7 @@ class ModelTable(Table):
     quota: Size | None = Field(
         default=None,
         ge=1,
-        description="More than this on one device is a fault and resets it; 1.15 x what it needs otherwise.",
+        description="If it uses more than this on one device, it is restarted; 1.15 x its size otherwise.",
         examples=["6GB"],
     )
     capture: PlainName | None = Field(

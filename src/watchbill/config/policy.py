@@ -48,24 +48,26 @@ PolicyName = Annotated[
 
 
 class WeightsTable(Table):
-    """What a waiting request weighs when models compete, by its class."""
+    """The weight of a waiting request, by its class, when models compete for memory."""
 
     interactive: Rate = Field(default=10.0, description="A person or live agent waits.")
     normal: Rate = Field(default=3.0, description="Plans and spools.")
-    background: Rate = Field(default=1.0, description="Work nobody watches.")
+    background: Rate = Field(default=1.0, description="Work without a waiting caller.")
 
 
 class PolicyTable(Table):
-    """How it is decided which models are in memory."""
+    """The policy that chooses the models in memory."""
 
     name: PolicyName = Field(
         default="rate",
         description="The rule: rate, turns, fifo, or a class of your own as package.module:Class.",
         examples=["turns"],
     )
-    alpha: Rate = Field(default=1.0, description="A loaded model keeps its place for alpha x its load time.")
+    alpha: Rate = Field(default=1.0, description="A loaded model stays for at least alpha x its load time.")
     linger: Rate = Field(default=1.0, description="An idle model keeps its price for linger x its load time.")
-    inertia: Rate = Field(default=1.5, description="What must be gained to displace a model, as a factor.")
+    inertia: Rate = Field(
+        default=1.5, description="How much more urgent other models must be to displace a model, as a factor."
+    )
     weights: WeightsTable = Field(default=WeightsTable(), description="What a waiting request weighs.")
     parallel_loads: int = Field(
         default=1, ge=1, le=limits.PARALLEL_LOADS_MAX, description="Loads at a time on the whole machine."

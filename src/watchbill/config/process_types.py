@@ -9,10 +9,9 @@ __all__ = ["ProcessTable", "build_process_type"]
 
 
 class ProcessTable(Table):
-    """A type of work that POST /process takes: which model thinks about it, in which lane, and what is said
-    instead when it cannot."""
+    """A type of work for POST /process: its model, its lane, and the answer when the model cannot give one."""
 
-    model: ModelName = Field(description="The model that thinks about it.", examples=["smollm2"])
+    model: ModelName = Field(description="The model that answers it.", examples=["smollm2"])
     lane: PlainName = Field(default=catalog.DEFAULT_LANE, description="The lane it waits in.")
     prompt: TemplateText = Field(
         default="{summary}",
@@ -20,11 +19,11 @@ class ProcessTable(Table):
     )
     fallback: TemplateText | None = Field(
         default=None,
-        description="The thought without a model, filled in like the prompt; the lane's fallback otherwise.",
+        description="The answer without a model, filled in like the prompt; the lane's fallback otherwise.",
         examples=["I notice {summary}."],
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, le=limits.CONTEXT_TOKENS_MAX, description="The longest thought."
+        default=None, ge=1, le=limits.CONTEXT_TOKENS_MAX, description="The longest answer, in tokens."
     )
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]

@@ -64,11 +64,11 @@ _Silence = Annotated[
 
 
 class BackgroundTable(Table):
-    """What a model does by itself when it is its turn: a prompt, a command, or both."""
+    """The background task of a model, run in its turn: a prompt, a command, or both."""
 
     prompt: Line | None = Field(
         default=None,
-        description="What it is asked. {output} stands for what the command wrote; it follows the prompt otherwise.",
+        description="The prompt. {output} is replaced by the command's output, which otherwise follows the prompt.",
         examples=["Verify the last operation."],
     )
     command: Line | None = Field(
@@ -79,7 +79,7 @@ class BackgroundTable(Table):
 
 
 class RotationTable(Table):
-    """Background rotation: models with a background task take turns when nobody else wants the memory."""
+    """Background rotation: models with a background task take turns while no request needs the memory."""
 
     every: _Interval | None = Field(
         default=None,
@@ -95,22 +95,22 @@ class RotationTable(Table):
         examples=["2h"],
     )
     order: tuple[ModelName, ...] = Field(
-        default=(), strict=False, description="Whose turn follows whose; by name otherwise."
+        default=(), strict=False, description="The order of turns; by name otherwise."
     )
     silence: _Silence = Field(
         default=AUTO,
-        description='Nothing loaded, served or done for this long is an alarm. "auto": the present interval and a '
-        'minute. "off": never.',
+        description="Raise an alert when nothing was loaded, served or done for this long. "
+        '"auto": the present interval and a minute. "off": never.',
     )
 
 
 class EpochTable(Table):
-    """A window in which ingestion work goes before other background work, so that it cannot wait for ever."""
+    """A window in which ingestion work is served before other background work, so that it cannot starve."""
 
     models: tuple[ModelName, ...] = Field(
-        strict=False, description="Whose background work it is.", examples=[["embedder"]]
+        strict=False, description="The models whose background work it is.", examples=[["embedder"]]
     )
-    window: Duration = Field(default=Millis(600_000), ge=1, description="Lasts so long at the most.")
+    window: Duration = Field(default=Millis(600_000), ge=1, description="The longest duration of a window.")
     every: Duration = Field(default=Millis(3_600_000), ge=1, description="Opens this often when work waits.")
     priority: Priority = Field(
         default=3, description="The least urgent priority of its work inside the window."

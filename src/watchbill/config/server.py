@@ -59,7 +59,7 @@ KeyText = Annotated[str, AfterValidator(_check_key_text), Masked(_mask_key)]
 
 
 class KeyTable(Table):
-    """An API key: who may call, and with which rights. Without any key everyone on this machine may."""
+    """An API key, and what its caller may do. Without any key, every program on this machine may call."""
 
     key: KeyText = Field(
         description='The key itself, or "env:NAME" to read it from $NAME.', examples=["env:ALICE_KEY"]

@@ -25,7 +25,7 @@ class SetTable(Table):
 
     models: tuple[ModelName, ...] = Field(
         strict=False,
-        description="Those that are needed at the same time; one of a family may be a smaller one of it.",
+        description="The models that are needed at the same time; a smaller model of the same family may take a place.",
         examples=[["vision", "big"]],
     )
 

@@ -99,7 +99,10 @@ class SpoolTable(Table):
     )
     id_key: Line = Field(default="id", description="The key of an event that holds its id.")
     attempts: int = Field(
-        default=3, ge=1, le=limits.SPOOL_ATTEMPTS_MAX, description="Tries of one event before it is poisoned."
+        default=3,
+        ge=1,
+        le=limits.SPOOL_ATTEMPTS_MAX,
+        description="Attempts of one event before it is poisoned.",
     )
     poll: Duration = Field(
         default=Millis(1_000),

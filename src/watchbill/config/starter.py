@@ -19,7 +19,7 @@ concurrency = 2
 """
 
 _STARTER = """\
-# Watchbill: which models there are, what memory they share, and who is served first.
+# Watchbill: the models, the memory they share, and the order in which requests are served.
 # Every key with its default: watchbill config show. Check this file: watchbill config check.
 
 [server]
