@@ -18,6 +18,16 @@ def lane(name: str, work_class: WorkClass, max_wait_ms: int, timeout_ms: int = 1
     return Lane(name, work_class, max_wait_ms=Millis(max_wait_ms), timeout_ms=Millis(timeout_ms))
 
 
+def keep_asking(world: World, name: str, service_ms: int, clients: int = 2) -> None:
+    """Clients that send their next request right after each answer."""
+
+    def again(_: object = None) -> None:
+        world.at(world.now + 5, lambda: world.arrive(name, service_ms, lane="chat", then=again))
+
+    for _ in range(clients):
+        again()
+
+
 def test_background_work_that_makes_way_again_and_again_still_ends_within_its_bound(
     world_of: WorldOf, model: ModelOf
 ) -> None:
@@ -84,7 +94,8 @@ def test_a_forecast_counts_the_models_that_wait_before_it(world_of: WorldOf, mod
     world.run(60_000)
     kept = [(each.started_at or 0) - asked_at for each in callers]
     assert kept == sorted(kept)
-    assert all(abs(told - took) <= 4_000 for told, took in zip(promised, kept, strict=True))
+    # The answer in the way takes 1.7 s longer than this model's answers usually do: no forecast knows that.
+    assert all(abs(told - took) <= 1_700 + 4_000 for told, took in zip(promised, kept, strict=True))
 
 
 def test_an_answer_that_is_nearly_finished_refuses_no_request_for_its_whole_time(
@@ -101,27 +112,64 @@ def test_an_answer_that_is_nearly_finished_refuses_no_request_for_its_whole_time
     assert caller.outcome == "answered"
 
 
-@pytest.mark.parametrize(("busy", "mine"), [((1, 2), 5), ((1, 2), 3), ((2, 3), 5), ((1,), 5)])
+@pytest.mark.parametrize(
+    "load", [(1, 300), (1, 1_000), (2, 500), (4, 1_000)], ids="{0[0]} x {0[1]} ms".format
+)
+@pytest.mark.parametrize(("busy", "mine"), [((1, 2), 5), ((1, 2), 3), ((2, 3), 5), ((1,), 5), ((1, 2, 3), 5)])
 def test_what_busy_models_of_a_better_priority_cost_is_forecast(
-    world_of: WorldOf, model: ModelOf, busy: tuple[int, ...], mine: int
+    world_of: WorldOf, model: ModelOf, busy: tuple[int, ...], mine: int, load: tuple[int, int]
 ) -> None:
     """LANE-06, LANE-08: two that replace each other pass the others until these have aged; callers are told so."""
+    clients, service_ms = load
     lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000)}
     models = [model(f"p{priority}", priority=priority) for priority in (*busy, mine)]
-    world = world_of(*models, load_ms=1_000, lanes=lanes, known_service_ms=300)
-
-    def loop(name: str) -> None:
-        def again(_: object = None) -> None:
-            world.at(world.now + 5, lambda: world.arrive(name, 300, lane="chat", then=again))
-
-        again()
-
+    world = world_of(*models, load_ms=1_000, lanes=lanes, known_service_ms=service_ms)
     for priority in busy:
-        loop(f"p{priority}")
+        keep_asking(world, f"p{priority}", service_ms, clients)
     world.run(20_000)
-    caller = world.arrive(f"p{mine}", 300, lane="chat")
+    caller = world.arrive(f"p{mine}", service_ms, lane="chat")
     promised = caller.forecast_ms
     world.run(150_000)
     assert caller.started_at is not None and not world.judge.broken
     kept = caller.started_at - 20_000
     assert kept / 1.25 <= promised <= kept * 1.25
+
+
+@pytest.mark.parametrize("loops", [("a",), ("a", "b")])
+@pytest.mark.parametrize("asked", [("c", "e", "f"), ("c", "e", "f", "g")])
+@pytest.mark.parametrize("kind", ["class", "priority"])
+def test_several_models_behind_busy_ones_all_have_their_turn_in_time(
+    world_of: WorldOf, model: ModelOf, loops: tuple[str, ...], asked: tuple[str, ...], kind: str
+) -> None:
+    """LANE-04, RES-11: their turns begin so early that the last of them is in time, too; no load is for nothing."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 25_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 25_000),
+    }
+    lesser = "batch" if kind == "class" else "chat"
+    models = [model(name, priority=3 if name in "ab" or kind == "class" else 5) for name in "abcefg"]
+    world = world_of(*models, load_ms=1_000, lanes=lanes, known_service_ms=500)
+    for name in loops:
+        keep_asking(world, name, 500)
+    world.run(6_000)
+    callers = [world.arrive(name, 500, lane=lesser) for name in asked]
+    world.run(40_000)
+    assert [(each.served_by, each.outcome) for each in callers] == [(name, "answered") for name in asked]
+    assert not world.judge.broken
+
+
+def test_of_priorities_that_wait_together_the_better_one_keeps_its_place(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-06: all of them age alike, so the best one is loaded first, however long they have waited."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000)}
+    models = [model(f"p{number}", priority=number) for number in (1, 2, 3, 4)]
+    world = world_of(*models, load_ms=30_000, lanes=lanes, known_service_ms=5_000)
+    callers = {}
+    for number in (4, 3, 2, 1):
+        callers[number] = world.arrive(f"p{number}", 5_000, lane="chat")
+        world.run(world.now + 1_000)
+    world.run(200_000)
+    assert (callers[1].outcome, callers[2].outcome) == ("answered", "answered")
+    assert callers[1].granted_at < callers[2].granted_at
+    assert not world.judge.broken

@@ -256,13 +256,14 @@ class Candidate(ABC):
     def rank(self, now: int) -> tuple[WorkClass, bool, int]:
         """Its place among models that wait: class, the operator's own calls, then priority with its age.
 
-        A request moves up one priority for each third of its patience that is over.
+        A request moves up one priority for each third of its patience that is over. Above the best priority, too: of
+        requests that wait together the better one keeps its place.
         """
         first = self.line.first()
         if first is None:
             return (self.turn_class(), True, PRIORITY_LOWEST)
         aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
-        return (first.work_class, not first.operator, max(1, first.priority - aged))
+        return (first.work_class, not first.operator, first.priority - aged)
 
     # ------------------------------------------------------------------ durations
 
@@ -611,11 +612,11 @@ class ModelState(Candidate):
         longest = 0.0
         beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())
         for running in beside:
+            usual = self.service.ms * self.batch_factor(len(self.running))
+            left = max(usual, now - running.since)
             if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
-                longest = max(longest, BOUNDARY_MS)
-            else:
-                usual = self.service.ms * self.batch_factor(len(self.running))
-                longest = max(longest, usual, now - running.since)
+                left = min(left, BOUNDARY_MS)
+            longest = max(longest, left)
         return longest
 
     def drain_ms(self, now: int) -> float:
@@ -640,9 +641,15 @@ class ModelState(Candidate):
         return self.rate.expected(now, self.load.ms)
 
     def is_frequented(self, now: int) -> bool:
-        """Whether requests keep coming: two or more would come during a turn."""
+        """Whether requests keep coming: at least one would come during a turn and its last answer.
+
+        Before anything was learned about it, several requests at once are taken for callers that come again.
+        """
         weight = self.rules.weights[self.worth_class(now)]
-        return self.rate.seen(now) * self.quantum_ms >= 2 * weight
+        seen = self.rate.seen(now)
+        if not seen:
+            return len(self.line) + len(self.running) > 1
+        return seen * (self.quantum_ms + self.service.ms) >= weight
 
     def has_paused(self, now: int) -> bool:
         """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""

@@ -26,13 +26,14 @@ quanta of others.
 """
 
 import math
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
+from watchbill.core.hard_turns import Due, hard_turns
 from watchbill.core.messages import Request
 from watchbill.core.model_state import AGING_STEPS, AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
@@ -47,7 +48,7 @@ from watchbill.core.reasons import (
     Uncertainty,
     WaitedLongest,
 )
-from watchbill.core.resources import Needs, Resource, shortage
+from watchbill.core.resources import Needs, shortage
 from watchbill.core.state import State
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
@@ -108,8 +109,6 @@ def _uncertain_figure(model: Candidate) -> Uncertain | None:
 # ------------------------------------------------------------------ the shipped policies
 
 
-#: A turn is due this share of the request's max_wait before it would be too late, and no more than one load time.
-TURN_MARGIN = 0.05
 #: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times. The
 #: first figure holds behind a lower class, the second behind equals where an interactive request waits. Two equals
 #: that are both kept busy then load a third of the time. Background work has no soft turn behind equals: swapping
@@ -286,13 +285,18 @@ class Rate:
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
         turns = self._turns(state, now)
-        ahead = [turn.model for turn in turns if _is_before(turn, model, request)]
+        others = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s is not model]
+        dues = _dues(s for s in others if s.wants_memory)
+        if own := Due.of(model, request):
+            dues.append(own)
+        hard = hard_turns(state, dues, movable(state), now)
+        mine = hard[model.name]
+        ahead = [turn.model for turn in turns if _is_before(turn, model, request, mine.latest, now)]
         ahead += self._better(state, model, request, [turn.model for turn in turns], now)
         oldest = min(model.line.oldest_of_top() or request, request, key=_by_class_and_age)
-        due = request.arrived_at + request.max_wait_ms
-        hard_at = min(model.due() or due, due) - _lead_ms(model, request, _drains(state, now))
         soft_at = _soft_at(state, model, oldest, now, unsure=uncertainty(state, [model]) is not None)
-        turn_in_ms = max(0.0, min(hard_at, soft_at) - now)
+        begins = min(soft_at, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
+        turn_in_ms = max(0.0, begins - now)
         weight = state.catalog.policy.weights[request.work_class]
 
         def stays(other: ModelState) -> bool:
@@ -302,7 +306,7 @@ class Rate:
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
         found = forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
-        passed_until = min(hard_at, _passed_until(state, model, request, now))
+        passed_until = min(mine.begins, _passed_until(state, model, request, now))
         return found.after(passed_until - now + model.load.ms)
 
     @staticmethod
@@ -310,9 +314,7 @@ class Rate:
         state: State, model: Candidate, request: Request, counted: Sequence[Candidate], now: int
     ) -> list[Candidate]:
         """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
-        mine = (request.work_class, not request.operator, request.priority)
-        if model.line:
-            mine = min(mine, model.rank(now))
+        mine = _rank_with(model, request, now)
         others = (*state.in_stage(*AWAY), *state.companion_sets.values())
         return [
             other
@@ -348,15 +350,12 @@ class Rate:
         """
         due: list[Turn] = []
         later: list[tuple[float, Turn]] = []
-        drains = _drains(state, now)
         wanted = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s.wants_memory]
         unsure = uncertainty(state, wanted) is not None
-        for model in wanted:
-            oldest = model.due()
-            if oldest is None or not model.is_promised:
-                continue
-            first = model.line.earliest_due()
-            hard_at = oldest - _lead_ms(model, None if first is None else first[1], drains)
+        dues = _dues(wanted)
+        hard = hard_turns(state, dues, movable(state), now)
+        for each in dues:
+            model, oldest, (hard_at, latest) = each.model, each.due, hard[each.model.name]
             if model.in_epoch:
                 hard_at, oldest = now, min(oldest, now)
             top = model.line.oldest_of_top()
@@ -367,16 +366,20 @@ class Rate:
             else:
                 state.wakes.append(min(hard_at, soft_at))
             if not turn.is_hard:
-                later.append((hard_at, turn))
+                later.append((latest, turn))
         due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
         passes = self._passing(due, later, now) if due else None
         return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
 
     def _passing(self, due: Sequence[Turn], later: Sequence[tuple[float, Turn]], now: int) -> Turn | None:
         """The model that goes before the first one, if any does."""
-        if due[0].is_hard:
-            return self._passing_hard(due, later, now)
-        return self._passing_soft(due[0], [turn for _, turn in later], now)
+        waiting = [turn for _, turn in later]
+        if not due[0].is_hard:
+            return self._passing_soft(due[0], waiting, now)
+        passing = self._passing_hard(due, later, now)
+        if passing is None or passing.is_hard:
+            return passing
+        return self._passing_soft(passing, waiting, now) or passing
 
     @staticmethod
     def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
@@ -400,8 +403,8 @@ class Rate:
         head = due[0]
         if head.due <= now:
             return None
-        ends = now + head.model.load.ms + head.model.quantum_ms
-        soon = [turn for turn in due[1:] if turn.is_hard] + [turn for at, turn in later if at < ends]
+        soon = [turn for turn in due[1:] if turn.is_hard]
+        soon += [turn for at, turn in later if not _can_wait_for(head, at, now)]
         mine = head.model.rank(now)
         better = [
             t
@@ -419,7 +422,9 @@ class Rate:
         ]
         victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
         if victims is None:
-            return None
+            # A quantum protects work. A model that ran dry in its own leaves for a hard turn if that is a gain.
+            plan = self._option(state, head, head, (), now) if turn.is_hard else None
+            return None if plan is None else replace(plan, kind=PlanKind.DUE)
         if not victims:
             return Plan(head, (), PlanKind.FITS, Fits())
         why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [head]))
@@ -534,22 +539,10 @@ class Rate:
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
 
 
-def _drains(state: State, now: int) -> list[tuple[KeysView[Resource], float]]:
-    """The resources of the models that may leave, and how long each would take to leave."""
-    return [(s.needs.keys(), s.drain_ms(now)) for s in movable(state)]
-
-
-def _lead_ms(
-    model: Candidate, request: Request | None, drains: Iterable[tuple[KeysView[Resource], float]]
-) -> float:
-    """How long before its due a turn must begin: the longest drain of a model in the way, load, and service."""
-    needs, drain = model.needs.keys(), 0.0
-    for taken, drain_ms in drains:
-        if drain_ms > drain and not needs.isdisjoint(taken):
-            drain = drain_ms
-    patience = 0 if request is None else request.max_wait_ms
-    margin = min(TURN_MARGIN * patience, model.load.ms)
-    return model.load.ms + drain + model.service.ms + margin
+def _dues(waiting: Iterable[Candidate]) -> list[Due]:
+    """What is due of these models: rotation is promised no turn."""
+    dues = (Due.of(model) for model in waiting if model.is_promised)
+    return [each for each in dues if each is not None]
 
 
 def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
@@ -578,8 +571,8 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
     """When a request stops being passed by models that take turns before it; 0 when there are no such models.
 
     One busy model of a better class or priority stays in memory, and its turn ends by itself. Two replace each other,
-    and each time the one that waits goes first, until the request has aged to the priority of the lesser one. Class
-    does not age: behind a better one only its patience helps.
+    and each time the one that waits goes first, until the request has aged to the priority of the lesser of the best
+    two. Class does not age: behind a better one only its patience helps.
     """
     before = [
         (s.worth_class(now), s.spec.priority)
@@ -592,7 +585,7 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
     ]
     if len(before) < 2 or request.operator:
         return 0.0
-    work_class, priority = max(before)
+    work_class, priority = sorted(before)[1]
     if work_class < request.work_class:
         return math.inf
     return request.arrived_at + (request.priority - priority) * request.max_wait_ms / AGING_STEPS
@@ -622,14 +615,25 @@ def _is_passed(target: Candidate, rank: _Rank, others: Iterable[tuple[_Rank, Can
     return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
 
 
-def _is_before(turn: Turn, model: Candidate, request: Request) -> bool:
+def _is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
     """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
-    if turn.model is model or turn.model.needs.keys().isdisjoint(model.needs):
+    other = turn.model
+    if other is model or other.needs.keys().isdisjoint(model.needs):
         return False
     if turn.is_hard:
-        due = request.arrived_at + request.max_wait_ms
-        return turn.due < min(model.due() or due, due)
-    return turn.model.turn_class() <= request.work_class
+        return other.rank(now) <= _rank_with(model, request, now) or _can_wait_for(turn, hard_at, now)
+    return other.turn_class() <= request.work_class
+
+
+def _rank_with(model: Candidate, request: Request, now: int) -> _Rank:
+    """A model's rank once the request has joined its line."""
+    mine = (request.work_class, not request.operator, request.priority)
+    return min(mine, model.rank(now)) if model.line else mine
+
+
+def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
+    """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
+    return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
 
 
 def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Needs:

@@ -208,13 +208,17 @@ class Judge:
             self.say("a permanent model was closed for another", name)
         waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
+        # The end of a run that was cut is not known to the core before the engine has reported it.
+        is_free = is_free and not any(
+            c.state == "running" and c.served_by == name for c in world.open.values()
+        )
         # A model that the watchdog suspects gets no requests, also before it can be asked.
         is_free = is_free and not world.core.state.models[name].is_suspect
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if swapped is not None and plan is m.PlanKind.RATE:
             self._judge_rate(name, swapped.target)
-        idle_for_gain = plan is m.PlanKind.RATE and not engine.jobs and not waits
+        idle_for_gain = plan in (m.PlanKind.RATE, m.PlanKind.DUE) and not engine.jobs and not waits
         if plan in _TURNS and not idle_for_gain:
             self._judge_quantum(name)
         if plan in (*_TURNS, m.PlanKind.TURNS) and (engine.jobs or waits):

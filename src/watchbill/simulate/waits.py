@@ -124,7 +124,7 @@ class Waits:
         if first is None:
             return WorkClass.ROTATION, 5
         aged = AGING_STEPS * (int(self._world.now) - first.arrived_at) // first.max_wait_ms
-        return first.work_class, max(1, first.priority - aged)
+        return first.work_class, first.priority - aged
 
     def _class_at(self, name: str) -> WorkClass:
         """The highest class that a model serves or that waits for it."""

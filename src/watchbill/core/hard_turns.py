@@ -1,0 +1,120 @@
+"""Hard turns: when the turn of a waiting model must begin, so that no request runs out of patience.
+
+Models that wait for the same room are loaded one after the other. So a turn has to begin early enough for its own
+request and for every turn that is due after it: the plan is made from the last one backwards. Without it, models that
+become due together all begin when the time is enough for one, and the others are refused.
+
+A turn is brought forward only after its request has waited a few load times. Where not all can be served in time, a
+better priority may still come, and swapping earlier would serve nobody sooner.
+"""
+
+import math
+from collections.abc import Callable, KeysView, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
+from typing import NamedTuple
+
+from watchbill.core.messages import Request
+from watchbill.core.model_state import STAYING, Candidate, ModelState
+from watchbill.core.resources import Resource
+from watchbill.core.state import State
+
+__all__ = ["Due", "HardTurn", "hard_turns"]
+
+#: A turn is due this share of the request's max_wait before it would be too late, and no more than one load time.
+TURN_MARGIN = 0.05
+#: A turn is not brought forward before its oldest request has waited this many of its model's load times.
+FORWARD_LOADS = 3.0
+
+#: The resources of a model that may leave, and how long it would take to leave.
+_Drain = tuple[KeysView[Resource], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A model that waits, and when its most impatient request must have started."""
+
+    model: Candidate
+    due: float
+    patience_ms: float
+    came: float  # when the next request to be served did; endless for a held turn
+
+    @staticmethod
+    def of(model: Candidate, joining: Request | None = None) -> "Due | None":
+        """What a model's line and its held turn ask for, with a request that joins it; None if nothing does."""
+        due, first, came = model.due(), model.line.earliest_due(), model.line.oldest_arrival()
+        patience_ms = 0 if first is None else first[1].max_wait_ms
+        if joining is not None and (due is None or joining.arrived_at + joining.max_wait_ms < due):
+            due, patience_ms = joining.arrived_at + joining.max_wait_ms, joining.max_wait_ms
+        if came is None:
+            came = math.inf if joining is None else joining.arrived_at
+        return None if due is None else Due(model, due, patience_ms, came)
+
+
+class HardTurn(NamedTuple):
+    """The times of one model's hard turn."""
+
+    begins: float  # early enough for the turns after it, too
+    latest: float  # when it would still be in time by itself
+
+
+def hard_turns(
+    state: State, dues: Sequence[Due], may_leave: Sequence[ModelState], now: int
+) -> dict[str, HardTurn]:
+    """When each turn begins, by the name of its model."""
+    drains = [(s.needs.keys(), s.drain_ms(now)) for s in may_leave]
+    beside = _models_at_once(state) if len(dues) > 1 else None
+    rivals = _longest_turns(dues) if beside is not None else {}
+    turns: dict[str, HardTurn] = {}
+    next_start: dict[Resource, float] = {}
+    for each in sorted(dues, key=lambda each: (-each.due, each.model.name)):
+        model = each.model
+        entry_ms = model.load.ms + _drain_ms(model, drains)
+        margin_ms = min(TURN_MARGIN * each.patience_ms, model.load.ms)
+        begins = latest = each.due - (entry_ms + model.service.ms + margin_ms)
+        if beside is not None:
+            turn_ms = (entry_ms + max(model.quantum_ms, model.service.ms)) / beside(model)
+            after = min((next_start[r] for r in model.needs if r in next_start), default=math.inf)
+            rival_ms = max(ms for r in model.needs for name, ms in rivals[r] if name != model.name)
+            forward = min(after - turn_ms, latest - rival_ms)
+            begins = min(latest, max(forward, each.came + FORWARD_LOADS * model.load.ms))
+            next_start |= dict.fromkeys(model.needs, begins)
+        turns[model.name] = HardTurn(begins, latest)
+    return turns
+
+
+def _longest_turns(dues: Sequence[Due]) -> dict[Resource, list[tuple[str, float]]]:
+    """The two longest turns for each resource, by the name of their model: one may have begun just before.
+
+    The second is for the model of the first, which does not wait for itself; it lasts 0 where there is no other.
+    """
+    turns: dict[Resource, list[tuple[str, float]]] = {}
+    for each in dues:
+        model = each.model
+        for resource in model.needs:
+            turns.setdefault(resource, [("", 0.0)]).append((model.name, model.load.ms + model.quantum_ms))
+    return {resource: nlargest(2, longest, key=itemgetter(1)) for resource, longest in turns.items()}
+
+
+def _drain_ms(model: Candidate, drains: Sequence[_Drain]) -> float:
+    """The longest drain of a model in the way."""
+    needs, longest = model.needs.keys(), 0.0
+    for taken, drain_ms in drains:
+        if drain_ms > longest and not needs.isdisjoint(taken):
+            longest = drain_ms
+    return longest
+
+
+def _models_at_once(state: State) -> Callable[[Candidate], int]:
+    """How many models of this size have room beside each other, and so need not wait for each other's turns."""
+    room = dict(state.planned_free())
+    for other in state.in_stage(*STAYING):
+        if not other.spec.permanent:
+            for resource, amount in other.frees().items():
+                room[resource] = room.get(resource, 0) + amount
+
+    def count(model: Candidate) -> int:
+        return max(1, min((room.get(r, 0) // need for r, need in model.needs.items() if need), default=1))
+
+    return count
