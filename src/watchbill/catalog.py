@@ -298,6 +298,7 @@ class CoordinatorRules:
 
     slots: int
     stuck_after_ms: Millis
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,12 +302,13 @@ def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
             "--keep-complete": spell_millis(rules.keep_complete_ms),
             "--keep-history": "off" if rules.keep_history_ms is None else spell_millis(rules.keep_history_ms),
         }  # fmt: skip
+        options |= {"--model": brain.model} if brain.model is not None else {}
         words = (word for option in options.items() for word in option)
         programs.start("coordinator", (*watchbill, "coordinator", *words))
     for agent in rules.agents:
         given = {
             "--root": str(folder), "--cpu-slots": agent.cpu_slots, "--device": ",".join(agent.devices) or None,
-            "--model": agent.model, "--port": agent.port, "--llm-slots": agent.llm_slots if agent.devices else None,
+            "--model": agent.model, "--port": agent.port, "--llm-slots": agent.llm_slots,
         }  # fmt: skip
         words = (word for key, value in given.items() if value is not None for word in (key, str(value)))
         programs.start(f"agent-{agent.name}", (*watchbill, "agent", agent.name, *words))

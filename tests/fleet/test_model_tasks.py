@@ -3,6 +3,8 @@
 import asyncio
 import json
 import secrets
+import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.questions import Question
 from watchbill.processes.crew import Cause, Ended, Job
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SCORE = '{"score": 4, "why": "clear"}'
 MODEL = """
 [models.{name}]
@@ -34,6 +37,7 @@ def model(name: str, text: str, device: str = "gpu:1", service: str = "10ms") ->
     return MODEL.format(name=name, text=text, device=device, tokens=len(text.split()), service=service)
 
 
+PAIR = 'memory = { "gpu:1" = "1MiB", "gpu:2" = "1MiB" }'
 AGENT = '[coordinator]\n[agents.gpu-1]\ndevice = "gpu:1"\nmodel = "qwen"\ncpu_slots = 1\n'
 Rig = Callable[[str], FleetFolder]
 
@@ -160,6 +164,38 @@ def test_an_answer_that_is_aborted_stops_its_engine_and_shows_its_progress_befor
         return json.loads(shown.stdout)["models"]["qwen"]["in_flight"]
 
     wait_until(lambda: in_flight() == 0)
+
+
+def test_a_decision_is_made_by_the_model_of_the_coordinator(rig: Rig) -> None:
+    """PLAN-08, FLEET-14: in the agent `brain`, by a model that may span a pair of cards."""
+    said = '{"decision": "retry", "reason": "it was the network"}'
+    pair = model("large", said).replace('devices = ["gpu:1"]\nmemory = "1MiB"', PAIR)
+    fleet = rig(
+        pair + AGENT.replace("[coordinator]", '[coordinator]\nmodel = "large"').replace("qwen", "large")
+    )
+    fleet.write_plan(
+        "p", "### choose\n- **type**: decide\n- **prompt**: What now?\n- **output**: {BATCH_PATH}/next\n"
+    )
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    assert json.loads((fleet.batch("p", batch) / "next").read_text()) == json.loads(said)
+    [task] = fleet.status(batch)["tasks"]
+    assert task["agent"] == "brain"
+
+
+def test_the_example_plan_asks_a_model_for_each_text_and_makes_one_page(rig: Rig) -> None:
+    """PLAN-01 to PLAN-08: examples/plans/summaries as a user copies it, with the agent of examples/plans.toml."""
+    own = tomllib.loads((EXAMPLES / "plans.toml").read_text())["agents"]["cpu-1"]
+    agent = "[coordinator]\n[agents.cpu-1]\n" + "".join(f"{key} = {json.dumps(own[key])}\n" for key in own)
+    fleet = rig(model("smollm2", "A short summary.", "ram") + agent)
+    shutil.copytree(EXAMPLES / "plans" / "summaries", fleet.root / "plans" / "summaries")
+    batch = fleet.submit("summaries")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    page = (fleet.batch("summaries", batch) / "output" / "summaries.md").read_text()
+    assert page.count("A short summary.") == 3 and "## tides" in page
+    agents = {each["id"]: each["agent"] for each in fleet.status(batch)["tasks"]}
+    assert agents["scan"] == "brain" and agents["summarize_bread"] == "cpu-1"
+    wait_until(lambda: "smollm2" in fleet.run("gpus", "--root", str(fleet.root)).stdout)
 
 
 # ------------------------------------------------------------------ the agent's side alone

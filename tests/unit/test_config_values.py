@@ -127,10 +127,8 @@ MATRIX = [
     ("[rotation]\nsilence = []",
      '2: rotation.silence: must be a duration; write for example 12m in quotes, or "auto" or "off"'),
     (MODEL + "background = 'x'", "3: models.a.background: must be a table, not \"x\""),
-    # what is not there yet
-    ("[coordinator]\nmodel = 'a'",
-     "2: coordinator.model: this version of Watchbill does not have a model of the coordinator; remove it"),
-    ("[agents.a]\nmodel = 'a'", "2: agents.a.model: has no device; write device as well, for example gpu:0"),
+    (MODEL + "[coordinator]\nmodel = 'b'", "4: coordinator.model: there is no model b; known are a"),
+    (MODEL + "[agents.a]\nmodel = 'b'", "4: agents.a.model: there is no model b; known are a"),
     ("[agents.brain]",
      "1: agents.brain: is the coordinator's own agent; rename it; [coordinator] has the slots of that one"),
     ("[agents.a_b]", "1: agents.a_b: 'a_b' cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"),

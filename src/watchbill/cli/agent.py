@@ -34,7 +34,7 @@ _Quiet = Annotated[bool, QUIET]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """The options of an agent that has a card."""
+    """The options of an agent that has a card or a model."""
 
     device: Annotated[
         str | None,
@@ -45,14 +45,14 @@ class _Card:
         ),
     ] = None
     model: Annotated[
-        str | None, Parameter(show_default=False, help="The model that its tasks ask unless they name one.")
+        str | None,
+        Parameter(
+            show_default=False,
+            help="The model that its tasks ask unless they name one. Needs a daemon as --device does.",
+        ),
     ] = None
-    port: Annotated[
-        int, Parameter(help="With --device: where its tasks ask models; 0 picks a port that is free.")
-    ] = 0
-    llm_slots: Annotated[
-        int, Parameter(help="With --device: tasks of class llm that run at the same time.")
-    ] = 1
+    port: Annotated[int, Parameter(help="Where its tasks ask models; 0 picks a port that is free.")] = 0
+    llm_slots: Annotated[int, Parameter(help="Tasks of class llm that run at the same time.")] = 1
 
 
 _NO_CARD = _Card()
@@ -102,9 +102,10 @@ def agent(
     from watchbill.fleet.agent_process import DeviceOptions, run_agent
 
     devices = tuple(filter(None, (each.strip() for each in (card.device or "").split(","))))
-    if (card.model or card.port) and not devices:
-        raise ConfigError("--model and --port belong to a card; name it as well, for example --device gpu:0")
-    chosen_card = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if devices else None
+    if card.port and not devices and not card.model:
+        raise ConfigError("--port needs --device or --model; add one, for example --device gpu:0")
+    has_any = devices or card.model
+    chosen_card = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if has_any else None
     return run_agent(chosen, fleet, find_root(None).path, cpu_slots=slots, once=once, device=chosen_card)
 
 

@@ -20,7 +20,8 @@ from watchbill.limits import GPUS_LOOK_MS
 __all__ = ["show_cards"]
 
 _COLUMNS = (
-    Column("agent"), Column("state"), Column("C", right=True), Column("W", right=True), Column("VRAM", right=True),
+    Column("agent"), Column("state"), Column("in memory"), Column("C", right=True), Column("W", right=True),
+    Column("VRAM", right=True),
     Column("use", right=True), Column("MHz", right=True), Column("throttled"), Column("tasks", right=True),
     Column("done", right=True), Column("failed", right=True), Column("constraints"),
 )  # fmt: skip
@@ -71,6 +72,7 @@ def _row(name: str, values: Fields) -> list[str]:
     return [
         plain(name),
         plain(values.text("state") or "?") if lives or values.text("state") == STOPPED else "dead",
+        plain(", ".join(values.texts("hot_models"))),
         *(_figure(values, key) for key in ("temperature_c", "power_draw_w")),
         f"{used} of {total} MB" if total else "",
         *(_figure(values, key) for key in ("gpu_util_percent", "clock_mhz")),

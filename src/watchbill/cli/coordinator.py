@@ -43,6 +43,13 @@ def coordinator(
     slots: Annotated[
         int, Parameter(help="Tasks with `executor: brain` that run at the same time.")
     ] = limits.BRAIN_SLOTS,
+    model: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="The model that decides and evaluates. Needs a daemon: the one of this root, or one of its own.",
+        ),
+    ] = None,
     stuck_after: Annotated[
         str, Parameter(help="A task without a sign of progress for this long is aborted.")
     ] = "20m",
@@ -66,7 +73,7 @@ def coordinator(
     folder = find_fleet(root)
     keeping = Keeping(_span(keep_complete), _span(keep_history))
     settings = Settings(keeping, _span(stuck_after) or limits.STUCK_AFTER_MS)
-    brain = _Brain(folder, find_root(None).path, slots)
+    brain = _Brain(folder, find_root(None).path, slots, model)
     return asyncio.run(_coordinate(folder, settings, brain, Terminal(quiet=quiet)))
 
 
@@ -94,8 +101,8 @@ async def _coordinate(folder: Path, settings: Settings, brain: "_Brain", termina
 class _Brain:
     """The agent for `executor: brain`: a child of the coordinator, from the moment it coordinates."""
 
-    def __init__(self, folder: Path, state: Path, slots: int) -> None:
-        self._folder, self._state, self._slots = folder, state, slots
+    def __init__(self, folder: Path, state: Path, slots: int, model: str | None) -> None:
+        self._folder, self._state, self._slots, self._model = folder, state, slots, model
         self._children: Children | None = None
 
     def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,8 +114,10 @@ class _Brain:
         loop.call_soon_threadsafe(self._start, private)
 
     def _start(self, private: Path) -> None:
-        self._children = Children(Keeper(private), private)
+        self._children = Children(Keeper(private), private, {"WATCHBILL_HOME": str(self._state)})
         words = ("agent", places.BRAIN, "--root", str(self._folder), "--cpu-slots", str(self._slots))
+        if self._model is not None:
+            words += ("--model", self._model, "--llm-slots", str(self._slots))
         self._children.start(places.BRAIN, (sys.executable, "-m", "watchbill", *words))
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ def check_across(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from _check_lanes_named(document, draft)
     yield from _check_reservations(document, draft)
     yield from _check_set_names(document, draft)
-    yield from _check_process_types(document, draft)
+    yield from _check_models_named(document, draft)
     yield from _check_captures(document)
     yield from _check_interval(document, draft)
     yield from _check_turns(document, draft)
@@ -71,14 +71,21 @@ def _check_set_names(document: Document, draft: Draft) -> Iterator[Wrong]:
             )
 
 
-def _check_process_types(document: Document, draft: Draft) -> Iterator[Wrong]:
+def _check_models_named(document: Document, draft: Draft) -> Iterator[Wrong]:
+    """The models that types of work, agents and the coordinator name."""
     aliases = {alias for table in document.models.values() for alias in table.aliases}
     models = [*draft.names("models"), *sorted(aliases)]
     known = {name.removesuffix(":latest") for name in models}
-    for name, table in document.process.items():
-        if table.model.removesuffix(":latest") not in known:
-            hint = did_you_mean(table.model, models) or "add one to [models]"
-            yield ("process", name, "model"), f"there is no model {table.model}", hint
+    brain = document.coordinator
+    named: dict[KeyPath, str | None] = {
+        **{("process", name, "model"): table.model for name, table in document.process.items()},
+        ("coordinator", "model"): brain.model if brain is not None else None,
+        **{("agents", name, "model"): table.model for name, table in document.agents.items()},
+    }
+    for path, model in named.items():
+        if model is not None and model.removesuffix(":latest") not in known:
+            hint = did_you_mean(model, models) or "add one to [models]"
+            yield path, f"there is no model {model}", hint
 
 
 def _check_captures(document: Document) -> Iterator[Wrong]:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, limits, names
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.models import DeviceNames
+from watchbill.config.models import DeviceNames, ModelName
 from watchbill.config.values import Duration, Line, Table, passing
 from watchbill.errors import NameRefused
 from watchbill.units import Millis
@@ -48,6 +48,11 @@ class CoordinatorTable(Table):
         default=limits.BRAIN_SLOTS, ge=1, le=limits.AGENT_SLOTS_MAX,
         description="Tasks with `executor: brain` that run at a time.",
     )  # fmt: skip
+    model: ModelName | None = Field(
+        default=None,
+        description="The model that decides and evaluates: tasks of type decide, and answers with `evaluate`.",
+        examples=["qwen14b"],
+    )
     stuck_after: Duration = Field(
         default=Millis(limits.STUCK_AFTER_MS),
         ge=60_000,
@@ -78,10 +83,10 @@ class AgentTable(Table):
     )  # fmt: skip
     device: Cards | None = Field(
         default=None,
-        description="The card whose memory its tasks borrow, or the cards of a pair; none: tasks of class cpu only.",
+        description="The card whose memory its tasks borrow, or the cards of a pair; none: no tasks of class script.",
         examples=["gpu:1"],
     )
-    model: Line | None = Field(
+    model: ModelName | None = Field(
         default=None, description="The model that its tasks ask unless they name one.", examples=["qwen7b"]
     )
     port: int | None = Field(
@@ -116,9 +121,6 @@ def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draf
         names.operator_path(draft.base, fleet.root or ".")
     except NameRefused as error:
         yield ("fleet", "root"), error.what, error.hint
-    for name, table in agents.items():
-        if table.model is not None and table.device is None:
-            yield ("agents", name, "model"), "has no device", "write device as well, for example gpu:0"
     if _BRAIN in agents:
         hint = "rename it; [coordinator] has the slots of that one"
         yield ("agents", _BRAIN), "is the coordinator's own agent", hint
@@ -132,9 +134,13 @@ def build_fleet(
         None if fleet.root is None else str(names.operator_path(base, fleet.root)),
         fleet.keep_complete,
         fleet.keep_history,
-        None if coordinator is None else catalog.CoordinatorRules(coordinator.slots, coordinator.stuck_after),
+        None if coordinator is None else _coordinator(coordinator),
         tuple(_agent(name, table) for name, table in agents.items()),
     )
+
+
+def _coordinator(table: CoordinatorTable) -> catalog.CoordinatorRules:
+    return catalog.CoordinatorRules(table.slots, table.stuck_after, table.model)
 
 
 def _agent(name: str, table: AgentTable) -> catalog.AgentRules:

@@ -9,7 +9,6 @@ __all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]
 #: Place in the file -> what it would configure. "*" is any name.
 _KEYS: dict[tuple[str, ...], str] = {
     ("fleet", "durability"): "batches without syncs",
-    ("coordinator", "model"): "a model of the coordinator",
     ("reactor",): "a reactor set up by the config; it takes its list from its own command line",
     ("server", "keys", "*", "may_pin"): "pinning by callers",
     ("policy", "admission"): "another admission rule",

@@ -137,6 +137,11 @@ class HostMemory:
 
     async def open(self) -> None:
         """Opens the agent's door and takes the first look. Raises NotReachable when the daemon does not answer."""
+        await self._open_door()
+        await self.look()
+        self._task = asyncio.create_task(self._look_often(), name="host")
+
+    async def _open_door(self) -> None:
         door = await self._ask(
             "POST",
             "/wb/v1/doors",
@@ -148,8 +153,6 @@ class HostMemory:
             },
         )
         self._door_url = f"http://{self._endpoint.host}:{door.whole('port')}"
-        await self.look()
-        self._task = asyncio.create_task(self._look_often(), name="host")
 
     async def close(self) -> None:
         """Gives every loan back."""
@@ -214,6 +217,8 @@ class HostMemory:
         while True:
             await asyncio.sleep(limits.AGENT_INTERNAL_MS / 1000)
             try:
+                if not self.state.is_open:
+                    await self._open_door()  # doors close with their daemon, and this may be another one
                 await self.look()
                 await self._note_use()
             except (NotReachable, OursError) as error:
@@ -263,8 +268,9 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
     devices, named, door, slots = memory.about
     models = status.fields("models")
     own = next((name for name in models.all() if named in _spelled(models, [name])), named)
-    devices = devices or tuple(models.fields(own).mapping("devices"))  # without any: those of its model
-    views = [status.fields("devices").fields(name) for name in devices]
+    # An agent without a device has a model alone: it is constrained where the model's devices are, and lends nothing.
+    looked_at = devices or tuple(models.fields(own).mapping("devices"))
+    views = [status.fields("devices").fields(name) for name in looked_at]
     cards = [view.fields("card") for view in views]
     here = [
         name
@@ -279,10 +285,10 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         devices=devices,
         cards=tuple(
             card.text("uuid") or name
-            for name, card in zip(devices, cards, strict=True)
-            if name.startswith("gpu")
+            for name, card in zip(looked_at, cards, strict=True)
+            if name in devices and name.startswith("gpu")
         ),
-        budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB,
+        budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB if devices else 0,
         health=Health.CONSTRAINED if troubles else Health.HEALTHY,
         constraints=troubles,
         is_open=True,
@@ -291,7 +297,7 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         models=_spelled(models, sorted(here, key=lambda name: name != own)),
         model_url=door,
         llm_slots=slots if here else 0,
-        readings=_readings(devices, views, cards),
+        readings=_readings(devices, views, cards) if devices else {},
     )
 
 
