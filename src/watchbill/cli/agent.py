@@ -3,14 +3,13 @@
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
-from watchbill.cli.options import QUIET
+from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
 from watchbill.files.host import host_name
@@ -19,15 +18,6 @@ from watchbill.suggest import did_you_mean
 
 __all__ = ["agent", "signal"]
 
-_Fleet = Annotated[
-    Path | None,
-    Parameter(
-        name="--root",
-        show_default=False,
-        help="The shared folder. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the daemon's "
-        "ROOT/fleet.",
-    ),
-]
 _Quiet = Annotated[bool, QUIET]
 
 
@@ -64,7 +54,7 @@ def agent(
     ] = "",
     /,
     *,
-    root: _Fleet = None,
+    root: FleetRoot = None,
     cpu_slots: Annotated[
         int | None,
         Parameter(
@@ -123,7 +113,7 @@ def signal(
     ] = "",
     /,
     *,
-    root: _Fleet = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Tell an agent to stop, to pause, or to end a task.

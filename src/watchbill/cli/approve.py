@@ -1,11 +1,11 @@
 """`approve`: the same as `plan approve`, for people who only answer questions."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from watchbill.cli import plan
+from watchbill.cli.options import FleetRoot
 
 __all__ = ["approve"]
 
@@ -24,10 +24,7 @@ def approve(
         ),
     ] = None,
     json: Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON.")] = False,
-    root: Annotated[
-        Path | None,
-        Parameter(name="--root", show_default=False, help="The shared folder, as for: watchbill plan"),
-    ] = None,
+    root: FleetRoot = None,
     quiet: Annotated[bool, plan.QUIET] = False,
 ) -> int:
     """List the tasks of plans that wait for a person, or let some of them run.

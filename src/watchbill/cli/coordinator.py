@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
-from watchbill.cli.options import QUIET
+from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.fleet import places
 from watchbill.fleet.retention import Keeping
@@ -32,14 +32,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 def coordinator(
     *,
-    root: Annotated[
-        Path | None,
-        Parameter(
-            show_default=False,
-            help="The shared folder. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the daemon's "
-            "ROOT/fleet.",
-        ),
-    ] = None,
+    root: FleetRoot = None,
     slots: Annotated[
         int, Parameter(help="Tasks with `executor: brain` that run at the same time.")
     ] = limits.BRAIN_SLOTS,

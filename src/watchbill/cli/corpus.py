@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from watchbill.cli import FAILED
-from watchbill.cli.options import QUIET, ROOT
+from watchbill.cli.options import QUIET, ROOT, follow_option
 from watchbill.cli.spool_choice import AsJson, Config, in_config
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import TheirsError
@@ -182,15 +182,7 @@ def tail(
     lines: Annotated[
         int, Parameter(name=["--lines", "-n"], help="How many of the last lines.", validator=Number(gte=0))
     ] = 10,
-    follow: Annotated[
-        bool,
-        Parameter(
-            name=["--follow", "-f"],
-            negative="",
-            show_default=False,
-            help="Print new events as they are appended; Ctrl-C ends it.",
-        ),
-    ] = False,
+    follow: Annotated[bool, follow_option("Print new events as they are appended; Ctrl-C ends it.")] = False,
     how: How = _DEFAULTS,
 ) -> None:
     """Print the last events, and with --follow the new ones."""

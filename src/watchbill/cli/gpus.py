@@ -1,27 +1,18 @@
 """`gpus`: the agents of a shared folder and their cards."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from watchbill.cli.cards import show_cards
-from watchbill.cli.options import QUIET, Json
+from watchbill.cli.options import QUIET, FleetRoot, Json
 
 __all__ = ["gpus"]
 
 
 def gpus(
     *,
-    root: Annotated[
-        Path | None,
-        Parameter(
-            name="--root",
-            show_default=False,
-            help="The shared folder. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the daemon's "
-            "ROOT/fleet.",
-        ),
-    ] = None,
+    root: FleetRoot = None,
     follow: Annotated[
         bool, Parameter(negative="", show_default=False, help="Show it again every 2 s until Ctrl-C.")
     ] = False,

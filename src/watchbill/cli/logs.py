@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from watchbill.cli.options import Where
+from watchbill.cli.options import Where, follow_option
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import TheirsError
 from watchbill.limits import (
@@ -41,15 +41,7 @@ def logs(
     ] = None,
     /,
     *,
-    follow: Annotated[
-        bool,
-        Parameter(
-            name=["--follow", "-f"],
-            negative="",
-            show_default=False,
-            help="Print new lines as they are written; Ctrl-C ends it.",
-        ),
-    ] = False,
+    follow: Annotated[bool, follow_option("Print new lines as they are written; Ctrl-C ends it.")] = False,
     lines: Annotated[
         int, Parameter(name=["--lines", "-n"], help="How many of the last lines.", validator=Number(gte=0))
     ] = CLI_LOG_TAIL_LINES,

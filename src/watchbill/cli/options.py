@@ -8,7 +8,7 @@ from cyclopts import Group, Parameter
 
 from watchbill.cli.session import Session, open_session
 
-__all__ = ["CONFIG_DEFAULT", "QUIET", "ROOT", "Common", "Json", "Where"]
+__all__ = ["CONFIG_DEFAULT", "QUIET", "ROOT", "Common", "FleetRoot", "Json", "Where", "follow_option"]
 
 _WHERE = Group("Which Watchbill", sort_key=90)
 
@@ -28,7 +28,21 @@ QUIET = Parameter(
 #: `config/lookup.py` has the whole rule.
 CONFIG_DEFAULT = "Default: $WATCHBILL_CONFIG, else that of the root's daemon, else as for `up`."
 
+FleetRoot = Annotated[
+    Path | None,
+    Parameter(
+        name="--root",
+        show_default=False,
+        help="The shared folder. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the daemon's "
+        "ROOT/fleet.",
+    ),
+]
 Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print the API's JSON, unchanged.")]
+
+
+def follow_option(text: str) -> Parameter:
+    """`--follow`, with what it does in this command."""
+    return Parameter(name=["--follow", "-f"], negative="", show_default=False, help=text)
 
 
 @Parameter(name="*")

@@ -4,13 +4,12 @@ Declares the options; what the commands do is in `plan_checking`, `plan_submitti
 `plan_approving`, which import the standard library alone. `plan_quick` calls the same functions without the framework.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from watchbill.cli import plan_approving, plan_batches, plan_checking, plan_submitting
-from watchbill.cli.options import QUIET
+from watchbill.cli.options import QUIET, FleetRoot, follow_option
 from watchbill.fleet.approving import Verdict
 
 __all__ = ["app"]
@@ -18,15 +17,6 @@ __all__ = ["app"]
 app = App(name="plan", help="Check, draw, submit and follow plans.")
 
 _Plan = Annotated[str, Parameter(help="A folder with a plan.md, the file itself, or a name in ROOT/plans.")]
-_Root = Annotated[
-    Path | None,
-    Parameter(
-        name="--root",
-        show_default=False,
-        help="The shared folder with plans/. Default: $WATCHBILL_FLEET, else [fleet] root of the config, else the "
-        "daemon's ROOT/fleet.",
-    ),
-]
 _Json = Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON.")]
 _Quiet = Annotated[bool, QUIET]
 _Batch = Annotated[str, Parameter(help="The id of a batch, or the beginning of one.")]
@@ -46,7 +36,7 @@ _Set = Annotated[
 
 
 @app.command
-def check(plan: _Plan = ".", /, *, json: _Json = False, root: _Root = None, quiet: _Quiet = False) -> int:
+def check(plan: _Plan = ".", /, *, json: _Json = False, root: FleetRoot = None, quiet: _Quiet = False) -> int:
     """Report what is wrong with a plan, line by line, and what to write instead.
 
     Looks at keys and values, dependencies, placeholders, commands and the scripts they name. Exit code 2 when the plan
@@ -58,7 +48,7 @@ def check(plan: _Plan = ".", /, *, json: _Json = False, root: _Root = None, quie
 
 
 @app.command
-def graph(plan: _Plan = ".", /, *, root: _Root = None, quiet: _Quiet = False) -> int:
+def graph(plan: _Plan = ".", /, *, root: FleetRoot = None, quiet: _Quiet = False) -> int:
     """Print the tasks and what they wait for as a Mermaid flowchart.
 
     Markdown viewers draw it from a fenced code block with the language mermaid.
@@ -89,7 +79,7 @@ def submit(
         Parameter(negative="", show_default=False, help="Show every command that would run; submit nothing."),
     ] = False,
     json: _Json = False,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Check a plan and hand it to the coordinator; print the id of the batch.
@@ -109,15 +99,12 @@ def status(
     *,
     follow: Annotated[
         bool,
-        Parameter(
-            name=["--follow", "-f"],
-            negative="",
-            show_default=False,
-            help="Print a line whenever something changes, until the batch has ended; exit code 1 unless complete.",
+        follow_option(
+            "Print a line whenever something changes, until the batch has ended; exit code 1 unless complete."
         ),
     ] = False,
     json: _Json = False,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Show coordinator, agents and batches, or one batch: its tasks by state, per agent, rate and time left.
@@ -135,7 +122,7 @@ def wait(
     timeout: Annotated[
         float | None, Parameter(show_default=False, help="Seconds. Default: as long as it takes.")
     ] = None,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Wait until a batch has ended.
@@ -148,7 +135,7 @@ def wait(
 
 
 @app.command(name="list")
-def list_(*, json: _Json = False, root: _Root = None, quiet: _Quiet = False) -> int:
+def list_(*, json: _Json = False, root: FleetRoot = None, quiet: _Quiet = False) -> int:
     """List the plans of the shared folder and all their batches."""
     return plan_batches.list_batches(json=json, root=root, quiet=quiet)
 
@@ -162,7 +149,7 @@ def logs(
     attempt: Annotated[
         int | None, Parameter(show_default=False, help="Which attempt. Default: the last.")
     ] = None,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Print what a task wrote.
@@ -173,7 +160,7 @@ def logs(
 
 
 @app.command
-def cancel(batch: _Batch, /, *, root: _Root = None, quiet: _Quiet = False) -> int:
+def cancel(batch: _Batch, /, *, root: FleetRoot = None, quiet: _Quiet = False) -> int:
     """Cancel a batch: nothing more of it starts, and what runs is stopped.
 
     It can be resumed later.
@@ -189,7 +176,7 @@ def retry(
     /,
     *,
     batch: _InBatch = None,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Run tasks again, and everything that depends on them.
@@ -214,7 +201,7 @@ def resume(
     ] = False,
     pairs: _Set = None,
     json: _Json = False,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Go on with a batch that has ended: read its plan again, keep what is complete and unchanged, run the rest.
@@ -240,7 +227,7 @@ def approve(
     *,
     batch: _InBatch = None,
     json: _Json = False,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """List the tasks that wait for a person, or let some of them run.
@@ -269,7 +256,7 @@ def deny(
     ] = "",
     batch: _InBatch = None,
     json: _Json = False,
-    root: _Root = None,
+    root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
     """Fail tasks that wait for a person; those that depend on them are skipped.

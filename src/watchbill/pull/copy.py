@@ -1,13 +1,12 @@
 """Copy: a model file that is on this machine already, brought into the models folder."""
 
-import shutil
 from pathlib import Path
 
 from watchbill import limits
 from watchbill.errors import PullFailed
 from watchbill.pull.landing import Landing, Wanted
 
-__all__ = ["check_room", "fetch", "wanted"]
+__all__ = ["fetch", "wanted"]
 
 
 def wanted(path: Path, sha256: str | None) -> Wanted:
@@ -23,15 +22,7 @@ def fetch(path: Path, landing: Landing) -> None:
     total = path.stat().st_size
     with landing.receive() as part, open(path, "rb") as file:
         part.restart()  # beginning again is simpler than proving that the file did not change
-        check_room(landing, total)
+        landing.check_room(total)
         while chunk := file.read(limits.PULL_CHUNK_BYTES):
             part.write(chunk, total)
         part.finish()
-
-
-def check_room(landing: Landing, needed_bytes: int) -> None:
-    """Refuses a file that the disk cannot hold, before an hour was spent on it."""
-    free = shutil.disk_usage(landing.side).free
-    if needed_bytes > free:
-        name, folder = landing.wanted.name, landing.side.parent
-        raise PullFailed(f"{name} needs {needed_bytes:,} bytes, and the disk of {folder} has {free:,}")

@@ -12,6 +12,7 @@ without a record could not be told from a stranger's.
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from io import FileIO
@@ -124,6 +125,13 @@ class Landing:
             if not ours:
                 raise PullFailed(f"another pull of {self.wanted.name} is under way; wait for it")
             yield Part(self, file, place)
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Refuses a file that the disk cannot hold, before an hour was spent on it."""
+        free = shutil.disk_usage(self.side).free
+        if needed_bytes > free:
+            name, folder = self.wanted.name, self.side.parent
+            raise PullFailed(f"{name} needs {needed_bytes:,} bytes, and the disk of {folder} has {free:,}")
 
     def land(self, part: Path, sha256: str) -> None:
         """Makes a synced part the file."""

@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 from watchbill import __version__, limits
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
-from watchbill.pull.copy import check_room
 from watchbill.pull.landing import Landing, Part
 
 __all__ = ["fetch", "file_name"]
@@ -123,7 +122,7 @@ class _Download:
 
     def _take(self, answer: http.client.HTTPResponse, total: int | None) -> None:
         if total is not None:
-            check_room(self._landing, total - self._part.size_bytes)
+            self._landing.check_room(total - self._part.size_bytes)
         while chunk := answer.read(limits.PULL_CHUNK_BYTES):
             self._part.write(chunk, total)
         if total is not None and self._part.size_bytes != total:

