@@ -148,7 +148,7 @@ async def running(root: Path) -> AsyncGenerator[tuple[Serving, Driver]]:
     driver = Driver(catalog, parts)
     await driver.start()
     try:
-        serving = await serve(Gateway(driver, catalog.server, metrics=driver.metrics.render), "127.0.0.1", 0)
+        serving = await serve(Gateway(driver, catalog.server, metrics=driver.metrics), "127.0.0.1", 0)
         try:
             yield serving, driver
         finally:

@@ -35,6 +35,7 @@ LAYERS = (
             "names",
             "packages",
             "limits",
+            "steps",
             "suggest",
             "blocking_http",
             "toml",

@@ -374,7 +374,7 @@ def _relieve_collector() -> None:
 
 async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
     access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # writing its lines costs time
-    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics.render)
+    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics)
     try:
         serving = await serve(gateway, server.host, server.port)
     except socket.gaierror as error:
@@ -485,6 +485,7 @@ class _Reloading:
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
         self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # an older config must not overtake a newer one
 
     async def begin(self) -> None:
         """Starts watching the file."""
@@ -530,7 +531,10 @@ class _Reloading:
         """Reads the config again and takes it over. Raises ConfigError and changes nothing when it is wrong."""
         if self._file is None:
             return []
-        file = self._file
+        async with self._turn:
+            return await self._reload(self._file)
+
+    async def _reload(self, file: config.ConfigFile) -> list[str]:
         loaded = await asyncio.to_thread(
             config.read, file.path, root=self._options.root, source=lambda _: file.read()
         )

@@ -255,6 +255,10 @@ REQUEST_HEADERS_MAX = 100
 REQUEST_HEAD_BYTES_MAX = 64 * 2**10
 #: The part of a body that is buffered for a handler that has not begun to read it.
 REQUEST_BUFFER_BYTES_MAX = 256 * 2**10
+#: How much of what a client sent is parsed in one turn of the event loop.
+CLIENT_TURN_BYTES = 16 * 2**10
+#: How long a view of everything (status, metrics, requests, lists of models) is worked on in one turn.
+LOOP_SHARE_MS = 5
 #: Requests that arrive before the previous one is answered.
 PIPELINED_MAX = 64
 #: A kept connection without a request.
@@ -453,6 +457,8 @@ UNLOADS_MAX = 32
 #: this is such a request. This many of one caller are honoured in a minute.
 UNLOAD_RECENT_MS = 60_000
 UNLOADS_PER_MINUTE_MAX = 6
+#: One embedding as JSON: 60,000 numbers.
+VECTOR_BYTES_MAX = 2**20
 #: Tool calls in one answer.
 TOOL_CALLS_MAX = 128
 #: The part of a payload that goes into one line: entities and events, and the characters of each.

@@ -2,28 +2,29 @@
 
 There are two kinds. The *state* (queues, memory, stages) is read from the driver's status at the moment of the scrape,
 so it can never disagree with `watchbill status`. *Events* (waits, loads, evictions) are counted by the driver through
-the small methods here. There are no globals: each daemon has its own registry, so two in one process do not interfere.
+the small methods here. There are no globals: each daemon has its own recorders, so two in one process do not interfere.
 
 Names follow OpenTelemetry where it has one (`gen_ai.server.*`, dots become underscores), else `watchbill_*`. Labels
 come from the catalog or from closed lists, never from a client: a client cannot grow the number of series.
 
 Everything here runs on the event loop. The recorders are our own for that reason: the library's look their labels up
 and take locks for every value, and every request leaves seven of them. Requests are many and much alike, so their
-starts and ends are only tallied, and sorted into counters and histograms at a scrape.
+starts and ends are only tallied, and sorted into counters and histograms at a scrape. With a thousand models a scrape
+takes a tenth of a second, so it is made in steps.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import cast
+from typing import Protocol, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from watchbill.core.messages import Cause
+from watchbill.steps import Steps, at_once
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Metrics", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Table = Mapping[str, object]
@@ -63,21 +64,19 @@ LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class Metrics:
-    """The registry and its recorders. `status`, `late_answers` (the core's own count) and `alerts` (by kind) are read
+    """The recorders of one daemon. `status`, `late_answers` (the core's own count) and `alerts` (by kind) are read
     at each scrape."""
 
     def __init__(
         self,
-        status: Callable[[], Table],
+        status: Callable[[], Steps[Mapping[str, object]]],
         late_answers: Callable[[], int] = int,
         alerts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         #: Called before a page is made: has what was not counted yet counted.
         self.gather: Callable[[], None] | None = None
-        self._registry = CollectorRegistry()
-        self._registry.register(_StatusCollector(status))
-        self._registry.register(_LateCollector(late_answers))
-        self._registry.register(_AlertCollector(alerts))
+        self._status = status
+        self._recorders: list[_Recorder] = [_Late(late_answers), _Alerts(alerts)]
         self._wait = self._histogram("watchbill_wait_seconds", "From arrival to start.", ["lane"], WAIT_S)
         self._first = self._histogram(
             "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token.", ["model"], WAIT_S
@@ -101,7 +100,7 @@ class Metrics:
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
-        self._registry.register(_ThrashCollector(self.thrash_ratio))
+        self._recorders.append(_Thrash(self.thrash_ratio))
 
     def started(self, lane: str, waited_ms: int, error_ms: int | None, *, times: int = 1) -> None:
         """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it."""
@@ -157,23 +156,52 @@ class Metrics:
         return self._loading_ms / busy if busy else 0.0
 
     def render(self) -> bytes:
-        """The page, in the text format of CONTENT_TYPE."""
+        """The page, in the text format of CONTENT_TYPE, at once."""
+        return render(at_once(self.families()))
+
+    def families(self) -> Steps[list[Metric]]:
+        """Everything on the page, in steps: `render` makes the text of it."""
         if self.gather is not None:
             self.gather()
-        return generate_latest(self._registry)
+        found = yield from _families_of((yield from self._status()))
+        for recorder in self._recorders:
+            found.append((yield from recorder.family()))
+        return found
 
     def _histogram(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> "_Histogram":
         histogram = _Histogram(name, text, labels, bounds)
-        self._registry.register(histogram)
+        self._recorders.append(histogram)
         return histogram
 
     def _counter(self, name: str, text: str, labels: list[str]) -> "_Counter":
         counter = _Counter(name, text, labels)
-        self._registry.register(counter)
+        self._recorders.append(counter)
         return counter
 
 
-class _Counter(Collector):
+def render(families: Iterable[Metric]) -> bytes:
+    """The page of these, in the text format of CONTENT_TYPE."""
+    return generate_latest(_Page(families))
+
+
+class _Page(CollectorRegistry):
+    """What the library makes a page of."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+class _Recorder(Protocol):
+    """A family of the page."""
+
+    def family(self) -> Steps[Metric]: ...
+
+
+class _Counter:
     """Sums that only grow, one per set of label values."""
 
     def __init__(self, name: str, text: str, labels: list[str]) -> None:
@@ -183,14 +211,15 @@ class _Counter(Collector):
     def add(self, amount: float, *labels: str) -> None:
         self._sums[labels] = self._sums.get(labels, 0.0) + amount
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Steps[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, total in self._sums.items():
+        for labels, total in list(self._sums.items()):
             family.add_metric(labels, total)
-        yield family
+            yield
+        return family
 
 
-class _Histogram(Collector):
+class _Histogram:
     """How many values were at most each bound, per set of label values."""
 
     def __init__(self, name: str, text: str, labels: list[str], bounds: tuple[float, ...]) -> None:
@@ -210,101 +239,94 @@ class _Histogram(Collector):
         self._counts[labels] = [0] * (len(self._bounds) + 1)
         return self._counts[labels]
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Steps[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for labels, counts in self._counts.items():
+        for labels, counts in list(self._counts.items()):
             summed = zip(names, accumulate(counts), strict=True)
             family.add_metric(labels, list(summed), self._sums[labels])
-        yield family
+            yield
+        return family
 
 
-class _ThrashCollector(Collector):
+class _Thrash:
     def __init__(self, ratio: Callable[[], float]) -> None:
         self._ratio = ratio
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Steps[Metric]:
+        yield
         text = "Share of the busy time that went into loading instead of answering."
-        yield GaugeMetricFamily("watchbill_thrash_ratio", text, value=self._ratio())
+        return GaugeMetricFamily("watchbill_thrash_ratio", text, value=self._ratio())
 
 
-class _LateCollector(Collector):
+class _Late:
     def __init__(self, count: Callable[[], int]) -> None:
         self._count = count
 
-    def describe(self) -> Iterable[Metric]:
-        """Empty: the core must not be read before the driver exists."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Steps[Metric]:
+        yield
         text = "Answers of engines to an attempt that was over."
-        yield CounterMetricFamily("watchbill_late_answers_dropped", text, value=self._count())
+        return CounterMetricFamily("watchbill_late_answers_dropped", text, value=self._count())
 
 
-class _AlertCollector(Collector):
+class _Alerts:
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
 
-    def collect(self) -> Iterable[Metric]:
+    def family(self) -> Steps[Metric]:
+        yield
         family = CounterMetricFamily("watchbill_alerts", "Alerts that were raised.", labels=["kind"])
         for kind, count in self._counts().items():
             family.add_metric([kind], count)
-        yield family
+        return family
 
 
-class _StatusCollector(Collector):
-    """Turns the driver's status into gauges. A key that a status lacks leaves a gap, not an error."""
+# ------------------------------------------------------------------ the driver's status as gauges
 
-    def __init__(self, status: Callable[[], Table]) -> None:
-        self._status = status
 
-    def describe(self) -> Iterable[Metric]:
-        """Empty: the status must not be read before the driver exists."""
-        return []
+def _families_of(status: Table) -> Steps[list[Metric]]:
+    """Every figure of a status. A key that it lacks leaves a gap, not an error."""
+    lanes, devices = _tables(status, "lanes"), _tables(status, "devices")
+    oldest = "How long the oldest waiting request has waited."
+    found = [
+        _gauge("watchbill_queue_requests", "Requests that wait.", "lane", lanes, "queued"),
+        _gauge("watchbill_running_requests", "Requests that run.", "lane", lanes, "running"),
+        _gauge("watchbill_oldest_wait_seconds", oldest, "lane", lanes, "oldest_wait_ms", factor=0.001),
+    ]
+    for key, text in DEVICE_GAUGES.items():
+        found.append(_gauge(f"watchbill_device_{key}_bytes", text, "device", devices, key))
+    found += yield from _of_models(_tables(status, "models"))
+    found += _of_spools(_tables(status, "spools"))
+    return found
 
-    def collect(self) -> Iterable[Metric]:
-        status = self._status()
-        yield from self._lanes(_tables(status, "lanes"))
-        yield from self._devices(_tables(status, "devices"))
-        yield from self._models(_tables(status, "models"))
-        yield from self._spools(_tables(status, "spools"))
 
-    def _spools(self, spools: Mapping[str, Table]) -> Iterable[Metric]:
-        for key, text in SPOOL_GAUGES.items():
-            yield _gauge(f"watchbill_spool_{key}", text, "spool", spools, key)
-        for key, (name, text) in SPOOL_COUNTERS.items():
-            family = CounterMetricFamily(f"watchbill_spool_{name}", text, labels=["spool"])
-            for spool, told in spools.items():
-                value = told.get(key)
-                if isinstance(value, int | float):
-                    family.add_metric([spool], value)
-            yield family
+def _of_models(models: Mapping[str, Table]) -> Steps[list[Metric]]:
+    state = GaugeMetricFamily("watchbill_model_state", "1 for the state it is in.", labels=["model", "state"])
+    memory = GaugeMetricFamily("watchbill_model_memory_bytes", "Its memory.", labels=["model", "device"])
+    for name, model in models.items():
+        for known in STATES:
+            state.add_metric([name, known], 1.0 if model.get("state") == known else 0.0)
+        for device, size in _sizes_of(model.get("memory")):
+            memory.add_metric([name, device], size)
+        yield
+    in_flight = _gauge("watchbill_model_in_flight", "Requests it answers.", "model", models, "in_flight")
+    yield
+    queued = _gauge("watchbill_model_queued", "Requests that wait for it.", "model", models, "queued")
+    return [state, in_flight, queued, memory]
 
-    def _lanes(self, lanes: Mapping[str, Table]) -> Iterable[Metric]:
-        yield _gauge("watchbill_queue_requests", "Requests that wait.", "lane", lanes, "queued")
-        yield _gauge("watchbill_running_requests", "Requests that run.", "lane", lanes, "running")
-        oldest = "How long the oldest waiting request has waited."
-        yield _gauge("watchbill_oldest_wait_seconds", oldest, "lane", lanes, "oldest_wait_ms", factor=0.001)
 
-    def _devices(self, devices: Mapping[str, Table]) -> Iterable[Metric]:
-        for key, text in DEVICE_GAUGES.items():
-            yield _gauge(f"watchbill_device_{key}_bytes", text, "device", devices, key)
-
-    def _models(self, models: Mapping[str, Table]) -> Iterable[Metric]:
-        state = GaugeMetricFamily(
-            "watchbill_model_state", "1 for the state it is in.", labels=["model", "state"]
-        )
-        for name, model in models.items():
-            for known in STATES:
-                state.add_metric([name, known], 1.0 if model.get("state") == known else 0.0)
-        yield state
-        yield _gauge("watchbill_model_in_flight", "Requests it answers.", "model", models, "in_flight")
-        yield _gauge("watchbill_model_queued", "Requests that wait for it.", "model", models, "queued")
-        memory = GaugeMetricFamily("watchbill_model_memory_bytes", "Its memory.", labels=["model", "device"])
-        for name, model in models.items():
-            for device, size in _sizes_of(model.get("memory")):
-                memory.add_metric([name, device], size)
-        yield memory
+def _of_spools(spools: Mapping[str, Table]) -> list[Metric]:
+    found = [
+        _gauge(f"watchbill_spool_{key}", text, "spool", spools, key) for key, text in SPOOL_GAUGES.items()
+    ]
+    for key, (name, text) in SPOOL_COUNTERS.items():
+        family = CounterMetricFamily(f"watchbill_spool_{name}", text, labels=["spool"])
+        for spool, told in spools.items():
+            value = told.get(key)
+            if isinstance(value, int | float):
+                family.add_metric([spool], value)
+        found.append(family)
+    return found
 
 
 def _sizes_of(memory: object) -> list[tuple[str, float]]:

@@ -13,6 +13,7 @@ from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import rotation_view, status_view
 from watchbill.simulate.world import World
+from watchbill.steps import at_once
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
@@ -29,7 +30,7 @@ def alerts(world: World, kind: str) -> list[m.Alert]:
 
 def told(world: World, name: str) -> dict[str, object]:
     """What `status` says of a model."""
-    view = status_view(world.core.state, {}, int(world.now))
+    view = at_once(status_view(world.core.state, {}, int(world.now)))
     return view["models"][name]  # type: ignore[index,return-value]
 
 
@@ -137,7 +138,7 @@ def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: Mod
     world.arrive("B", 300, lane="chat")
     while world.core.state.models["B"].stage is not Stage.PLANNED:
         world.run(world.now + 50)
-    view = status_view(world.core.state, {}, int(world.now))
+    view = at_once(status_view(world.core.state, {}, int(world.now)))
     device = view["devices"]["gpu:0"]  # type: ignore[index]
     assert (told(world, "B")["state"], device["loading"], device["planned"]) == ("planned", 0, 16 * GB)
 

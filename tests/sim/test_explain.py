@@ -9,7 +9,8 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
-from watchbill.runtime.explain import duplicate, explain
+from watchbill.runtime.duplicate import duplicate
+from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World

@@ -16,6 +16,7 @@ from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
+from watchbill.steps import at_once
 from watchbill.units import Bytes, Millis
 
 
@@ -121,7 +122,7 @@ def test_a_request_ends_though_its_lane_was_removed(world_of: WorldOf, model: Mo
     waiting = world.arrive("A", 300, lane="chat")
     lanes = {"batch": world.catalog.lanes["batch"]}
     world.reload(replace(world.catalog, lanes=lanes))
-    shown = status_view(world.core.state, {}, int(world.now))["lanes"]
+    shown = at_once(status_view(world.core.state, {}, int(world.now)))["lanes"]
     assert cast(dict[str, Any], shown)["chat"]["queued"] == 1  # it is still there for people to see
     world.run(world.now + 61_000)
     assert waiting.outcome == "wait_exceeded"
@@ -296,7 +297,7 @@ def test_a_reload_costs_the_number_of_models_and_not_its_square(world_of: WorldO
     for models in (whole, changed, {}):
         catalog = replace(world.catalog, models={**world.catalog.models, **models}, engines=engines)
         world.core.step(m.Reconfigured(catalog, {}), int(world.now))
-        status_view(world.core.state, {}, int(world.now))
+        at_once(status_view(world.core.state, {}, int(world.now)))
         assert len(world.core.state.models) == 1 + len(models)
     assert time.perf_counter() - began < 30
 

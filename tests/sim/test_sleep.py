@@ -14,6 +14,7 @@ from watchbill.runtime.views import request_view, status_view
 from watchbill.simulate.engine import Power
 from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.world import World
+from watchbill.steps import at_once
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
@@ -49,7 +50,7 @@ def test_an_idle_model_is_told_to_sleep_and_wakes_for_the_next_request(
     world.arrive("A", 500, lane="chat")
     world.run(12_000)
     assert (stage(world, "A"), world.engines["A"].power) == (Stage.ASLEEP, Power.ASLEEP)
-    view = status_view(world.core.state, {}, int(world.now))
+    view = at_once(status_view(world.core.state, {}, int(world.now)))
     assert (view["models"]["A"]["state"], view["models"]["A"]["asleep"]) == ("asleep", GB // 2)  # type: ignore[index]
     assert view["devices"]["gpu:0"]["asleep"] == GB // 2  # type: ignore[index]
     caller = world.arrive("A", 500, lane="chat")

@@ -14,6 +14,7 @@ from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import Faults, World
+from watchbill.steps import at_once
 from watchbill.units import Bytes, Millis
 
 #: The engine layer's limit for an answer to a simple question; the core waits a little longer.
@@ -181,7 +182,7 @@ def test_a_model_that_is_asked_whether_it_is_well_does_not_read_as_healthy(
 
 
 def model_view(world: World) -> tuple[object, ...]:
-    models = status_view(world.core.state, {}, int(world.now))["models"]
+    models = at_once(status_view(world.core.state, {}, int(world.now)))["models"]
     assert isinstance(models, dict)
     return tuple(models["A"][key] for key in ("state", "reason", "trouble"))
 

@@ -253,7 +253,7 @@ async def _opened(
     upstream = Upstream(deadlines or PATIENT)
     log: list[str] = []
     await driver.start()
-    gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics.render)
+    gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics)
     opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)
     try:
         yield opened

@@ -1,5 +1,6 @@
 """Metrics: what a scrape shows is what the driver says at that moment."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +11,7 @@ from watchbill.metrics import STATES, Metrics
 from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.ticket import TALLY_MAX, Tally
 from watchbill.sizes import Sizes
+from watchbill.steps import Steps
 
 STATUS: dict[str, object] = {
     "devices": {
@@ -31,6 +33,16 @@ STATUS: dict[str, object] = {
 }  # fmt: skip
 
 
+def telling(status: Mapping[str, object]) -> Callable[[], Steps[Mapping[str, object]]]:
+    """A driver's status, in steps."""
+
+    def steps() -> Steps[Mapping[str, object]]:
+        yield
+        return status
+
+    return steps
+
+
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """(name, label values by label name) -> value, as a Prometheus server reads it."""
     families = text_string_to_metric_families(metrics.render().decode())
@@ -43,7 +55,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_a_scrape_tells_of_every_spool() -> None:
     """SPOOL-04, SPOOL-06, SPOOL-13: what waits, what is in hand, what was given up, what went through."""
-    found = samples(Metrics(lambda: STATUS))
+    found = samples(Metrics(telling(STATUS)))
     told = {
         name.removeprefix("watchbill_spool_"): value
         for (name, *_), value in found.items()
@@ -57,7 +69,7 @@ def test_a_scrape_tells_of_every_spool() -> None:
 
 def test_a_scrape_reads_the_status_of_that_moment() -> None:
     status = dict(STATUS)
-    metrics = Metrics(lambda: status)
+    metrics = Metrics(telling(status))
     found = samples(metrics)
     assert found["watchbill_queue_requests", "chat"] == 3
     assert found["watchbill_running_requests", "chat"] == 2
@@ -70,14 +82,14 @@ def test_a_scrape_reads_the_status_of_that_moment() -> None:
 
 
 def test_each_model_has_exactly_one_state() -> None:
-    found = samples(Metrics(lambda: STATUS))
+    found = samples(Metrics(telling(STATUS)))
     for model, state in (("a", "ready"), ("b", "absent")):
         ones = [known for known in STATES if found["watchbill_model_state", model, known] == 1]
         assert ones == [state]
 
 
 def test_what_happened_is_counted() -> None:
-    metrics = Metrics(dict, lambda: 1)
+    metrics = Metrics(telling({}), lambda: 1)
     metrics.started("chat", 1500, -3000)
     metrics.observe_load("a", 900, cached=True)
     metrics.observe_load("a", 100, cached=False, ok=False)
@@ -99,7 +111,7 @@ def test_what_happened_is_counted() -> None:
 
 
 def test_a_tally_that_is_full_loses_nothing(tmp_path: Path) -> None:
-    metrics = Metrics(dict)
+    metrics = Metrics(telling({}))
     tally = Tally(metrics, LearnedSizes(Catalog({}, {}, {}), Sizes(tmp_path)))
     for ms in range(2 * TALLY_MAX + 1):
         tally.started("chat", ms, 0)
@@ -114,11 +126,11 @@ def test_a_tally_that_is_full_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_status_without_parts_leaves_gaps_not_errors() -> None:
-    assert b"watchbill_thrash_ratio 0.0" in Metrics(lambda: {"models": {"a": {}}, "lanes": None}).render()
+    assert b"watchbill_thrash_ratio 0.0" in Metrics(telling({"models": {"a": {}}, "lanes": None})).render()
 
 
 def test_two_daemons_in_one_process_do_not_meet() -> None:
-    first, second = Metrics(dict), Metrics(dict)
+    first, second = Metrics(telling({})), Metrics(telling({}))
     first.observe_lag(2)
     assert samples(second)["watchbill_event_loop_lag_seconds_count",] == 0
 
@@ -127,8 +139,9 @@ def test_the_status_is_not_asked_before_the_first_scrape() -> None:
     """The driver is built after its metrics."""
     asked: list[str] = []
 
-    def status() -> dict[str, object]:
+    def status() -> Steps[dict[str, object]]:
         asked.append("status")
+        yield
         return {}
 
     metrics = Metrics(status)

@@ -11,9 +11,10 @@ import pytest
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.limits import SIZES_MODELS_MAX, SIZES_SAMPLES_MAX
 from watchbill.metrics import Metrics
-from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.knowledge import LearnedSizes, read_files
 from watchbill.runtime.ticket import TALLY_MAX, Tally
 from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
+from watchbill.steps import Steps
 
 FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
 GIB = 2**30
@@ -173,13 +174,19 @@ def test_the_facts_of_a_file_change_with_it(tmp_path: Path) -> None:
     assert now().file_bytes == 0
 
 
+def nothing() -> Steps[dict[str, object]]:
+    """The status of a driver that is not there."""
+    yield
+    return {}
+
+
 async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: Path) -> None:
     """RES-11: answers are gathered before they are recorded; neither a save nor a new config loses one."""
     catalog = Catalog(
         {"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"a": Model("a", "own")}
     )
     learned = LearnedSizes(catalog, sizes_in(tmp_path))
-    tally = Tally(Metrics(dict), learned)
+    tally = Tally(Metrics(nothing), learned)
     tally.ended("chat", "ok", "not in the config", 5)
     for ms in range(TALLY_MAX + 3):
         tally.ended("chat", "ok", "a", ms)
@@ -190,7 +197,7 @@ async def test_every_answer_counts_however_many_are_recorded_together(tmp_path: 
     assert entry["service"] == [*range(TALLY_MAX + 3)][-SIZES_SAMPLES_MAX:]
     tally.ended("chat", "ok", "a", 1_000)
     tally.hand_on()
-    learned.reconfigure(catalog)
+    learned.reconfigure(read_files(catalog))
     await learned.save()
     [entry] = json.loads((tmp_path / FILE_NAME).read_bytes())["entries"].values()
     assert entry["requests"] == TALLY_MAX + 4

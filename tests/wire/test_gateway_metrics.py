@@ -20,6 +20,7 @@ from watchbill.probes import Reading
 from watchbill.runtime.capture import Captured, SpoolCapture
 from watchbill.runtime.drains import Drains
 from watchbill.spool import Spool
+from watchbill.steps import Steps
 from watchbill.units import Bytes, Millis
 
 CHAT = {"model": "a", "messages": []}
@@ -160,7 +161,8 @@ async def test_a_drain_moves_every_metric_of_its_spool(tmp_path: Path) -> None:
     }
     drains, captures = Drains(tmp_path, lambda _: None), SpoolCapture(tmp_path, rules, lambda _: None)
 
-    def spools() -> dict[str, object]:
+    def spools() -> Steps[dict[str, object]]:
+        yield
         captured = {f"capture_{key}": count for key, count in captures.view().get("notes", {}).items()}
         return {"spools": {name: told | captured for name, told in drains.view().items()}}
 

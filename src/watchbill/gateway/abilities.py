@@ -62,7 +62,8 @@ class Abilities:
             return known[1]
         catalog = self._driver.catalog
         able = _able(model, catalog.engines[model.engine].driver, (await self._files.facts(model)).header)
-        self._known = {name: kept for name, kept in self._known.items() if name in catalog.models}
+        if len(self._known) > len(catalog.models):  # models were renamed or removed
+            self._known = {name: kept for name, kept in self._known.items() if name in catalog.models}
         self._known[model.name] = (model, able)
         return able
 

@@ -29,6 +29,7 @@ from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Handler, Services
+from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
 
 __all__ = ["Gateway", "Route"]
@@ -58,7 +59,7 @@ class Gateway(Services):
         *,
         upstream: Upstream | None = None,
         access_log: Callable[[str], None] | None = None,
-        metrics: Callable[[], bytes] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None

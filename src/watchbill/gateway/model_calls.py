@@ -27,6 +27,7 @@ from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
+from watchbill.gateway.vectors import Vectors, read_vectors
 from watchbill.gateway.wire import decode_fields
 from watchbill.limits import (
     ERROR_BYTES_MAX,
@@ -36,11 +37,12 @@ from watchbill.limits import (
     UPSTREAM_ANSWER_BYTES_MAX,
 )
 from watchbill.runtime.ticket import Start, Submission
+from watchbill.steps import Steps
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Vectors", "Whole"]
+__all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Whole"]
 
 Fields = dict[str, object]
 Sender = Callable[[Start], Outgoing]
@@ -66,29 +68,12 @@ class Whole(msgspec.Struct, frozen=True, gc=False):
             return self.assembled
         return decode_fields(self.body, "the engine's answer is no JSON object")
 
-    def vectors(self) -> "Vectors":
-        """The answer to a request for embeddings. Its numbers, which may be millions, are passed on undecoded."""
-        try:
-            return _decode_vectors(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineFailed(f"the engine's answer has no embeddings: {error}") from None
-
-
-class Vector(msgspec.Struct, frozen=True):
-    """One text's embedding."""
-
-    embedding: msgspec.Raw
-
-
-class Vectors(msgspec.Struct, frozen=True):
-    """The embeddings of several texts."""
-
-    data: list[Vector] = []
-    usage: Fields | None = None
+    def vectors(self) -> Steps[Vectors]:
+        """The answer to a request for embeddings, in steps. Raises EngineFailed."""
+        return read_vectors(self.body)
 
 
 _decode_outline = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
 class ModelCalls:

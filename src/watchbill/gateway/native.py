@@ -18,6 +18,8 @@ from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
 from watchbill.limits import EVENT_HEARTBEAT_MS, EVENT_STREAMS_MAX, PLAIN_NAME_CHARS_MAX, PORT_MAX
+from watchbill.metrics import CONTENT_TYPE, render
+from watchbill.steps import Steps
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -48,19 +50,22 @@ class NativeApi:
 
     async def metrics(self, context: RequestContext) -> Response:
         """GET /metrics, for Prometheus."""
-        render = self._gateway.metrics
-        if render is None:
+        metrics = self._gateway.metrics
+        if metrics is None:
             raise NotFound("metrics are not configured")
-        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return Response(render(), kind, lines=context.lines())
+        families = await self._gateway.shares.do(metrics.families())
+        page = await asyncio.to_thread(render, families)  # text only: it reads nothing that changes
+        return Response(page, {"Content-Type": CONTENT_TYPE}, lines=context.lines())
 
     async def status(self, context: RequestContext) -> Response:
         """GET /wb/v1/status."""
-        return json_response(self._gateway.driver.status(), context.lines())
+        status = await self._gateway.shares.do(self._gateway.driver.status_steps())
+        return json_response(status, context.lines())
 
     async def requests(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests: every open request."""
-        return json_response({"requests": self._gateway.driver.requests()}, context.lines())
+        rows = await self._gateway.shares.do(_encoded(self._gateway.driver.requests_steps()))
+        return json_response({"requests": rows}, context.lines())
 
     async def request(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
@@ -89,7 +94,8 @@ class NativeApi:
         if unknown:  # a request would go without them; who asks beforehand wants to know
             names = ", ".join(repr(name[:100]) for name in unknown)
             raise RequestError(f"no model and no set of the config is called {names}")
-        return json_response(driver.explain(name, beside), context.lines())
+        said = await self._gateway.shares.do(driver.explain(name, beside))
+        return json_response(said, context.lines())
 
     async def load(self, context: RequestContext) -> Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""
@@ -217,3 +223,12 @@ class DoorsApi:
             "model": known,
         }
         return json_response(told, context.lines())
+
+
+def _encoded(listing: Steps[list[dict[str, object]]]) -> Steps[list[msgspec.Raw]]:
+    """The rows of a list as JSON: there may be as many as requests wait."""
+    rows: list[msgspec.Raw] = []
+    for row in (yield from listing):
+        rows.append(msgspec.Raw(msgspec.json.encode(row)))
+        yield
+    return rows

@@ -28,7 +28,9 @@ from watchbill.gateway.options import CallerOptions
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unloading import Unloading
+from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
+from watchbill.steps import Shares
 
 __all__ = ["Handler", "Services"]
 
@@ -46,11 +48,12 @@ class Services:
         upstream: Upstream,
         *,
         access_log: Callable[[str], None] | None = None,
-        metrics: Callable[[], bytes] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.driver = driver
         self.upstream = upstream
         self.metrics = metrics
+        self.shares = Shares()
         self.access = AccessLog(access_log)
         #: Reads the config again and says what changed; the daemon sets it.
         self.reload: Callable[[], Awaitable[list[str]]] | None = None

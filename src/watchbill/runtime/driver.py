@@ -30,8 +30,8 @@ from watchbill.runtime.changes import changes
 from watchbill.runtime.claims import Claim, Claims
 from watchbill.runtime.commands import Commands
 from watchbill.runtime.engines import Engines, MakeEngine
-from watchbill.runtime.explain import explain
-from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.explain import explain_steps
+from watchbill.runtime.knowledge import LearnedSizes, read_files
 from watchbill.runtime.lag import Lag
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
@@ -49,6 +49,7 @@ from watchbill.runtime.views import (
     rotation_view,
     status_view,
 )
+from watchbill.steps import Steps, at_once
 from watchbill.units import format_bytes
 
 __all__ = ["Driver", "Parts"]
@@ -89,7 +90,7 @@ class Driver:
         self.catalog = catalog  # the operator's declarations, as they are now
         self._parts = parts
         self.metrics = Metrics(
-            self.status, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
+            self.status_steps, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
         )
         self._tally = Tally(self.metrics, parts.learned)
         self._lag = Lag(self.metrics.observe_lag)
@@ -267,14 +268,18 @@ class Driver:
         await self._engines.verify(model)
 
     def status(self) -> dict[str, object]:
-        """The JSON of /wb/v1/status."""
+        """The JSON of /wb/v1/status, at once."""
+        return at_once(self.status_steps())
+
+    def status_steps(self) -> Steps[dict[str, object]]:
+        """The JSON of /wb/v1/status, in steps."""
+        core, now = self._core, self.now()
+        known = yield from status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
         beside = {**lent, "spools": self._parts.spools(), "programs": self._parts.programs()}
-        core, now = self._core, self.now()
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
-        known = status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
         return known | policy_view(core) | turns | told | beside
 
     def model_status(self, name: str, /) -> ModelStatus:
@@ -299,15 +304,18 @@ class Driver:
         return {name: why for name, why in told.items() if why is not None}
 
     def requests(self) -> list[dict[str, object]]:
-        """Every open request."""
-        return requests_view(self._core, self._forecasts(), self.now())
+        """Every open request, at once."""
+        return at_once(self.requests_steps())
+
+    def requests_steps(self) -> Steps[list[dict[str, object]]]:
+        """Every open request, in steps."""
+        forecasts = {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
+        return requests_view(self._core, forecasts, self.now())
 
     def request(self, id: str, /) -> dict[str, object] | None:
         """One open request, or None."""
-        return request_view(self._core, id, self._forecasts(), self.now())
-
-    def _forecasts(self) -> dict[str, int | None]:
-        return {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
+        ticket = self._tickets.get(id)
+        return request_view(self._core, id, {} if ticket is None else {id: ticket.forecast_ms}, self.now())
 
     def cancel(self, id: str, /) -> bool:
         """Ends a request by hand, waiting or running. False when there is no such request."""
@@ -322,10 +330,10 @@ class Driver:
             ticket.cut_off(m.CutKind.CANCELLED)
         return True
 
-    def explain(self, model: str, companions: tuple[str, ...] = (), /) -> dict[str, object]:
-        """What would happen if the model were requested now."""
+    def explain(self, model: str, companions: tuple[str, ...] = (), /) -> Steps[dict[str, object]]:
+        """What would happen if the model were requested now, in steps."""
         submission, now = Submission(model, companions=companions), self.now()
-        return explain(self._core, self._request(submission, now), now)
+        return explain_steps(self._core, self._request(submission, now), now)
 
     def is_ready(self) -> bool:
         """Whether the scheduler runs, not merely whether a socket is open."""
@@ -383,10 +391,11 @@ class Driver:
 
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
+        files = await asyncio.to_thread(read_files, catalog)
         told = changes(self.catalog, catalog)
         self._engines.reconfigure(catalog)
         self._tally.hand_on()  # under the names of the models that answered
-        self._parts.learned.reconfigure(catalog)
+        self._parts.learned.reconfigure(files)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._probe_loop.reconfigure(catalog)
         self._protected.reconfigure(catalog)

@@ -3,7 +3,6 @@
 The copy gets a real arrival and its answer is read from the actions, so an explanation cannot differ from the decision.
 """
 
-import copy
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -15,17 +14,27 @@ from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse,
 from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
+from watchbill.runtime.duplicate import duplicate
 from watchbill.runtime.views import hindrance, policy_uncertainty, suspicion, wakes_text
+from watchbill.steps import Steps, at_once
 from watchbill.units import format_millis
 
-__all__ = ["duplicate", "explain"]
+__all__ = ["explain", "explain_steps"]
 
 _PROBE = "explain"
 
 
 def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     """The verdict, the figures behind it, and the models that would leave."""
+    return at_once(explain_steps(core, request, now))
+
+
+def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, object]]:
+    """The same in steps. The first copy stays as the core is now, the other takes the decision."""
+    core = duplicate(core)
+    yield
     machine = duplicate(core)
+    yield
     model = machine.state.models[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
     stage, price, policy = model.status(now), model.price(now), core.state.catalog.policy.name
@@ -86,14 +95,6 @@ def _plan_for(target: str, actions: Iterable[Action]) -> Planned | None:
     """The plan for a target among the decisions of a step."""
     told = (action.reason for action in actions if isinstance(action, Note))
     return next((why for why in told if isinstance(why, Planned) and why.target == target), None)
-
-
-def duplicate(core: Machine) -> Machine:
-    """A copy of the core's state. The operator's declarations are frozen, so the copy shares them."""
-    catalog = core.state.catalog
-    declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
-    declared += [s.spec for s in core.state.models.values()]
-    return copy.deepcopy(core, {id(record): record for record in declared})
 
 
 def _expected_ms(admitted: Admit | Grant | None) -> int | None:

@@ -10,6 +10,7 @@ load is recalled, too: a model that grew beyond its device is tried again with i
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,9 +23,52 @@ from watchbill.gguf import read_header
 from watchbill.probes.pagecache import is_cached
 from watchbill.sizes import Facts, Learned, Sizes, facts_of
 
-__all__ = ["LearnedSizes"]
+__all__ = ["LearnedSizes", "ModelFiles", "read_files"]
 
 _LOG = logging.getLogger("watchbill.knowledge")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files of a catalog's models say."""
+
+    catalog: Catalog
+    facts: dict[str, Facts]
+    predictions: dict[str, tuple[Prediction | None, str | None]]  # or why a model can never be loaded
+
+
+def read_files(catalog: Catalog) -> ModelFiles:
+    """Looks at the file of every model. Blocks on disks, which may be slow or hang: a running daemon calls it in a
+    thread."""
+    return ModelFiles(
+        catalog,
+        {name: _facts_of(model, catalog) for name, model in catalog.models.items()},
+        {name: _predict(model, catalog) for name, model in catalog.models.items()},
+    )
+
+
+def _facts_of(model: Model, catalog: Catalog) -> Facts:
+    driver = catalog.engines[model.engine].driver
+    return facts_of(
+        model.name,
+        model.source,
+        context=model.context,
+        slots=model.concurrency,
+        engine=f"{driver} mmap={model.mmap} cache={model.prompt_cache}",
+        devices=model.devices,
+    )
+
+
+def _predict(model: Model, catalog: Catalog) -> tuple[Prediction | None, str | None]:
+    if catalog.engines[model.engine].driver != "llamacpp" or model.source is None:
+        return None, None
+    try:
+        header = read_header(Path(model.source))
+    except WatchbillError as error:
+        # The daemon itself warns the person who started it.
+        _LOG.info("model=%s cannot be loaded: %s", model.name, error)
+        return None, str(error)
+    return predict_model(model, header), None
 
 
 class LearnedSizes:
@@ -32,24 +76,13 @@ class LearnedSizes:
 
     def __init__(self, catalog: Catalog, sizes: Sizes) -> None:
         self._sizes = sizes
-        self.reconfigure(catalog)
+        self.reconfigure(read_files(catalog))
 
-    def reconfigure(self, catalog: Catalog) -> None:
-        """Reads every model's file again."""
-        self._catalog = catalog
-        self._facts = {name: self._facts_of(model) for name, model in catalog.models.items()}
+    def reconfigure(self, files: "ModelFiles") -> None:
+        """Takes a new catalog over, with what the files of its models say."""
+        self._catalog, self._files = files.catalog, files
+        self._facts = files.facts
         self._was_cached: dict[str, bool] = {}
-
-    def _facts_of(self, model: Model) -> Facts:
-        driver = self._catalog.engines[model.engine].driver
-        return facts_of(
-            model.name,
-            model.source,
-            context=model.context,
-            slots=model.concurrency,
-            engine=f"{driver} mmap={model.mmap} cache={model.prompt_cache}",
-            devices=model.devices,
-        )
 
     def recall(self) -> dict[str, Knowledge]:
         """All knowledge, for the core."""
@@ -57,7 +90,7 @@ class LearnedSizes:
 
     def _know(self, model: Model) -> Knowledge:
         learned = self._sizes.recall(self._facts[model.name])
-        predicted, failure = self._predict(model)
+        predicted, failure = self._files.predictions[model.name]
         footprint = _footprint(model, learned, predicted)
         if learned is None:
             return Knowledge(footprint, failure=failure)
@@ -70,17 +103,6 @@ class LearnedSizes:
             learned.asleep,
             learned.load_cold_ms,
         )
-
-    def _predict(self, model: Model) -> tuple[Prediction | None, str | None]:
-        if self._catalog.engines[model.engine].driver != "llamacpp" or model.source is None:
-            return None, None
-        try:
-            header = read_header(Path(model.source))
-        except WatchbillError as error:
-            # The daemon itself warns the person who started it.
-            _LOG.info("model=%s cannot be loaded: %s", model.name, error)
-            return None, str(error)
-        return predict_model(model, header), None
 
     # ------------------------------------------------------------------ learning
 

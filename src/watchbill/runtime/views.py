@@ -21,6 +21,7 @@ from watchbill.core.reasons import Uncertainty
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 from watchbill.probes import Reading
+from watchbill.steps import Steps
 
 __all__ = [
     "Resident",
@@ -54,15 +55,21 @@ _MISSING = {
 
 def status_view(
     state: State, warm: Mapping[str, Warm], now: int, cards: Mapping[str, Reading] = MappingProxyType({})
-) -> dict[str, object]:
-    """The whole state: devices, models, lanes."""
+) -> Steps[dict[str, object]]:
+    """The whole state: devices, models, lanes. A step for each model."""
+    models: dict[str, object] = {}
+    for name, model in list(state.models.items()):
+        if state.models.get(name) is model:  # not removed from the config meanwhile
+            models[name] = _model(state, model, warm.get(name), now)
+            yield
+    lanes = yield from _lanes(state, now)
     return {
         "version": __version__,
         "devices": {
             name: _device(state, name) | {"card": card_view(cards.get(name))} for name in state.ledger.books
         },
-        "models": {name: _model(state, s, warm.get(name), now) for name, s in state.models.items()},
-        "lanes": _lanes(state, now),
+        "models": models,
+        "lanes": lanes,
         "policy": state.catalog.policy.name,
         "policy_doubt": None if (unsure := policy_uncertainty(state)) is None else str(unsure),
         "late_answers": state.late_answers,
@@ -251,15 +258,15 @@ def policy_view(core: Machine) -> dict[str, object]:
     }
 
 
-def _lanes(state: State, now: int) -> dict[str, dict[str, object]]:
-    """The lanes of the config, and those that were removed from it and still have requests."""
+def _lanes(state: State, now: int) -> Steps[dict[str, dict[str, object]]]:
+    """The lanes of the config, and those that were removed from it and still have requests. A step for each line."""
     waiting, running = dict[str, list[Request]](), dict[str, list[Request]]()
     for model in state.lines():
         for request in map(model.line.get, model.line.ids()):
             waiting.setdefault(request.lane, []).append(request)
-    for model in state.models.values():
-        for each in model.running.values():
+        for each in model.running.values():  # empty for a set
             running.setdefault(each.request.lane, []).append(each.request)
+        yield
     names = dict.fromkeys((*state.catalog.lanes, *waiting, *running))
     if ROTATION_LANE.name not in state.catalog.lanes:
         names.pop(ROTATION_LANE.name, None)
@@ -281,13 +288,20 @@ def _lane(
     }
 
 
-def requests_view(core: Machine, forecasts: Mapping[str, int | None], now: int) -> list[dict[str, object]]:
-    """Every request, oldest first. Only the first ones have a current forecast."""
-    views = [_request_view(core.state, request_id, forecasts, now) for request_id in core.state.home]
-    found = sorted((v for v in views if v is not None), key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
+def requests_view(
+    core: Machine, forecasts: Mapping[str, int | None], now: int
+) -> Steps[list[dict[str, object]]]:
+    """Every request, oldest first. Only the first ones have a current forecast. A step for each."""
+    found: list[dict[str, object]] = []
+    for request_id in list(core.state.home):
+        if (view := _request_view(core.state, request_id, forecasts, now)) is not None:
+            found.append(view)
+        yield
+    found.sort(key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
     waiting = [view for view in found if view["state"] == "waiting"]
     for view in waiting[:FORECASTS_MAX]:
         view["starts_in_ms"] = _starts_in_ms(core, str(view["id"]), now)
+        yield
     return found
 
 
@@ -303,7 +317,9 @@ def request_view(
 
 def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
     """The current forecast of a waiting request: the one of its arrival does not include later arrivals."""
-    waits_for = core.state.home[request_id]
+    waits_for = core.state.home.get(request_id)
+    if waits_for is None or request_id not in waits_for.line:
+        return None  # it started or left meanwhile
     if waits_for.stage is not Stage.READY and not can_forecast(core.state, waits_for):
         return None
     forecast = core.policy.forecast(core.state, waits_for, waits_for.line.get(request_id), now)

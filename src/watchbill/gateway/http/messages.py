@@ -151,8 +151,8 @@ class Inbox:
     """One connection's requests, in the order in which they came."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads", "held", "receiving",
-        "requests",
+        "_head_bytes", "_header_count", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads",
+        "held", "receiving", "requests",
     )  # fmt: skip
 
     def __init__(self, line: Line) -> None:
@@ -162,6 +162,7 @@ class Inbox:
         self._headers: dict[str, str] = {}  # of the head that is being received, or trailers
         self._proposal: dict[str, str] = {}  # the headers of a request that asks for another protocol
         self._head_bytes = 0  # received since the last complete head or piece of a body
+        self._header_count = 0  # of the head that is being received, repeated ones included, or trailers
         self.requests: deque[Request] = deque()  # not answered yet
         self.receiving: Request | None = None  # its body is incomplete
         self.heads = 0  # complete heads so far
@@ -227,6 +228,9 @@ class Inbox:
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or one trailer, which is ignored. The values of a repeated header are joined by a comma."""
         headers, key = self._headers, _names.get(name) or _name(name)
+        self._header_count += 1
+        if self._header_count > REQUEST_HEADERS_MAX:
+            raise _no_request("it has too many headers")
         text = value.decode("utf-8", "surrogateescape")
         size = len(value)
         if key in headers:
@@ -241,16 +245,14 @@ class Inbox:
         parser, headers, requests = self._parser, self._headers, self.requests
         self._headers = {}
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
-            self._proposal = headers
+            self._proposal, self._header_count = headers, 0
             return  # `_stay` parses it again, without its upgrade
         version = parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
             raise _no_request("too many requests were sent at once")
         if version not in _VERSIONS:
             raise _no_request("its HTTP version is not 1.0 or 1.1")
-        if len(headers) > REQUEST_HEADERS_MAX:
-            raise _no_request("it has too many headers")
-        self._head_bytes = 0
+        self._head_bytes = self._header_count = 0
         self.heads += 1
         self.receiving = request = Request(
             self._line,
@@ -275,7 +277,7 @@ class Inbox:
         if request is not None:  # else `_stay` will parse it again
             request.is_whole = True
             self._headers.clear()  # of trailers
-            self._head_bytes = 0
+            self._head_bytes = self._header_count = 0
             if len(self.requests) < 2:
                 self.held = 0  # keep reading while it is answered, to notice that the client leaves
 

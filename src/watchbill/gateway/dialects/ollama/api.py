@@ -64,20 +64,23 @@ class OllamaApi:
     async def tags(self, context: RequestContext) -> Response:
         """GET /api/tags: every model."""
         models = self._gateway.driver.catalog.models.values()
-        listed = [
-            list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
-            for model in models
-        ]
+        listed = await self._gateway.shares.each(models, self._list_item)
         return json_response({"models": listed}, context.lines(), content_type=_JSON)
+
+    async def _list_item(self, model: Model) -> Fields:
+        return list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
 
     async def ps(self, context: RequestContext) -> Response:
         """GET /api/ps: what is in memory."""
-        driver = self._gateway.driver
-        items: list[Fields] = []
-        for model in driver.catalog.models.values():
-            if (resident := driver.resident(model.name)) is not None:
-                items.append(loaded_item(model, await self._gateway.files.facts(model), resident))
-        return json_response({"models": items}, context.lines(), content_type=_JSON)
+        models = self._gateway.driver.catalog.models.values()
+        listed = await self._gateway.shares.each(models, self._loaded_item)
+        return json_response(
+            {"models": [item for item in listed if item is not None]}, context.lines(), content_type=_JSON
+        )
+
+    async def _loaded_item(self, model: Model) -> Fields | None:
+        resident = self._gateway.driver.resident(model.name)
+        return resident and loaded_item(model, await self._gateway.files.facts(model), resident)
 
     async def show(self, context: RequestContext) -> Response:
         """POST /api/show: one model in detail."""
@@ -184,11 +187,9 @@ class OllamaApi:
             asked: Fields = {"model": body["model"], "input": texts}
             if body.get("dimensions") is not None:
                 asked["dimensions"] = body["dimensions"]
-            whole = (
-                await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
-            ).vectors()
-            vectors = [each.embedding for each in whole.data]
-            usage = whole.usage or {}
+            whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
+            found = await self._gateway.shares.do(whole.vectors())
+            vectors, usage = list(found.embeddings), found.usage
         elif submission.keep_alive_ms == 0:
             self._gateway.unloading.begin(model, context.key)
         else:

@@ -1,0 +1,78 @@
+"""Embeddings of an engine's answer: found a vector at a time, and passed on undecoded. Does no I/O.
+
+An answer to many texts has millions of numbers, and a decoder that only passes over them takes a tenth of a second for
+64 MiB. So the vectors are cut out first. What is left is small, and has the bounds of every other answer of an engine.
+"""
+
+import re
+
+import msgspec
+
+from watchbill.errors import EngineFailed
+from watchbill.gateway.decodable import is_decodable
+from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_VALUES_MAX, VECTOR_BYTES_MAX
+from watchbill.steps import Steps
+
+__all__ = ["Vectors", "read_vectors"]
+
+#: A list of numbers and nothing else.
+_NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
+
+
+class Vectors(msgspec.Struct, frozen=True):
+    """The embeddings of several texts, as JSON."""
+
+    embeddings: list[msgspec.Raw]
+    usage: dict[str, object]
+
+
+class _Row(msgspec.Struct):
+    embedding: msgspec.Raw  # the number of the vector that was cut out, or an empty list
+
+
+class _Outline(msgspec.Struct):
+    data: list[_Row] = []
+    usage: dict[str, object] | None = None
+
+
+_decode = msgspec.json.Decoder(_Outline).decode
+
+
+def read_vectors(body: bytes) -> Steps[Vectors]:
+    """The vectors of an answer, in steps. Raises EngineFailed where there are none."""
+    outline, vectors = yield from _cut_out(body)
+    if not is_decodable(outline):
+        raise EngineFailed("the engine's answer has no embeddings, or too much beside them")
+    try:
+        told = _decode(outline)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"the engine's answer has no embeddings: {error}") from None
+    return Vectors([_vector(bytes(row.embedding), vectors) for row in told.data], told.usage or {})
+
+
+def _vector(told: bytes, vectors: list[msgspec.Raw]) -> msgspec.Raw:
+    if told == b"[]":
+        return msgspec.Raw(told)
+    if not told.isdigit() or int(told) >= len(vectors):
+        raise EngineFailed("the engine's answer has an embedding that is no list of numbers")
+    return vectors[int(told)]
+
+
+def _cut_out(body: bytes) -> Steps[tuple[bytes, list[msgspec.Raw]]]:
+    """The answer with a number in place of each list of numbers, and these lists."""
+    outline, vectors, at, others = bytearray(), list[msgspec.Raw](), 0, 0
+    while (start := body.find(b"[", at)) >= 0 and len(outline) <= JSON_DECODED_BYTES_MAX:
+        found = _NUMBERS.match(body, start)
+        if found is None:
+            others += 1
+            if others > JSON_VALUES_MAX:
+                raise EngineFailed("the engine's answer has too many lists beside its embeddings")
+            outline += body[at : start + 1]
+            at = start + 1
+        else:
+            outline += b"%b%d" % (body[at:start], len(vectors))
+            vectors.append(msgspec.Raw(found.group()))
+            at = found.end()
+        yield
+    outline += body[at : at + JSON_DECODED_BYTES_MAX]
+    return bytes(outline), vectors

@@ -1,0 +1,58 @@
+"""Long work in steps: done at once, or a share at a time on an event loop, so that nobody else waits for its end.
+
+The work is a generator that yields between its steps and returns its result. What it reads may change between two
+steps; it must look again instead of believing what it saw before.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import TypeVar
+
+from watchbill.limits import LOOP_SHARE_MS
+
+__all__ = ["Shares", "Steps", "at_once"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+
+
+def at_once(steps: Steps[Result]) -> Result:
+    """Does all steps now."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+class Shares:
+    """A share of each turn of the event loop for long work; whoever comes meanwhile waits for its end."""
+
+    def __init__(self) -> None:
+        self._taken = asyncio.Lock()
+
+    async def do(self, steps: Steps[Result]) -> Result:
+        """Does the steps, and lets others go on between them."""
+        async with self._taken:
+            while True:
+                until = time.perf_counter() + LOOP_SHARE_MS / 1000
+                try:
+                    while time.perf_counter() < until:
+                        next(steps)
+                except StopIteration as end:
+                    return end.value
+                await asyncio.sleep(0)
+
+    async def each(self, items: Iterable[Item], make: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+        """What is made of each of these; others go on in between."""
+        made: list[Result] = []
+        async with self._taken:
+            until = time.perf_counter() + LOOP_SHARE_MS / 1000
+            for item in items:
+                made.append(await make(item))
+                if time.perf_counter() >= until:
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + LOOP_SHARE_MS / 1000
+        return made
