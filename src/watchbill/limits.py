@@ -639,6 +639,8 @@ SHELL_PARTS_MAX = 1_000
 #: A permissions.toml, and its rules.
 PERMISSIONS_BYTES_MAX = 2**18
 PERMISSION_RULES_MAX = 2_000
+#: How long the first program in a sandbox may take, when an agent tries what this machine can do.
+SANDBOX_TRY_S = 10
 #: Files of rules that an agent keeps read.
 PERMISSION_FILES_KEPT = 64
 PERMISSION_RULE_CHARS_MAX = 10_000

@@ -291,7 +291,7 @@ WRONG = {
     'deny = ["ls"]\n[[test]]\ncommand = "ls"\nexpect = "allow"\n': (2, "expects allow"),
     '[[test]]\ncommand = "ls"\nexpect = "denied"\n': (3, "deny"),
     '[[test]]\ncomand = "ls"\nexpect = "deny"\n': (2, "command"),
-    '[sandbox]\nlevel = "strict"\n': (1, "not known"),
+    '[sandbx]\nlevel = "strict"\n': (1, "sandbox"),
     "deny = [\n": (1, "TOML"),
 }
 
@@ -307,6 +307,14 @@ def test_a_mistake_in_the_rules_is_named_with_its_line_and_the_way_to_write_it(t
 def test_rules_that_pass_their_own_tests_are_read() -> None:
     tests = '[[test]]\ncommand = "sudo ls"\nexpect = "deny"\n[[test]]\ncommand = "ls"\nexpect = "allow"\n'
     assert len(read_rules(RULES + tests, "permissions.toml").tests) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "command"), [("BLOCKED", "sudo ls"), ("allowed", "ls"), ("Needs_Approval", "x")]
+)
+def test_what_a_test_expects_may_be_written_as_an_outcome(word: str, command: str) -> None:
+    tests = f'[[test]]\ncommand = "{command}"\nexpect = "{word}"\n'
+    assert len(read_rules(RULES + tests, "permissions.toml").tests) == 1
 
 
 def test_a_broken_file_allows_nothing_and_says_where_it_is_broken(tmp_path: Path) -> None:

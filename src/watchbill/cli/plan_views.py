@@ -82,6 +82,7 @@ class AgentView:
     running: int
     is_dead: bool
     constraints: list[object]
+    sandbox: str = ""
 
     def fields(self) -> dict[str, object]:
         return {
@@ -89,6 +90,7 @@ class AgentView:
             "running": self.running,
             "is_dead": self.is_dead,
             "constraints": self.constraints,
+            "sandbox": self.sandbox,
         }
 
 
@@ -100,8 +102,9 @@ def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
     fields = Fields(heartbeat.values)
     running = len(holdings.processing.get(name, ()))
     return AgentView(
-        name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints")
-    )
+        name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints"),
+        fields.text("sandbox"),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------ one batch
@@ -295,7 +298,8 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
             f", constrained: {plain(', '.join(map(str, each.constraints)))}" if each.constraints else ""
         )
         terminal.show(
-            f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running{limits_told}"
+            f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running, "
+            f"sandbox {plain(each.sandbox) or 'unknown'}{limits_told}"
         )
     if not living:
         terminal.show("agents: none lives; tasks wait in tasks/queue/")

@@ -39,8 +39,9 @@ from watchbill.fleet.results import End, Result
 from watchbill.fleet.signals import Order, Signal
 from watchbill.fleet.values import Fields
 from watchbill.fleet.work import ON_GPU, Fate, Finished, Prepared, Setting
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.fields import Sandbox, TaskClass
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
+from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
 __all__ = ["Agent", "AgentOptions"]
 
@@ -95,6 +96,7 @@ class Agent:
         self._lease = self._lease_heard = 0
         self._lease_sent_at = 0.0
         self._completed = self._failed = 0
+        self._sandboxes: frozenset[Sandbox] = frozenset()
         self._held_file = options.folder / "held"
         self._is_held = self._held_file.exists()
         self._is_leaving = False
@@ -110,6 +112,7 @@ class Agent:
         options = self._options
         self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name))
         await self._refuse_a_rival(desk)
+        self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
             lost = await self._files.do(desk.join)
@@ -304,7 +307,8 @@ class Agent:
     def _setting(self) -> Setting:
         state, options = self._memory.state, self._options
         return Setting(
-            options.root, options.name, self._crew.outputs, state.cards, state.own_model, state.models, state.model_url
+            options.root, options.name, self._crew.outputs, state.cards, state.own_model, state.models, state.model_url,
+            self._sandboxes,
         )  # fmt: skip
 
     async def _start(self, desk: Desk, prepared: Prepared) -> None:
@@ -532,6 +536,7 @@ class Agent:
             "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
             "constraints": [*device.constraints, *(["held"] if self._is_held else [])],
             "cpu_slots": self._options.cpu_slots,
+            "sandbox": max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
             "host": host_name(),
             "devices": list(device.devices),
             "model": device.own_model,
@@ -562,6 +567,12 @@ _NO_CARD: dict[str, object] = {
     "gpu_id": None, "temperature_c": None, "power_draw_w": None, "vram_used_mb": 0, "vram_total_mb": 0,
     "vram_percent": 0, "gpu_util_percent": None, "clock_mhz": None, "throttle_status": "None",
 }  # fmt: skip
+
+
+def _sandboxes() -> frozenset[Sandbox]:
+    """What this machine can do, each tried with a real program."""
+    tries = {Sandbox.LIGHT: can_landlock, Sandbox.STRICT: can_bubblewrap}
+    return frozenset(level for level, can in tries.items() if can())
 
 
 def _now_ms() -> int:

@@ -26,7 +26,7 @@ from watchbill.fleet.rules import Action
 from watchbill.fleet.signals import Signal
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
-from watchbill.fleet.work import Finished, NotForUs, Prepared, Setting, conclude, prepare, touched
+from watchbill.fleet.work import CannotCage, Finished, NotForUs, Prepared, Setting, conclude, prepare, touched
 
 __all__ = ["Desk", "Look", "Round"]
 
@@ -236,6 +236,8 @@ class Desk:
                 self._refuse(name, _ENDS[prepared.action], why)
         except NotForUs:
             self.give_back(name, now_ms)
+        except CannotCage as error:
+            self._refuse(name, End.NOT_RUNNABLE, f"{error}; {error.hint}")
         except OursError as error:
             self._refuse(name, End.FAILED, str(error))
         except OSError as error:

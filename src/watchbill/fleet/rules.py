@@ -4,6 +4,10 @@
     allow = ["python3 scripts/*.py *", "Write(/data/out/**)"]
     ask   = ["pip install *"]
     deny  = ["sudo *", "rm -rf /*"]
+    [sandbox]                       # what every task gets at least
+    level = "light"
+    net = "none"
+    write = ["/data/out"]
     [[test]]                        # rules are tested when they are read
     command = "sudo ls"
     expect = "deny"
@@ -17,7 +21,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, TypeVar, cast
@@ -25,12 +29,13 @@ from typing import NamedTuple, TypeVar, cast
 from watchbill import limits
 from watchbill.errors import ConfigError, Problem
 from watchbill.fleet.shellparts import ANYTHING
+from watchbill.plans.fields import Sandbox
 from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, spell_value
 
 __all__ = [
-    "FILE", "About", "Action", "Match", "Pattern", "Rule", "RuleBook", "RuleTest", "Rules", "allows", "allows_path",
-    "concerns", "concerns_path", "parse_rules",
+    "FILE", "About", "Action", "Match", "Network", "Pattern", "Rule", "RuleBook", "RuleTest", "Rules", "SandboxRules",
+    "allows", "allows_path", "concerns", "concerns_path", "parse_rules",
 ]  # fmt: skip
 
 FILE = "permissions.toml"
@@ -44,6 +49,13 @@ class Action(Enum):
     ALLOW = "allow"
     ASK = "ask"
     DENY = "deny"
+
+
+class Network(Enum):
+    """What a task in a sandbox reaches."""
+
+    ALL = "all"
+    NONE = "none"
 
 
 class About(Enum):
@@ -75,6 +87,15 @@ class RuleTest(NamedTuple):
     line: int
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxRules:
+    """The table [sandbox]: what every task gets at least."""
+
+    level: Sandbox = Sandbox.NONE
+    net: Network = Network.ALL
+    write: tuple[str, ...] = ()  # further folders that tasks may write to, with placeholders of paths
+
+
 class Pattern(NamedTuple):
     """A rule as it is compared."""
 
@@ -91,6 +112,7 @@ class Rules:
     patterns: tuple[Pattern, ...] = ()
     default: Rule | None = None
     tests: tuple[RuleTest, ...] = ()
+    sandbox: SandboxRules = field(default_factory=SandboxRules)
 
     def of(self, action: Action, about: About) -> Iterator[Pattern]:
         """The patterns of a kind, in the order of the file."""
@@ -110,9 +132,23 @@ class RuleBook:
     plan: Rules | None = None
     broken: str = ""
 
+    @property
+    def sandbox(self) -> SandboxRules:
+        """What tasks of the plan get at least. The plan's own file can only add restrictions."""
+        root = self.root.sandbox if self.root is not None else SandboxRules()
+        plan = self.plan.sandbox if self.plan is not None else SandboxRules()
+        level = max(root.level, plan.level, key=list(Sandbox).index)
+        net = Network.NONE if Network.NONE in (root.net, plan.net) else Network.ALL
+        return SandboxRules(level, net, root.write)
 
-_KEYS = ("default", "allow", "ask", "deny", "test")
+
+_KEYS = ("default", "allow", "ask", "deny", "sandbox", "test")
+_SANDBOX_KEYS = ("level", "net", "write")
+#: How a folder in [sandbox] write begins.
+_BEGINS = ("/", "{ROOT}/", "{PLAN_PATH}/", "{BATCH_PATH}/")
 _TEST_KEYS = ("command", "expect")
+#: What becomes of a command, as people say it.
+_OUTCOMES = {"allowed": "allow", "needs_approval": "ask", "blocked": "deny"}
 _WRITTEN = re.compile(r"([A-Za-z]+)\((.*)\)", re.DOTALL)
 
 
@@ -143,7 +179,23 @@ class _Reader:
         ]
         if len(patterns) > limits.PERMISSION_RULES_MAX:
             self._wrong((), f"has more than {limits.PERMISSION_RULES_MAX:,} rules", "use patterns")
-        return Rules(self._origin, tuple(patterns), self._default(), tuple(self._tests()))
+        return Rules(self._origin, tuple(patterns), self._default(), tuple(self._tests()), self._sandbox())
+
+    def _sandbox(self) -> SandboxRules:
+        table = self._raw.get("sandbox", {})
+        if not isinstance(table, dict):
+            self._wrong(("sandbox",), "is no table", "write [sandbox]")
+            return SandboxRules()
+        found = cast("Raw", table)
+        self._known(found, ("sandbox",), _SANDBOX_KEYS)
+        level = self._word(("sandbox", "level"), found.get("level", Sandbox.NONE.value), Sandbox)
+        net = self._word(("sandbox", "net"), found.get("net", Network.ALL.value), Network)
+        write = self._texts("sandbox", "write")
+        for place, folder in enumerate(write):
+            if not folder.startswith(_BEGINS):
+                self._wrong(("sandbox", "write", place), f"{spell_value(folder)[:40]} is no whole path",
+                            f"begin it with {', '.join(_BEGINS)}")  # fmt: skip
+        return SandboxRules(level or Sandbox.NONE, net or Network.ALL, tuple(write))
 
     def _default(self) -> Rule | None:
         if "default" not in self._raw:
@@ -194,7 +246,9 @@ class _Reader:
         for place, table in enumerate(cast("list[Raw]", tests)):
             self._known(table, ("test", place), _TEST_KEYS)
             command = table.get("command")
-            expect = self._word(("test", place, "expect"), table.get("expect"), Action)
+            said = table.get("expect")
+            said = _OUTCOMES.get(said.lower(), said) if isinstance(said, str) else said
+            expect = self._word(("test", place, "expect"), said, Action)
             if not isinstance(command, str):
                 self._wrong(("test", place, "command"), "is no text", "write the command that is tested")
             elif expect is not None:
@@ -202,17 +256,18 @@ class _Reader:
 
     # ------------------------------------------------------------ values
 
-    def _texts(self, key: str) -> list[str]:
-        value = self._raw.get(key, [])
+    def _texts(self, *path: str) -> list[str]:
+        table = self._raw if len(path) == 1 else cast("Raw", self._raw.get(path[0], {}))
+        value = table.get(path[-1], [])
         if not isinstance(value, list):
-            self._wrong((key,), "is no list", f'write {key} = ["..."]')
+            self._wrong(path, "is no list", f'write {path[-1]} = ["..."]')
             return []
         texts: list[str] = []
         for place, each in enumerate(cast("list[object]", value)):
             if isinstance(each, str):
                 texts.append(each)
             else:
-                self._wrong((key, place), f"{spell_value(each)[:40]} is no text", "put it into quotes")
+                self._wrong((*path, place), f"{spell_value(each)[:40]} is no text", "put it into quotes")
         return texts
 
     def _word(self, path: KeyPath, value: object, kind: type[_Word]) -> _Word | None:

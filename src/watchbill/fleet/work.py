@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -30,15 +31,16 @@ from watchbill.fleet.heat import Order
 from watchbill.fleet.permissions import Line, Ruling, decide, load_book
 from watchbill.fleet.questions import Question, decision
 from watchbill.fleet.results import End, Result, end_of
-from watchbill.fleet.rules import Action
+from watchbill.fleet.rules import FILE, Action, Network, RuleBook, SandboxRules
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
 from watchbill.plans.command import Command, argv_of, argv_of_batch, parse_command
 from watchbill.plans.expand import item_of, values_of
-from watchbill.plans.fields import TaskClass, TaskType
+from watchbill.plans.fields import Sandbox, TaskClass, TaskType
 from watchbill.plans.placeholders import Placeholder, fill
 from watchbill.processes.crew import Cause, Ended, Job, Output
+from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
 
 __all__ = ["ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "prepare", "touched"]
 
@@ -74,6 +76,11 @@ class Setting:
     model: str = ""
     models: tuple[str, ...] = ()  # that its device can serve
     model_url: str = ""
+    sandboxes: frozenset[Sandbox] = frozenset()  # that this machine can make
+
+
+class CannotCage(OursError):
+    """This agent cannot make the sandbox that a task needs; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,8 @@ class _Preparation:
         self._plan_path = setting.root / "plans" / slip.plan
         self._batch_path = setting.root / batch_folder
         self._task_path = self._batch_path / "tasks" / file_stem(slip.task) / f"a{slip.attempt}"
-        self._asks_for_folder = False
+        self._asks_for_folder = self._is_caged = False
+        self._book = RuleBook()
 
     def prepare(self) -> Prepared | Ruling:
         rows, task_class = self._rows(), self._task_class()
@@ -161,6 +169,7 @@ class _Preparation:
             forbidden = self._forbidden(rows)
             if forbidden is not None:
                 return forbidden
+            command = self._caged(command)
         job = Job(file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms())
         requires = self._patterns("requires", rows)
         produces = self._patterns("produces", rows)
@@ -273,7 +282,7 @@ class _Preparation:
 
     def _forbidden(self, rows: list[ValueOf]) -> Ruling | None:
         """The first ruling that does not allow the command, with the values of an item."""
-        book = load_book(self._setting.root, self._slip.plan)
+        book = self._book = load_book(self._setting.root, self._slip.plan)
         given = self._work.fields("env")
         env = {key: given.text(key) for key in given.all()}
         text = self._work.text("command")
@@ -289,6 +298,37 @@ class _Preparation:
         return bool(slip.approved) and slip.approved == digest_of(
             slip.batch, slip.task, slip.work, slip.inputs, slip.items
         )
+
+    def _caged(self, command: list[str]) -> list[str]:
+        """The command in the sandbox that the task or the rules demand."""
+        setting, rules = self._setting, self._book.sandbox
+        level = max(rules.level, Sandbox(self._work.text("sandbox", "none")), key=list(Sandbox).index)
+        if level is Sandbox.NONE and rules.net is Network.ALL:
+            return command
+        if not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=list(Sandbox).index)} & setting.sandboxes:
+            raise CannotCage(
+                f"the task needs the sandbox {level.value}, which {setting.agent} cannot make",
+                hint="install bubblewrap there, or let another agent run it",
+            )
+        cage = self._cage(rules)
+        is_light = level is not Sandbox.STRICT and Sandbox.LIGHT in setting.sandboxes
+        return in_landlock(cage, command) if is_light else in_bubblewrap(cage, command)
+
+    def _cage(self, rules: SandboxRules) -> Cage:
+        """What the task may write to: its batch, its result, a folder for passing files, and what the rules name."""
+        job = file_stem(self._name)
+        result, passing = _result_path(self._setting, job), _passing_folder(self._setting, job)
+        result.touch(mode=0o600)
+        passing.mkdir(mode=0o700, exist_ok=True)
+        self._is_caged = True
+        named = [Path(fill(path.removesuffix("/**"), self._value)) for path in rules.write]
+        missing = next((path for path in named if not path.exists()), None)
+        if missing is not None:
+            raise OursError(f"[sandbox] write in {FILE} names {missing}, which is not on this machine")
+        return Cage(
+            (self._batch_path, result, passing, *named), (self._setting.root,),
+            tuple(self._batch_path.glob("journal.*.jsonl")), rules.net is Network.ALL, self._task_class() in ON_GPU,
+        )  # fmt: skip
 
     def _items_done(self) -> int:
         """How many items earlier attempts have done. An attempt notes behind how many it began: one that was presumed
@@ -317,6 +357,8 @@ class _Preparation:
         if setting.model_url:
             model = self._model(value_of) or setting.model
             own |= {"WATCHBILL_MODEL": model, "WATCHBILL_MODEL_URL": setting.model_url}
+        if self._is_caged:
+            own["TMPDIR"] = str(_passing_folder(setting, file_stem(self._name)))
         given = self._work.fields("env")
         return own | {key: _variable(key, fill(given.text(key), value_of)) for key in given.all()}
 
@@ -488,6 +530,8 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
         with open_folder(path.parent) as folder:
             said = read_regular(path.name, dir_fd=folder, bytes_max=limits.TASK_RESULT_BYTES_MAX)
     except (FileNotFoundError, NotAFile):
+        said = b""
+    if not said.strip():  # a task in a sandbox finds the file there, and empty
         said = ended.out.tail.rstrip(b"\n").rpartition(b"\n")[2]
     if not said.lstrip().startswith(b"{"):
         return None
@@ -500,6 +544,11 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
 
 def _result_path(setting: Setting, job: str) -> Path:
     return setting.outputs / f"{job}.result.json"
+
+
+def _passing_folder(setting: Setting, job: str) -> Path:
+    """Where a task in a sandbox puts files that only it needs, while it runs."""
+    return setting.outputs / f"{job}.tmp"
 
 
 def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str) -> None:
@@ -538,3 +587,4 @@ def _clear(setting: Setting, prepared: Prepared, ended: Ended) -> None:
     for path in used:
         if path is not None:
             path.unlink(missing_ok=True)
+    shutil.rmtree(_passing_folder(setting, prepared.job.id), ignore_errors=True)

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -171,7 +172,10 @@ class Crew:
         """Starts the guard. Hold the folder's lock, and reap first. Raises OSError."""
         self.outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self.outputs.iterdir():
-            left.unlink()
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
         self._gone.clear()
         self._record = Record(secrets.token_hex(8), "crew", boot_id())
         self._registry.write(self._record)
