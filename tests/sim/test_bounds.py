@@ -173,3 +173,23 @@ def test_of_priorities_that_wait_together_the_better_one_keeps_its_place(
     assert (callers[1].outcome, callers[2].outcome) == ("answered", "answered")
     assert callers[1].granted_at < callers[2].granted_at
     assert not world.judge.broken
+
+
+def test_a_plan_that_waits_for_another_load_makes_room_for_a_better_priority(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-06, RES-24: nothing was loaded for it yet; the order of arrival does not decide."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000)}
+    models = [model(f"p{number}", priority=number, size_gb=10) for number in (1, 2, 4)]
+    world = world_of(
+        model("always", 10, permanent=True), *models, load_ms=20_000, lanes=lanes, known_service_ms=2_000
+    )
+    world.run(100)
+    callers = {}
+    for number in (4, 2, 1):
+        callers[number] = world.arrive(f"p{number}", 2_000, lane="chat")
+        world.run(world.now + 1_000)
+    world.run(300_000)
+    assert [callers[number].outcome for number in (1, 2, 4)] == ["answered"] * 3
+    assert callers[1].granted_at < callers[2].granted_at < callers[4].granted_at
+    assert not world.judge.broken

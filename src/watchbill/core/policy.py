@@ -476,6 +476,7 @@ class Rate:
         kept = () if mine else earmarked
         leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
         leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
+        leaving += [s for s in state.in_stage(Stage.PLANNED) if self._may_displace(state, s, target, now)]
         if not leaving:
             return None  # the common case under load: every model is busy with work of the same class
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
@@ -513,6 +514,8 @@ class Rate:
         request is farthest away. So the victim leaves right after an answer once half of its turn is over, and at the
         latest one linger time after its turn. Equals have their soft turns.
         """
+        if victim.stage is Stage.PLANNED:
+            return 0.0
         oldest = target.line.oldest_arrival()
         if victim.is_idle and oldest is not None and target.turn_class() > victim.worth_class(now):
             waited = now - max(oldest, victim.ready_at)
@@ -528,6 +531,20 @@ class Rate:
         """The idle models: a quantum protects work, not idle time. Rotation takes only models that have lingered."""
         rotation = target.top_class() is WorkClass.ROTATION
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
+
+    @staticmethod
+    def _may_displace(state: State, model: ModelState, target: Candidate, now: int) -> bool:
+        """Whether a plan that only waits for another load to end makes room for a better class or priority.
+
+        Nothing was stopped or loaded for it, so nothing is lost.
+        """
+        if model in target.members or model.spec.permanent or model.plan_for != model.name:
+            return False
+        waits_for_load = any(
+            not s.needs.keys().isdisjoint(model.needs) for s in state.in_stage(Stage.LOADING)
+        )
+        is_cleared = not any(s.leaving_for == model.plan_for for s in state.managed)
+        return waits_for_load and is_cleared and not model.sleeps and target.rank(now) < model.rank(now)
 
     @staticmethod
     def _may_abort(model: ModelState, target: Candidate, now: int) -> bool:

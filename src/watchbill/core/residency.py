@@ -133,6 +133,7 @@ STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
 #: A planned load that still does not fit is dropped this long after the last obstacle is gone.
 PLAN_LIMIT_MS = 15_000
+NOT_NEEDED = "no request waits for it any more, or the memory is gone"
 
 
 class Residency:
@@ -202,7 +203,7 @@ class Residency:
         target, plan = (why.target, why.kind) if isinstance(why, Swapped) else ("", None)
         model.left = cause
         if model.stage is Stage.PLANNED:
-            self.unplan(model, now)
+            self.unplan(model, now, why)
         if model.stage is Stage.ASLEEP:
             model.leaving_for = target
             self._note_evict(model, why, sum(model.sizes_asleep().values()), cause)
@@ -243,15 +244,13 @@ class Residency:
     def _note_evict(self, model: ModelState, why: Reason | str, size: int, cause: Cause) -> None:
         self._state.note(JournalEvent.EVICT, why, model, size=size, cause=cause)
 
-    def unplan(self, model: ModelState, now: int) -> None:
+    def unplan(self, model: ModelState, now: int, why: Reason | str = NOT_NEEDED) -> None:
         """Drops a plan that is not needed any more. Its victims reopen, once, if none of them was stopped yet."""
         mine = [s for s in self._state.managed if s.leaving_for == model.plan_for]
         reopens = model.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
         for planned in [s for s in self._state.in_stage(Stage.PLANNED) if s.plan_for == model.plan_for]:
             self.enter(planned, Move.SLEEP_ON if planned.sleeps else Move.DROP, now)
-            self._state.note(
-                JournalEvent.UNPLAN, "no request waits for it any more, or the memory is gone", planned
-            )
+            self._state.note(JournalEvent.UNPLAN, why, planned)
             planned.reversals += 1
         for victim in mine:
             victim.leaving_for = ""
