@@ -488,6 +488,10 @@ PORT_MAX = 65_535
 ANSWER_TOKENS_MAX = 8_192
 ANSWER_CHARS_MAX = 2**20
 ANSWER_BRACES_MAX = 1_000
+#: How long an answer waits for its score, how much of it is judged, and how much of the reason is kept.
+EVALUATION_MS_MAX = 600_000
+EVALUATED_CHARS_MAX = 32_768
+EVALUATION_REASON_CHARS_MAX = 500
 #: The largest file that the answer of a task may replace.
 OUTPUT_REPLACED_BYTES_MAX = 64 * 2**20
 #: How long an agent leaves a slip of class llm to those whose model is in memory.

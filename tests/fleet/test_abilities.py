@@ -116,6 +116,18 @@ def test_a_plan_that_no_agent_could_run_is_refused_with_what_there_is(
     assert not (folder / "history").exists()
 
 
+def test_a_plan_that_wants_a_decision_or_a_score_needs_a_model_of_the_coordinator(fleet: FleetFolder) -> None:
+    """PLAN-03, FLEET-08: the coordinator's own agent shows whether there is one."""
+    fleet.write_plan("p", "### ask\n- **type**: decide\n- **prompt**: Go.\n")
+    fleet.write_plan("q", "### ask\n- **prompt**: Go.\n- **evaluate**: short\n")
+    seen(fleet, "brain")
+    for plan in "pq":
+        done = fleet.plan("submit", plan)
+        assert done.returncode == 2 and "write model into [coordinator]" in done.stderr, done.stderr
+    seen(fleet, "brain", model="large", models=["large"])
+    assert [fleet.plan("submit", plan).returncode for plan in "pq"] == [0, 0]
+
+
 def test_a_plan_is_taken_where_nothing_is_known_or_an_agent_could_run_it(fleet: FleetFolder) -> None:
     """PLAN-03: agents may join later; an item may name the model."""
     fleet.write_plan("p", "### ask\n- **prompt**: Go.\n- **model**: rare\n")

@@ -183,6 +183,39 @@ def test_a_decision_is_made_by_the_model_of_the_coordinator(rig: Rig) -> None:
     assert task["agent"] == "brain"
 
 
+@pytest.mark.parametrize(("score", "attempts"), [(2, 2), (3, 1)])
+def test_an_answer_below_three_is_queued_again_and_counts_as_an_attempt(
+    rig: Rig, score: int, attempts: int
+) -> None:
+    """FLEET-08: scored by the coordinator's model; the rework is told what was wrong, and nothing poor is published."""
+    verdict = json.dumps({"score": score, "reason": "too vague"})
+    brain = '[coordinator]\nmodel = "judge"\n'
+    fleet = rig(
+        model("qwen", "words {BATCH_ID}")
+        + model("judge", verdict, "gpu:2")
+        + AGENT.replace("[coordinator]\n", brain)
+    )
+    fleet.write_plan(
+        "p",
+        "### say\n- **prompt**: Say something about {TOPIC}.\n- **output**: {BATCH_PATH}/said\n- **retries**: 1\n"
+        "- **evaluate**: names {TOPIC}\n",
+        inputs="- `TOPIC` (default: rain)",
+    )
+    batch = fleet.submit("p")
+    is_good = score >= 3
+    assert fleet.wait(batch) == (0 if is_good else 1), fleet.plan("status", batch).stdout
+    [task] = fleet.status(batch)["tasks"]
+    assert (task["attempt"], task["why"]) == (attempts, "" if is_good else "poor")
+    folder = fleet.batch("p", batch)
+    assert (folder / "said").exists() is is_good
+    asked = (folder / "tasks" / "say" / "a1" / "evaluation.txt").read_text()
+    assert "A good answer: names rain" in asked and "words {BATCH_ID}" in asked
+    if not is_good:
+        [slip] = (fleet.root / places.FAILED).iterdir()
+        assert json.loads(slip.read_text())["remark"] == "scored 2 of 5: too vague"
+        assert "scored 2 of 5: too vague" in json.dumps(fleet.summary("p", batch)["failures"])
+
+
 def test_the_example_plan_asks_a_model_for_each_text_and_makes_one_page(rig: Rig) -> None:
     """PLAN-01 to PLAN-08: examples/plans/summaries as a user copies it, with the agent of examples/plans.toml."""
     own = tomllib.loads((EXAMPLES / "plans.toml").read_text())["agents"]["cpu-1"]

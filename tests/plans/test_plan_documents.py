@@ -387,6 +387,7 @@ WRONG = {
     "too large": ("### a\n- **retries**: 99999\n- command: ls", "retries", "from 0 to 100"),
     "duration": ("### a\n- **timeout**: soon\n- command: ls", "timeout", "write for example 30s"),
     "size": ("### a\n- **vram_estimate_mb**: lots\n- command: ls", "vram", "for example 2GB"),
+    "evaluate": ("### a\n- **evaluate**: short\n- command: ls", "evaluate", "ask a model with a prompt"),
     "switch": ("### a\n- **soft_stop**: maybe\n- command: ls", "soft_stop", "write yes or no"),
     "variable": ("### a\n- **env**: just words\n- command: ls", "env", "write NAME=value"),
     "foreach": ("### a\n- **foreach**: :x\n- command: ls", "foreach", "FILE.json:path.to.array"),
@@ -418,6 +419,11 @@ WRONG = {
         "### b\n- command: ls\n### c\n- command: ls\n### a\n- **depends_on**: b c\n- command: ls",
         "- **dep",
         "commas",
+    ),
+    "questions in batches": (
+        "### a\n- **prompt**: Go.\n- **foreach**: f.json\n- **batch_size**: 4",
+        "- **batch_size",
+        "remove batch_size",
     ),
     "itself": ("### a\n- **depends_on**: a\n- command: ls", "- **dep", "remove it"),
     "circle": (

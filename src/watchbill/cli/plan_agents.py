@@ -50,6 +50,8 @@ class Agents:
         has_workers = any(each.agent != places.BRAIN for each in self._known)
         has_brain = any(each.agent == places.BRAIN for each in self._known)
         for task in plan.tasks:
+            if task.evaluate is not None and has_brain:
+                yield task, Need(TaskClass.LLM, for_brain=True)
             need = _need(task, inputs)
             if need is not None and (has_brain if need.for_brain else has_workers):
                 yield task, need
@@ -85,7 +87,7 @@ _WORDS: dict[Lack, tuple[str, str, str]] = {
     Lack.MEMORY: ("{task} needs {mb} MB of GPU memory, and no agent has as much", "vram_estimate_mb",
                   "lower vram_estimate_mb, or start an agent with a larger card"),
     Lack.MODEL: ("{task} asks a model, and no agent that runs it has one", "type",
-                 "start an agent with --device and --model; for decide write model into [coordinator]"),
+                 "start an agent with --device and --model; for decide and evaluate write model into [coordinator]"),
     Lack.OTHER_MODEL: ("{task} asks for the model {model}, and no agent serves it", "model",
                        "name a model that one serves"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ here waits.
 import contextlib
 import glob
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -39,6 +39,7 @@ from watchbill.fleet.entries import (
     Lost,
     Revoke,
 )
+from watchbill.fleet.evaluation import Evaluations, is_evaluated
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.heating import Heating
@@ -117,6 +118,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._bad_agents = BadAgents()
         self._heating = Heating()
+        self._evaluations = Evaluations()
         self._stranded = Stranded()
         self._unseen: list[_Unseen] = []
         self._requests: set[str] = set()  # those that this epoch knows since its start
@@ -226,6 +228,7 @@ class Coordinator:
         self._look_again(now_ms)
         for result in self._results.read():
             self._hear(result, now_ms)
+        self._accept_unscored(now_ms)
         self._puts_away_stale = True
         self._look_at_agents(now_ms)
         self._look_for_stuck_tasks(now_ms)
@@ -394,6 +397,11 @@ class Coordinator:
         if self._heating.hear(result, now_ms):
             self._put_away(result.name, places.EXPIRED, result.agent)
             return
+        scored = self._evaluations.hear(result)
+        if scored is not None:
+            self._put_away(result.name, places.EXPIRED, result.agent)
+            self._judge_scored(scored, now_ms)
+            return
         offer = self._active.offer_of(result.name)
         if offer is None:
             self._dropped += 1
@@ -403,7 +411,35 @@ class Coordinator:
         if result.end is End.DONE and self._missing(*offer):
             self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
         else:
+            self._evaluate_or_judge(*offer, result, now_ms)
+
+    def _evaluate_or_judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
+        """Have an answer scored first, where the plan wants that and there is a model for it."""
+        if result.end is not End.DONE or not is_evaluated(ledger, task) or not self._has_judge():
+            self._judge(ledger, task, result, now_ms)
+            return
+        try:
+            answer = self._disk.read(answer_path(ledger, task), limits.ANSWER_CHARS_MAX * 4)
+        except NotAFile:
+            answer = b""  # whoever put something else there gets a low score
+        asked = self._evaluations.examine(ledger, task, result, answer, epoch=self.epoch, now_ms=now_ms)
+        self._acts.append(lambda: self._disk.put(asked.path, asked.prompt))
+        self._acts.append(lambda: self._board.publish(asked.name, asked.slip))
+
+    def _has_judge(self) -> bool:
+        """Whether the coordinator has a model, or its agent has not shown yet whether it has."""
+        brain = self._living.get(places.BRAIN)
+        return brain is None or bool(Fields(brain.values).text("model"))
+
+    def _judge_scored(self, result: Result, now_ms: int) -> None:
+        offer = self._active.offer_of(result.name)
+        if offer is not None:
             self._judge(*offer, result, now_ms)
+
+    def _accept_unscored(self, now_ms: int) -> None:
+        for name, result in self._evaluations.overdue(now_ms).items():
+            self._acts.append(lambda name=name: self._recall([name]))
+            self._judge_scored(result, now_ms)
 
     def _judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
         if result.end is End.DONE:
@@ -437,7 +473,7 @@ class Coordinator:
         """A file that the task promised to produce and that is not to be seen; "" where all are there."""
         work = Fields(ledger.spec(task).work)
         awaited = list(patterns_of(ledger, task, work.texts("produces")))
-        if work.text("output"):
+        if work.text("output") or work.text("evaluate"):
             awaited.append(glob.escape(answer_path(ledger, task)))
         return next((path for path in awaited if not self._disk.has(path)), "")
 
@@ -450,7 +486,7 @@ class Coordinator:
                 continue
             missing = self._missing(*offer)
             if not missing:
-                self._judge(*offer, each.result, now_ms)
+                self._evaluate_or_judge(*offer, each.result, now_ms)
             elif now_ms < each.until_ms:
                 self._unseen.append(each)
             else:
@@ -533,7 +569,7 @@ class Coordinator:
             headway = heartbeat.headway
             for name in self._board.held_by(agent):
                 offer = self._active.offer_of(name)
-                if offer is not None:
+                if offer is not None and not self._evaluations.is_under_way(name):
                     ledger, task = offer
                     timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
                     got_to = headway.get((ledger.batch, task), Headway())
@@ -642,7 +678,7 @@ class Coordinator:
         state = ledger.state(task)
         slip = Slip(
             task, ledger.batch, ledger.plan, state.attempt, self.epoch, state.vram_mb, state.avoid, ledger.inputs,
-            ledger.items(task), ledger.spec(task).work, ledger.approved.get(task, ""),
+            ledger.items(task), _work_of(ledger, task), ledger.approved.get(task, ""),
         )  # fmt: skip
         self._board.publish(name, slip)
 
@@ -668,6 +704,12 @@ _FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
 
 #: In which order the inbox is read.
 _KINDS = ("json", "reopen", "approve", "cancel")
+
+
+def _work_of(ledger: Ledger, task: str) -> Mapping[str, object]:
+    """What an agent is told; after a poor answer also what was wrong with it."""
+    work, state = ledger.spec(task).work, ledger.state(task)
+    return {**work, "remark": state.tail} if state.end is End.POOR else work
 
 
 def _urgency(name: str) -> tuple[int, str]:

@@ -147,7 +147,8 @@ def _work(task: Task) -> dict[str, object]:
     work: dict[str, object] = {
         "type": task.type.value, "class": task.task_class.value, "command": _text(task.command),
         "prompt": _text(task.prompt), "system": _text(task.system), "schema": _text(task.schema),
-        "model": _text(task.model), "output": _text(task.output), "timeout_ms": task.timeout_ms,
+        "model": _text(task.model), "output": _text(task.output), "evaluate": _text(task.evaluate),
+        "timeout_ms": task.timeout_ms,
         "requires": [each.text for each in task.requires],
         # The output is there when the answer is accepted, and not before.
         "produces": [each.text for each in task.produces if task.output is None or each.text != task.output.text],

@@ -11,8 +11,9 @@ After an attempt, in this order:
     3. soft stop (exit code 75)                 again at once; not counted
     4. not runnable here (126, 127)             once more, on another agent if there is one; then failed
     5. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
-    6. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
-    7. no attempts left                         failed
+    6. a poor answer                            counted; again at once, with what was wrong with it
+    7. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
+    8. no attempts left                         failed
 
 A command that a rule blocks has failed at once; one that a rule asks about waits for a person.
 """
@@ -80,7 +81,7 @@ def _is_hopeless(state: TaskState, result: Result) -> bool:
 
 
 def _delay_ms(result: Result, failures: int) -> int:
-    if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.OUT_OF_MEMORY):
+    if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.OUT_OF_MEMORY, End.POOR):
         return 0
     return limits.BACK_OFF_MS[min(max(failures, 1), len(limits.BACK_OFF_MS)) - 1]
 
@@ -92,7 +93,7 @@ def _more_vram(vram_mb: int, crowd: Crowd) -> int:
 
 def _avoid(result: Result, crowd: Crowd) -> tuple[str, ...]:
     """The agent it failed on, where another one lives: a slip that nobody may take would wait for ever."""
-    if result.end is End.SOFT_STOP or not crowd.living - {result.agent}:
+    if result.end in (End.SOFT_STOP, End.POOR) or not crowd.living - {result.agent}:
         return ()
     return (result.agent,)
 

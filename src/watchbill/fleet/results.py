@@ -34,6 +34,7 @@ class End(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"
     MISSING_OUTPUT = "missing_output"  # exit code 0, and not everything is there that the task produces
+    POOR = "poor"  # the coordinator's model scored the answer below 3 of 5
     ABORTED = "aborted"  # by a signal file
     LOST = "lost"  # the agent died, and its next life says so
     UNREADABLE = "unreadable"  # the slip could not be read

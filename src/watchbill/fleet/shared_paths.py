@@ -14,7 +14,7 @@ from watchbill.fleet.values import Fields
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.placeholders import Placeholder, fill
 
-__all__ = ["manifest_path", "model_of", "output_path", "patterns_of"]
+__all__ = ["manifest_path", "model_of", "output_path", "patterns_of", "text_of"]
 
 
 def manifest_path(ledger: Ledger, text: str) -> str:
@@ -33,6 +33,14 @@ def model_of(ledger: Ledger, task: str) -> str:
         return fill(ledger.spec(task).model, _values(ledger, task))
     except OursError:
         return ""
+
+
+def text_of(ledger: Ledger, task: str, text: str) -> str:
+    """A text of a task as far as the coordinator can fill it in; else as it stands in the plan."""
+    try:
+        return fill(text, _values(ledger, task))
+    except OursError:
+        return text
 
 
 def _values(ledger: Ledger, task: str) -> Callable[[Placeholder], str]:

@@ -206,6 +206,8 @@ class _Preparation:
         if model and model not in self._setting.models:
             raise NotForUs(f"it asks for the model {model}, which this agent does not serve")
         prompt, system, schema = (self._text(key, value_of) for key in ("prompt", "system", "schema"))
+        if remark := self._work.text("remark"):
+            prompt += f"\n\nAn earlier answer to this was not good enough: {remark}"
         if kind is TaskType.DECIDE:
             return decision(model, prompt, system, schema)
         return Question(model, prompt, system, schema, kind)

@@ -149,6 +149,12 @@ def _dependencies(plan: Plan, named: dict[str, Task], findings: Findings) -> Non
                 )
             elif dependency.per_item:
                 _item_by_item(dependency, task, target, findings)
+        if task.batch_size > 1 and task.prompt is not None:
+            findings.wrong(
+                task.line_of("batch_size"),
+                "batch_size is for commands, and this task asks a model",
+                "remove batch_size: each item is a question of its own",
+            )
         if task.batch_size > 1 and task.foreach is None:
             findings.wrong(
                 task.line_of("batch_size"),

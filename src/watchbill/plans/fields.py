@@ -113,6 +113,7 @@ class Task:
     schema: Text | None = None
     model: Text | None = None
     output: Text | None = None
+    evaluate: Text | None = None
     depends_on: tuple[Dependency, ...] = ()
     needs: Needs = Needs.COMPLETE
     foreach: Place | None = None
@@ -137,7 +138,7 @@ class Task:
     @property
     def texts(self) -> list[Text]:
         """Everything in which placeholders are filled, but the command and the foreach."""
-        single = (self.prompt, self.system, self.schema, self.model, self.output)
+        single = (self.prompt, self.system, self.schema, self.model, self.output, self.evaluate)
         return [*filter(None, single), *self.requires, *self.produces, *(text for _, text in self.env)]
 
 
@@ -196,6 +197,7 @@ class _Fields:
             schema=self._schema(),
             model=self._single("model"),
             output=self._single("output"),
+            evaluate=self._evaluate(type_),
             depends_on=self._dependencies(),
             needs=self._needs(),
             foreach=self._foreach(),
@@ -301,6 +303,13 @@ class _Fields:
         if task_class is TaskClass.META and command is not None:
             self._check_order(command)
         return executor, task_class
+
+    def _evaluate(self, type_: TaskType) -> Text | None:
+        wanted = self._code("evaluate", limits.PLAN_PROMPT_BYTES_MAX)
+        if wanted is not None and type_ not in (TaskType.GENERATE, TaskType.PARSE):
+            hint = "remove it, or ask a model with a prompt"
+            self._wrong(wanted.line, f"a task of type {type_.value} has no answer that is evaluated", hint)
+        return wanted
 
     def _check_order(self, command: Text) -> None:
         """A task of class meta is an order to an agent, and no program."""

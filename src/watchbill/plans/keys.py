@@ -69,6 +69,8 @@ KEYS: tuple[Key, ...] = (
         aliases=("require",)),
     Key("produces", Kind.PATHS, "Files that must be there after success.", "none", aliases=("produce", "outputs")),
     Key("output", Kind.PATH, "The file that the answer of a model is written to.", aliases=("output_file",)),
+    Key("evaluate", Kind.TEXT, "What a good answer of a `generate` or `parse` task is. The coordinator's model scores "
+        "the answer; below 3 of 5 the task is tried again, and told why."),
     Key("timeout", Kind.DURATION, "The longest time that an attempt may take, as `30m` or a number of seconds.",
         "none"),
     Key("retries", Kind.NUMBER, "How often a failed task is tried again.", "2", aliases=("max_retries",)),
