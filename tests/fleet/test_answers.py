@@ -37,6 +37,27 @@ async def test_a_text_is_generated_in_the_lane_of_plans() -> None:
         assert 'lane="plans"' in gateway.driver.metrics.render().decode()
 
 
+async def test_a_question_that_waits_shows_progress_before_its_answer_begins() -> None:
+    """FLEET-07: the daemon's signs of life are heard, so a long wait in the lane is not taken for a stuck task."""
+    may_answer, heard = asyncio.Event(), asyncio.Event()
+
+    async def talk(question: Asked, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await stream_of(sse(*chat_events("at last")))(question, writer)
+
+    async with open_gateway(talk) as gateway:
+        answers = Answers(gateway.url, on_bytes=lambda _: heard.set())
+        try:
+            asking = asyncio.ensure_future(answers.generate(Question("a", "Summarize.")))
+            await asyncio.wait_for(heard.wait(), 60)
+            assert not asking.done()
+            may_answer.set()
+            assert await asking == "at last"
+        finally:
+            may_answer.set()
+            await answers.close()
+
+
 async def test_the_first_object_of_an_answer_counts_whatever_stands_around_it() -> None:
     """PLAN-02: models talk before and after the JSON that they were asked for."""
     said = 'Sure {not json}: ```json\n{"score": 4, "why": "a {brace}"}\n``` and {"score": 1}'

@@ -86,11 +86,11 @@ async def ask_chat(
     *,
     chars_max: int,
     leave: Callable[[Call], None] = Call.abort,
-    on_text: Callable[[int], None] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
 ) -> str:
     """The text of a streamed chat. Raises as `ask_text` does; what was answered in place of a stream is in the text.
 
-    `on_text` hears how many characters each piece has.
+    `on_bytes` hears how many bytes came, signs of life before the answer included.
     """
     call = client.call(asked, streamed=True)
     try:
@@ -99,7 +99,7 @@ async def ask_chat(
             said = _message_in(await call.read(limits.ERROR_BYTES_MAX))
             about = f": {said}" if said else ""
             raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}{about}")
-        return await _text(call, chars_max, on_text)
+        return await _text(call, chars_max, on_bytes)
     finally:
         leave(call)
 
@@ -114,15 +114,14 @@ def _message_in(body: bytes) -> str:
     return str(said)[:200]
 
 
-async def _text(call: Call, chars_max: int, on_text: Callable[[int], None] | None) -> str:
+async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | None) -> str:
     reader, said, is_done = EventReader(), "", False
     while piece := await call.chunk():
-        before = len(said)
+        if on_bytes is not None:
+            on_bytes(len(piece))
         for payload in reader.feed(piece):
             is_done = is_done or payload == DONE
             said += "" if is_done else _text_of(payload)
-        if on_text is not None and len(said) > before:
-            on_text(len(said) - before)
         if len(said) > chars_max:
             raise TheirsError(f"the engine answered with more than {chars_max} characters")
     if not is_done:

@@ -556,10 +556,13 @@ class Agent:
         }  # fmt: skip
 
     def _headway(self, job: str, task: _Running) -> Headway:
-        """How far a task has got; one that asks a model by the length of the answer."""
+        """How far a task has got; one that asks a model by what the daemon said to it.
+
+        A question that waits in its lane is not stuck: the lane's own bounds end it, and a daemon that hangs is silent.
+        """
         if job not in self._model_work:
             return task.headway
-        return Headway(output_bytes=self._model_work.chars(job))
+        return Headway(output_bytes=self._model_work.heard_bytes(job))
 
 
 #: The keys of a card in the heartbeat of an agent that has none.

@@ -33,8 +33,8 @@ class NoAnswer(TheirsError):
 class Answers:
     """Asks the models behind one address of a daemon."""
 
-    def __init__(self, url: str, key: str = "", *, on_text: Callable[[int], None] | None = None) -> None:
-        """`on_text` hears how many characters each piece of an answer has."""
+    def __init__(self, url: str, key: str = "", *, on_bytes: Callable[[int], None] | None = None) -> None:
+        """`on_bytes` hears how many bytes came, signs of life before the answer included."""
         self._endpoint = endpoint_of(url)
         self._headers = {"X-Watchbill-Lane": PLANS_LANE.name} | (
             {"Authorization": f"Bearer {key}"} if key else {}
@@ -42,7 +42,7 @@ class Answers:
         # A request may wait for its model as long as its lane allows: the task's own time limit ends it sooner.
         wait_ms = PLANS_LANE.max_wait_ms + limits.ANSWER_SLACK_MS
         self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
-        self._on_text = on_text
+        self._on_bytes = on_bytes
 
     async def close(self) -> None:
         """Ends the idle connections."""
@@ -88,7 +88,7 @@ class Answers:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
         asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
-        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_text=self._on_text)
+        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_bytes=self._on_bytes)
 
 
 def _judged(said: str, schema: Schema | None) -> tuple[dict[str, object] | None, str]:

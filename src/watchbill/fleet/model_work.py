@@ -34,7 +34,7 @@ class _Running:
     began: float
     timer: asyncio.TimerHandle | None = None
     cause: Cause = Cause.EXIT
-    chars: int = 0
+    heard_bytes: int = 0
 
 
 class ModelWork:
@@ -61,9 +61,9 @@ class ModelWork:
         running.cause = cause
         running.task.cancel()
 
-    def chars(self, job: str) -> int:
-        """How many characters of the answer have come so far."""
-        return self._running[job].chars
+    def heard_bytes(self, job: str) -> int:
+        """How much the daemon has said so far: a request that waits for its turn gets signs of life."""
+        return self._running[job].heard_bytes
 
     async def close(self) -> None:
         """End every task."""
@@ -107,14 +107,14 @@ class ModelWork:
         model = question.model or state.own_model
         if model and model not in state.hot:
             await self._memory.load(model)
-        answers = Answers(state.model_url, self._key, on_text=lambda chars: self._count(job, chars))
+        answers = Answers(state.model_url, self._key, on_bytes=lambda count: self._count(job, count))
         try:
             return await answers.answer(replace(question, model=model))
         finally:
             await answers.close()
 
-    def _count(self, job: str, chars: int) -> None:
-        self._running[job].chars += chars
+    def _count(self, job: str, heard_bytes: int) -> None:
+        self._running[job].heard_bytes += heard_bytes
 
     async def _obey(self, order: Order, model: str) -> str:
         model = model or self._memory.state.own_model
