@@ -6,7 +6,9 @@ from typing import cast
 import pytest
 
 from watchbill.catalog import Lane, Model, WorkClass
+from watchbill.core.model_state import Stage
 from watchbill.runtime.views import request_view
+from watchbill.simulate.callers import Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 
@@ -18,11 +20,11 @@ def lane(name: str, work_class: WorkClass, max_wait_ms: int, timeout_ms: int = 1
     return Lane(name, work_class, max_wait_ms=Millis(max_wait_ms), timeout_ms=Millis(timeout_ms))
 
 
-def keep_asking(world: World, name: str, service_ms: int, clients: int = 2) -> None:
+def keep_asking(world: World, name: str, service_ms: int, clients: int = 2, lane: str = "chat") -> None:
     """Clients that send their next request right after each answer."""
 
     def again(_: object = None) -> None:
-        world.at(world.now + 5, lambda: world.arrive(name, service_ms, lane="chat", then=again))
+        world.at(world.now + 5, lambda: world.arrive(name, service_ms, lane=lane, then=again))
 
     for _ in range(clients):
         again()
@@ -192,4 +194,72 @@ def test_a_plan_that_waits_for_another_load_makes_room_for_a_better_priority(
     world.run(300_000)
     assert [callers[number].outcome for number in (1, 2, 4)] == ["answered"] * 3
     assert callers[1].granted_at < callers[2].granted_at < callers[4].granted_at
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize("order", ["b5 n5 b1 n1", "b1 b5 n5 n1", "n5 b5 n1 b1"])
+def test_models_that_are_due_together_have_their_turns_by_class_and_priority(
+    world_of: WorldOf, model: ModelOf, order: str
+) -> None:
+    """LANE-01, LANE-06: behind a busy model of a better class all wait to the end, then the best goes first."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 25_000),
+        "n": lane("n", WorkClass.NORMAL, 25_000),
+        "b": lane("b", WorkClass.BACKGROUND, 25_000),
+    }
+    models = [model("hold"), *(model(name, priority=int(name[1])) for name in ("n1", "n5", "b1", "b5"))]
+    world = world_of(*models, load_ms=800, lanes=lanes, known_service_ms=300)
+    keep_asking(world, "hold", 300)
+    world.run(6_000)
+    callers = []
+    for name in order.split():
+        callers.append(world.arrive(name, 300, lane=name[0]))
+        world.run(world.now + 20)
+    world.run(60_000)
+    assert [each.outcome for each in callers] == ["answered"] * 4
+    served = [each.served_by for each in sorted(callers, key=lambda each: each.granted_at)]
+    assert served == ["n1", "n5", "b1", "b5"]
+    assert not world.judge.broken
+
+
+def test_a_load_that_hangs_and_that_nobody_waits_for_makes_room(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: a first load has no learned time; once its caller has given up, others are not held up by it."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 15_000)}
+    models = (model("good", 0.1), model("hung", 0.1))
+    world = world_of(*models, capacity_gb=0.15, load_ms=None, lanes=lanes, known_service_ms=300)
+    world.arrive("good", 300, lane="chat")
+    world.run(10_000)
+    world.faults = Faults(load_hangs=1.0)
+    world.arrive("hung", 300, lane="chat")
+    world.run(20_000)
+    world.faults = Faults()
+    world.run(40_000)
+    assert world.core.state.models["hung"].stage is Stage.LOADING
+    caller = world.arrive("good", 300, lane="chat")
+    world.run(80_000)
+    assert caller.outcome == "answered"
+
+
+def test_a_small_model_replaces_background_work_beside_the_large_ones_that_wait(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-01, RES-11: the room that the first in the order of turns cannot use is not kept for it."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 60_000),
+        "errands": lane("errands", WorkClass.BACKGROUND, 60_000),
+    }
+    large = [model(f"large{number}", 18, priority=number) for number in (1, 2, 3)]
+    world = world_of(
+        *large, model("errand", 4, priority=5), model("small", 4, priority=5), load_ms=1_500, lanes=lanes,
+        known_service_ms=300,
+    )  # fmt: skip
+    keep_asking(world, "large3", 300)
+    keep_asking(world, "errand", 300, lane="errands")
+    world.run(15_000)
+    for name in ("large1", "large2"):
+        keep_asking(world, name, 300)
+    caller = world.arrive("small", 300, lane="chat")
+    world.run(40_000)
+    assert caller.started_at is not None
+    assert caller.started_at - 15_000 <= 3 * 1_500 + 1_500
     assert not world.judge.broken

@@ -57,6 +57,7 @@ class HardTurn(NamedTuple):
 
     begins: float  # early enough for the turns after it, too
     latest: float  # when it would still be in time by itself
+    lasts_ms: float  # its share of the room's time: until the next turn can begin
 
 
 def hard_turns(
@@ -73,14 +74,15 @@ def hard_turns(
         entry_ms = model.load.ms + _drain_ms(model, drains)
         margin_ms = min(TURN_MARGIN * each.patience_ms, model.load.ms)
         begins = latest = each.due - (entry_ms + model.service.ms + margin_ms)
+        turn_ms = entry_ms + max(model.quantum_ms, model.service.ms)
         if beside is not None:
-            turn_ms = (entry_ms + max(model.quantum_ms, model.service.ms)) / beside(model)
+            turn_ms /= beside(model)
             after = min((next_start[r] for r in model.needs if r in next_start), default=math.inf)
             rival_ms = max(ms for r in model.needs for name, ms in rivals[r] if name != model.name)
             forward = min(after - turn_ms, latest - rival_ms)
             begins = min(latest, max(forward, each.came + FORWARD_LOADS * model.load.ms))
             next_start |= dict.fromkeys(model.needs, begins)
-        turns[model.name] = HardTurn(begins, latest)
+        turns[model.name] = HardTurn(begins, latest, turn_ms)
     return turns
 
 

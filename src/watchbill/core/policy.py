@@ -33,7 +33,7 @@ from typing import Protocol
 from watchbill.catalog import WorkClass
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
-from watchbill.core.hard_turns import Due, hard_turns
+from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
 from watchbill.core.model_state import AGING_STEPS, AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
@@ -270,6 +270,7 @@ class Turn:
     model: Candidate
     is_hard: bool  # its oldest request would run out of patience otherwise
     due: float
+    hard: HardTurn  # when its hard turn comes
     since: float = 0.0  # when it came
 
 
@@ -334,12 +335,17 @@ class Rate:
         candidates = waiting(state, now)
         if not candidates:
             return None
-        head = next((turn for turn in self._turns(state, now) if turn.model in candidates), None)
-        if head is None:
+        turns = [turn for turn in self._turns(state, now) if turn.model in candidates]
+        if not turns:
             return self._best(state, candidates, None, (), now)
-        if plan := self._turn(state, head, now):
+        head = turns[0].model
+        if plan := self._turn(state, turns[0], now):
             return plan
-        return self._best(state, candidates, head.model, self._earmark(state, head.model, now), now)
+        earmarked = self._earmark(state, head, now)
+        for turn in turns[1:]:
+            if plan := self._turn_beside(state, turn, head, earmarked, now):
+                return plan
+        return self._best(state, candidates, head, earmarked, now)
 
     # -- turns
 
@@ -349,37 +355,33 @@ class Rate:
         Hard turns go first: without one a request would run out of patience. Then class, then priority.
         """
         due: list[Turn] = []
-        later: list[tuple[float, Turn]] = []
+        later: list[Turn] = []
         wanted = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s.wants_memory]
         unsure = uncertainty(state, wanted) is not None
         dues = _dues(wanted)
         hard = hard_turns(state, dues, movable(state), now)
         for each in dues:
-            model, oldest, (hard_at, latest) = each.model, each.due, hard[each.model.name]
+            model, oldest, its = each.model, each.due, hard[each.model.name]
             if model.in_epoch:
-                hard_at, oldest = now, min(oldest, now)
+                oldest, its = min(oldest, now), its._replace(begins=now, latest=now)
             top = model.line.oldest_of_top()
             soft_at = math.inf if top is None else _soft_at(state, model, top, now, unsure=unsure)
-            turn = Turn(model, now >= hard_at, oldest, soft_at)
-            if now >= min(hard_at, soft_at):
+            turn = Turn(model, now >= its.begins, oldest, its, soft_at)
+            if now >= min(its.begins, soft_at):
                 due.append(turn)
             else:
-                state.wakes.append(min(hard_at, soft_at))
+                state.wakes.append(min(its.begins, soft_at))
             if not turn.is_hard:
-                later.append((latest, turn))
+                later.append(turn)
         due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
         passes = self._passing(due, later, now) if due else None
         return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
 
-    def _passing(self, due: Sequence[Turn], later: Sequence[tuple[float, Turn]], now: int) -> Turn | None:
+    def _passing(self, due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
         """The model that goes before the first one, if any does."""
-        waiting = [turn for _, turn in later]
-        if not due[0].is_hard:
-            return self._passing_soft(due[0], waiting, now)
-        passing = self._passing_hard(due, later, now)
-        if passing is None or passing.is_hard:
-            return passing
-        return self._passing_soft(passing, waiting, now) or passing
+        if due[0].is_hard:
+            return self._passing_hard(due, later, now)
+        return self._passing_soft(due[0], later, now)
 
     @staticmethod
     def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
@@ -393,28 +395,31 @@ class Rate:
         return min(better)[3] if better else None
 
     @staticmethod
-    def _passing_hard(due: Sequence[Turn], later: Iterable[tuple[float, Turn]], now: int) -> Turn | None:
-        """A model of a better class or priority that cannot wait for the end of the first turn goes before it.
+    def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
+        """A model of a better class or priority goes before the first turn if it cannot wait for the end of that turn,
+        or if all the others can wait for its own.
 
         Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left, and
-        where all patience is short, the order of arrival decides instead of the priorities. Overdue models are never
+        where several are due together, the order of arrival decides instead of the priorities. Overdue models are never
         overtaken: the turns of a lower class are delayed, not dropped.
         """
         head = due[0]
         if head.due <= now:
             return None
-        soon = [turn for turn in due[1:] if turn.is_hard]
-        soon += [turn for at, turn in later if not _can_wait_for(head, at, now)]
+        every = {t.model.name: t for t in (*due, *later)}.values()  # a soft turn is in both
+        rivals = [t for t in every if _share_room(t.model, head.model)]
         mine = head.model.rank(now)
         better = [
             t
-            for t in soon
-            if t.model.rank(now) < mine and not t.model.needs.keys().isdisjoint(head.model.needs)
+            for t in rivals
+            if t.model.rank(now) < mine
+            and (t.is_hard or not _can_wait_for(head, t.hard.latest, now) or _all_can_wait(rivals, t, now))
         ]
-        return min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+        first = min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+        return None if first is None else replace(first, is_hard=True)
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
-        head, due = turn.model, turn.model.due()
+        head = turn.model
         over = [
             s
             for s in movable(state, head)
@@ -427,8 +432,26 @@ class Rate:
             return None if plan is None else replace(plan, kind=PlanKind.DUE)
         if not victims:
             return Plan(head, (), PlanKind.FITS, Fits())
-        why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [head]))
-        return Plan(head, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
+        return self._for_turn(state, turn, victims, now)
+
+    def _turn_beside(
+        self, state: State, turn: Turn, head: Candidate, earmarked: Cover, now: int
+    ) -> Plan | None:
+        """A turn in the room that the head of the turns cannot use: a small model in place of another small one."""
+        over = [
+            s
+            for s in movable(state, turn.model)
+            if s not in earmarked
+            and self._is_done(s, turn.model.turn_class(), now)
+            and _gives_way(s, turn, now)
+        ]
+        victims = cover(_around(state, turn.model, head, earmarked), over, lambda s: s.price(now))
+        return self._for_turn(state, turn, victims, now) if victims else None
+
+    def _for_turn(self, state: State, turn: Turn, victims: Cover, now: int) -> Plan:
+        due = turn.model.due()
+        why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [turn.model]))
+        return Plan(turn.model, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
 
     @staticmethod
     def _earmark(state: State, head: Candidate, now: int) -> Cover:
@@ -550,6 +573,8 @@ class Rate:
     def _may_abort(model: ModelState, target: Candidate, now: int) -> bool:
         if model in target.members:
             return False
+        if model.is_stuck(now) and not model.line:
+            return not model.spec.permanent  # nobody waits for a load that seems to hang
         lower = target.top_class() < min(model.plan_class, model.top_class())
         left = model.since + model.load.ms - now
         worth_it = left > target.load.ms + target.service.ms
@@ -591,8 +616,8 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
     and each time the one that waits goes first, until the request has aged to the priority of the lesser of the best
     two. Class does not age: behind a better one only its patience helps.
     """
-    before = [
-        (s.worth_class(now), s.spec.priority)
+    busy = [
+        s
         for s in state.managed
         if s not in model.members
         and not s.spec.permanent
@@ -600,9 +625,11 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
         and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
         and s.is_frequented(now)
     ]
-    if len(before) < 2 or request.operator:
+    if len(busy) < 2 or request.operator:
         return 0.0
-    work_class, priority = sorted(before)[1]
+    if can_cover(state.shortage_of(model), [s for s in movable(state, model) if s not in busy]):
+        return 0.0  # the room of others is enough
+    work_class, priority = sorted((s.worth_class(now), s.spec.priority) for s in busy)[1]
     if work_class < request.work_class:
         return math.inf
     return request.arrived_at + (request.priority - priority) * request.max_wait_ms / AGING_STEPS
@@ -651,6 +678,19 @@ def _rank_with(model: Candidate, request: Request, now: int) -> _Rank:
 def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
     """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
     return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
+
+
+def _all_can_wait(turns: Iterable[Turn], first: Turn, now: int) -> bool:
+    """Whether every turn that would begin before this one is still in time after it."""
+    return all(
+        max(now, turn.hard.begins) + first.hard.lasts_ms <= turn.hard.latest
+        for turn in turns
+        if turn is not first and turn.hard.begins <= first.hard.begins
+    )
+
+
+def _share_room(one: Candidate, other: Candidate) -> bool:
+    return not one.needs.keys().isdisjoint(other.needs)
 
 
 def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Needs:
