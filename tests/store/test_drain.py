@@ -121,13 +121,13 @@ def test_a_json_schema_file_judges_events(path: Path, corpus: Path, tmp_path: Pa
     with Spool(path) as spool:
         spool.enqueue({"n": 1})
         spool.enqueue({"n": "one"})
-        report = Drain(spool, Corpus(corpus), schema=JsonSchema(schema)).run_once()
+        report = Drain(spool, Corpus(corpus), schema=JsonSchema.read(schema)).run_once()
         assert (report.appended, report.poisoned) == (1, 1)
         (bad,) = entries(spool, State.POISON)
         assert bad.reason["reason"].startswith("schema: n: ")
     schema.write_text("{")
     with pytest.raises(ConfigError):
-        JsonSchema(schema)
+        JsonSchema.read(schema)
 
 
 def test_an_event_too_deep_for_the_validator_is_poisoned(path: Path, corpus: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_event_too_deep_for_the_validator_is_poisoned(path: Path, corpus: Pat
     with Spool(path) as spool:
         spool.enqueue({"deep": deep})
         spool.enqueue({"n": 1})
-        report = Drain(spool, Corpus(corpus), schema=JsonSchema(schema)).run_once()
+        report = Drain(spool, Corpus(corpus), schema=JsonSchema.read(schema)).run_once()
         assert (report.appended, report.poisoned) == (1, 1)
 
 
