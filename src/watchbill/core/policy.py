@@ -638,14 +638,15 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
 def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes room for this turn.
 
-    For a hard turn it does, unless it holds a request with less patience. For a soft turn it does, unless it serves a
-    higher class. Against an equal it may finish: a line that is served within one more quantum would only have to
-    come back, and while one answer takes longer than a quantum the other slots would be idle until it ends.
+    For a hard turn it does, unless it holds a request of the same or a higher class with less patience. For a soft turn
+    it does, unless it serves a higher class. Against an equal it may finish: a line that is served within one more
+    quantum would only have to come back, and while one answer takes longer than a quantum the other slots would be idle
+    until it ends.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
         due = turn.model.due()
-        return due is None or (victim.due() or due) >= due
+        return its > mine or due is None or (victim.due() or due) >= due
     if its != mine or victim.is_idle:
         return its > mine or victim.is_idle
     ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
