@@ -15,7 +15,6 @@ async def longest_pause(work: Awaitable[object]) -> float:
     """How long the event loop worked without turning while something was done, in processor time of its thread: what
     other processes take of a busy machine does not count, and neither do the objects that earlier tests left in this
     process: a collection of them would take a second."""
-    gc.collect()
     gc.freeze()
     try:
         doing, worst = asyncio.ensure_future(work), 0.0
