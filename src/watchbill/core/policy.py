@@ -89,7 +89,7 @@ def uncertainty(state: State, candidates: Iterable[Candidate]) -> Uncertainty | 
         return None  # models that fit need no comparison
     for model in (*short, *state.in_stage(Stage.READY)):
         figure = None if model.spec.permanent else _uncertain_figure(model)
-        if figure is not None and any(not s.needs.keys().isdisjoint(model.needs) for s in short):
+        if figure is not None and any(_share_room(s, model) for s in short):
             return Uncertainty(figure, model.name)
     return None
 
@@ -127,10 +127,15 @@ ABORTS_MAX = 2
 # ------------------------------------------------------------------ shared by all policies
 
 
+def wanting(state: State) -> list[Candidate]:
+    """The models and sets that have work and are not in memory."""
+    away = (*state.in_stage(*AWAY), *state.companion_sets.values())
+    return [s for s in away if s.wants_memory]
+
+
 def waiting(state: State, now: int) -> list[Candidate]:
     """The models that should be loaded and may be tried."""
-    wanted = [*state.in_stage(*AWAY), *state.companion_sets.values()]
-    return [s for s in wanted if s.wants_memory and now >= s.retry_at and state.may_load(s, now)]
+    return [s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now)]
 
 
 def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
@@ -286,8 +291,7 @@ class Rate:
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
         turns = self._turns(state, now)
-        others = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s is not model]
-        dues = _dues(s for s in others if s.wants_memory)
+        dues = _dues(s for s in wanting(state) if s is not model)
         if own := Due.of(model, request):
             dues.append(own)
         hard = hard_turns(state, dues, movable(state), now)
@@ -316,16 +320,14 @@ class Rate:
     ) -> list[Candidate]:
         """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
         mine = _rank_with(model, request, now)
-        others = (*state.in_stage(*AWAY), *state.companion_sets.values())
         return [
             other
-            for other in others
+            for other in wanting(state)
             if other is not model
             and other not in counted
-            and other.wants_memory
             and (came := other.line.oldest_arrival()) is not None
             and (other.rank(now), came) <= (mine, request.arrived_at)
-            and not other.needs.keys().isdisjoint(model.needs)
+            and _share_room(other, model)
         ]
 
     def choose(self, state: State, now: int) -> Plan | None:
@@ -356,7 +358,7 @@ class Rate:
         """
         due: list[Turn] = []
         later: list[Turn] = []
-        wanted = [s for s in (*state.in_stage(*AWAY), *state.companion_sets.values()) if s.wants_memory]
+        wanted = wanting(state)
         unsure = uncertainty(state, wanted) is not None
         dues = _dues(wanted)
         hard = hard_turns(state, dues, movable(state), now)
@@ -390,7 +392,7 @@ class Rate:
         better = [
             (turn.model.rank(now), turn.due, turn.model.name, turn)
             for turn in waiting
-            if turn.model.rank(now) < first and not turn.model.needs.keys().isdisjoint(head.model.needs)
+            if turn.model.rank(now) < first and _share_room(turn.model, head.model)
         ]
         return min(better)[3] if better else None
 
@@ -420,12 +422,7 @@ class Rate:
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
         head = turn.model
-        over = [
-            s
-            for s in movable(state, head)
-            if self._is_done(s, head.turn_class(), now) and _gives_way(s, turn, now)
-        ]
-        victims = cover(state.shortage_of(head), over, lambda s: s.price(now))
+        victims = cover(state.shortage_of(head), self._leaving(state, turn, now), lambda s: s.price(now))
         if victims is None:
             # A quantum protects work. A model that ran dry in its own leaves for a hard turn if that is a gain.
             plan = self._option(state, head, head, (), now) if turn.is_hard else None
@@ -438,17 +435,21 @@ class Rate:
         self, state: State, turn: Turn, head: Candidate, earmarked: Cover, now: int
     ) -> Plan | None:
         """A turn in the room that the head of the turns cannot use: a small model in place of another small one."""
-        over = [
-            s
-            for s in movable(state, turn.model)
-            if s not in earmarked
-            and self._is_done(s, turn.model.turn_class(), now)
-            and _gives_way(s, turn, now)
-        ]
+        over = [s for s in self._leaving(state, turn, now) if s not in earmarked]
         victims = cover(_around(state, turn.model, head, earmarked), over, lambda s: s.price(now))
         return self._for_turn(state, turn, victims, now) if victims else None
 
-    def _for_turn(self, state: State, turn: Turn, victims: Cover, now: int) -> Plan:
+    def _leaving(self, state: State, turn: Turn, now: int) -> list[ModelState]:
+        """The models that may leave for a turn."""
+        work_class = turn.model.turn_class()
+        return [
+            s
+            for s in movable(state, turn.model)
+            if self._is_done(s, work_class, now) and _gives_way(s, turn, now)
+        ]
+
+    @staticmethod
+    def _for_turn(state: State, turn: Turn, victims: Cover, now: int) -> Plan:
         due = turn.model.due()
         why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [turn.model]))
         return Plan(turn.model, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
@@ -519,7 +520,7 @@ class Rate:
     def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
         """Weighs the waiting work against the work of the leaving models."""
         leased_counts = not state.local_interactive_waits()
-        lines = [s for s in state.lines() if s.wants_memory and not s.needs.keys().isdisjoint(target.needs)]
+        lines = [s for s in state.lines() if s.wants_memory and _share_room(s, target)]
         return Balance(
             waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
             coming=target.rate.seen(now) * target.quantum_ms,
@@ -563,9 +564,7 @@ class Rate:
         """
         if model in target.members or model.spec.permanent or model.plan_for != model.name:
             return False
-        waits_for_load = any(
-            not s.needs.keys().isdisjoint(model.needs) for s in state.in_stage(Stage.LOADING)
-        )
+        waits_for_load = any(_share_room(s, model) for s in state.in_stage(Stage.LOADING))
         is_cleared = not any(s.leaving_for == model.plan_for for s in state.managed)
         return waits_for_load and is_cleared and not model.sleeps and target.rank(now) < model.rank(now)
 
@@ -621,7 +620,7 @@ def _passed_until(state: State, model: Candidate, request: Request, now: int) ->
         for s in state.managed
         if s not in model.members
         and not s.spec.permanent
-        and not s.needs.keys().isdisjoint(model.needs)
+        and _share_room(s, model)
         and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
         and s.is_frequented(now)
     ]
@@ -657,13 +656,13 @@ def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
 
 def _is_passed(target: Candidate, rank: _Rank, others: Iterable[tuple[_Rank, Candidate]]) -> bool:
     """Whether a model of a better class or priority waits for the same room."""
-    return any(better < rank and not s.needs.keys().isdisjoint(target.needs) for better, s in others)
+    return any(better < rank and _share_room(s, target) for better, s in others)
 
 
 def _is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
     """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
     other = turn.model
-    if other is model or other.needs.keys().isdisjoint(model.needs):
+    if other is model or not _share_room(other, model):
         return False
     if turn.is_hard:
         return other.rank(now) <= _rank_with(model, request, now) or _can_wait_for(turn, hard_at, now)
@@ -691,6 +690,7 @@ def _all_can_wait(turns: Iterable[Turn], first: Turn, now: int) -> bool:
 
 
 def _share_room(one: Candidate, other: Candidate) -> bool:
+    """Whether two models need something of the same resource."""
     return not one.needs.keys().isdisjoint(other.needs)
 
 
