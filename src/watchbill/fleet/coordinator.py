@@ -264,34 +264,36 @@ class Coordinator:
         # Plans first: a request about a batch waits until the batch is open.
         for name in sorted(listed, key=_urgency)[: limits.INBOX_PER_TURN_MAX]:
             batch, _, kind = name.rpartition(".")
-            if kind == "json":
-                self._open(name, now_ms)
-            elif kind == "reopen":
-                self._reopen(name, now_ms)
-            elif kind == "approve":
-                self._answer(name, now_ms)
+            if kind in ("json", "reopen", "approve"):
+                self._obey(name, kind, now_ms)
             elif kind == "cancel" and f"{batch}.json" not in listed:
                 self._cancel(batch, name, now_ms)
 
-    def _open(self, name: str, now_ms: int) -> None:
-        """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
+    def _obey(self, name: str, kind: str, now_ms: int) -> None:
+        """Read a file of the inbox and do what it says. One that makes no sense is put aside, with the reason."""
         try:
-            order = ExecutePlan.decode(
-                self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
-            )
-            if f"{order.batch}.json" != name:
-                raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
-            if order.batch in self.left_alone:
-                return
-            known = self._active.batches.get(order.batch)
-            if known is None or not known.ledger.is_open:
-                self._open_new(order, now_ms)
+            content = self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            if kind == "json":
+                self._open(name, ExecutePlan.decode(content), now_ms)
+            elif kind == "reopen":
+                self._reopen(name, Reopening.decode(content), now_ms)
+            else:
+                self._answer(name, Answer.decode(content), now_ms)
         except FileNotFoundError:
             return
         except (NotAFile, OursError, ValueError) as error:
             why = str(error)
             self._acts.append(lambda: self._refuse(name, why))
+
+    def _open(self, name: str, order: ExecutePlan, now_ms: int) -> None:
+        """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
+        if f"{order.batch}.json" != name:
+            raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
+        if order.batch in self.left_alone:
             return
+        known = self._active.batches.get(order.batch)
+        if known is None or not known.ledger.is_open:
+            self._open_new(order, now_ms)
         self._acts.append(lambda: self._move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}"))
 
     def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
@@ -303,21 +305,11 @@ class Coordinator:
             for entry in entries:
                 self._active.decide(order.batch, entry, now_ms)
 
-    def _reopen(self, name: str, now_ms: int) -> None:
+    def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
         """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
-        try:
-            request = Reopening.decode(
-                self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
-            )
-            ledger = self._to_go_on(name, request.batch)
-            if request.id not in ledger.requests:
-                self._reopen_now(ledger, request, now_ms)
-        except FileNotFoundError:
-            return
-        except (NotAFile, OursError, ValueError) as error:
-            why = str(error)
-            self._acts.append(lambda: self._refuse(name, why))
-            return
+        ledger = self._to_go_on(name, request.batch)
+        if request.id not in ledger.requests:
+            self._reopen_now(ledger, request, now_ms)
         self._show_active_later(ledger, name)
 
     def _to_go_on(self, name: str, batch: str) -> Ledger:
@@ -329,20 +321,12 @@ class Coordinator:
             raise OursError(f"{batch} cannot go on: {self.left_alone.get(batch, 'no such batch was opened')}")
         return found.ledger
 
-    def _answer(self, name: str, now_ms: int) -> None:
+    def _answer(self, name: str, given: Answer, now_ms: int) -> None:
         """Obey a person's answer about tasks that wait for one."""
-        try:
-            given = Answer.decode(self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4))
-            ledger = self._to_go_on(name, given.batch)
-            lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
-            for entry in entries_of(ledger, given):
-                self._active.decide(ledger.batch, entry, now_ms)
-        except FileNotFoundError:
-            return
-        except (NotAFile, OursError, ValueError) as error:
-            why = str(error)
-            self._acts.append(lambda: self._refuse(name, why))
-            return
+        ledger = self._to_go_on(name, given.batch)
+        lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
+        for entry in entries_of(ledger, given):
+            self._active.decide(ledger.batch, entry, now_ms)
         for task, last in lasts:
             target = _FOLDERS.get(ledger.phase(task), places.EXPIRED)
             self._acts.append(
