@@ -14,7 +14,7 @@ from watchbill.fleet.abilities import Ability, Lack, Need, ability_of, lack_of, 
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.watchers import Stranded
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META
 PI = Ability("pi", 4)

@@ -4,7 +4,7 @@ import pytest
 
 from watchbill.fleet.claiming import Health, Refusal, Standing, choose, may_claim, needs_heat
 from watchbill.fleet.slips import Headline, slip_name
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META
 

@@ -47,9 +47,9 @@ from watchbill.fleet.record import Recorder, Tail
 from watchbill.fleet.results import End, Result, ResultLog, ResultReader, end_of
 from watchbill.fleet.slips import Headline, Slip, headline_of, slip_name
 from watchbill.fleet.values import encode, fields_of
-from watchbill.plans.fields import Place, TaskClass
 from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
+from watchbill.plans.task import Place, TaskClass
 
 DAY_MS = 86_400_000
 

@@ -16,7 +16,7 @@ from watchbill.fleet.heat import Command, Demand, Order, Temperature, Told, orde
 from watchbill.fleet.heating import Heating
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, slip_name
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 from watchbill.probes.fake import FakeGpuProbe
 from watchbill.probes.health import constraint
 

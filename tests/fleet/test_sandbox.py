@@ -18,7 +18,7 @@ from watchbill.fleet import work
 from watchbill.fleet.permissions import read_rules
 from watchbill.fleet.rules import Network, RuleBook
 from watchbill.fleet.slips import Slip
-from watchbill.plans.fields import Sandbox
+from watchbill.plans.task import Sandbox
 from watchbill.processes import landlock
 from watchbill.processes.sandbox import Cage, can_bubblewrap, can_landlock, in_bubblewrap, in_landlock
 

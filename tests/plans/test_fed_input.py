@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from watchbill.plans.command import parse_command
+from watchbill.plans.bash_reader import parse_command
 
 #: An interpreter would read the value as its program.
 REFUSED = [

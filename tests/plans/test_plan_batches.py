@@ -28,10 +28,10 @@ from watchbill.plans.batch import (
 from watchbill.plans.check import check
 from watchbill.plans.draw import mermaid
 from watchbill.plans.expand import expand, items_at, read_items, values_of
-from watchbill.plans.fields import Place, Task
 from watchbill.plans.graph import Graph, Stage, nodes_of
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.summary import Outcome, TaskReport, summarize
+from watchbill.plans.task import Place, Task
 
 VIDEOS = Place("m.json", ("videos",))
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.plans.bash_reader import parse_command, read_command
 from watchbill.plans.check import check
-from watchbill.plans.command import argv_of, argv_of_batch, parse_command, read_command
+from watchbill.plans.command import argv_of, argv_of_batch
 from watchbill.plans.placeholders import Placeholder, fill
 
 SNIPPETS = [

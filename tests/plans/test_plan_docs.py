@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.check import check
-from watchbill.plans.command import parse_command
 from watchbill.plans.graph import Graph, nodes_of
 from watchbill.plans.inputs import BUILT_INS
 from watchbill.plans.keys import table_of_keys

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from watchbill import limits
 from watchbill.plans.check import Checked, check, read_plan
-from watchbill.plans.fields import (
+from watchbill.plans.findings import Finding
+from watchbill.plans.keys import KEYS
+from watchbill.plans.task import (
     Dependency,
     Executor,
     Needs,
@@ -20,8 +22,6 @@ from watchbill.plans.fields import (
     TaskType,
     VramPolicy,
 )
-from watchbill.plans.findings import Finding
-from watchbill.plans.keys import KEYS
 
 
 def plan_of(tasks: str, before: str = "") -> str:

@@ -12,9 +12,9 @@ from watchbill.fleet.abilities import Lack, Need, ability_of, lack_of, offered
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import heartbeats
 from watchbill.plans.check import Plan
-from watchbill.plans.fields import Executor, Task, TaskClass
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.placeholders import fill, places_in
+from watchbill.plans.task import Executor, Task, TaskClass
 
 __all__ = ["Agents"]
 

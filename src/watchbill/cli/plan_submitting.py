@@ -36,8 +36,8 @@ from watchbill.plans.batch import (
 from watchbill.plans.check import Plan, read_plan
 from watchbill.plans.command import shown_command
 from watchbill.plans.expand import items_at, values_of
-from watchbill.plans.fields import PRIORITIES, Task
 from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.task import PRIORITIES, Task
 
 __all__ = ["priority_from", "read_inputs", "submit_plan"]
 

@@ -14,7 +14,7 @@ from watchbill.fleet.heartbeat import Heartbeat
 from watchbill.fleet.ledger import Ledger
 from watchbill.fleet.shared_paths import model_of
 from watchbill.fleet.values import Fields
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Ability", "Lack", "Need", "ability_of", "lack_of", "need_of", "offered"]
 

@@ -41,7 +41,7 @@ from watchbill.fleet.shared_paths import model_of
 from watchbill.fleet.slips import Headline, slip_name
 from watchbill.fleet.values import Fields
 from watchbill.plans.batch import ExecutePlan
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Offer"]
 

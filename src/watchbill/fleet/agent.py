@@ -39,7 +39,7 @@ from watchbill.fleet.results import End, Result
 from watchbill.fleet.signals import Order, Signal
 from watchbill.fleet.values import Fields
 from watchbill.fleet.work import ON_GPU, Fate, Finished, Prepared, Setting
-from watchbill.plans.fields import Sandbox, TaskClass
+from watchbill.plans.task import Sandbox, TaskClass
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
 from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 

@@ -18,7 +18,7 @@ from watchbill.engines.engine_calls import ask_chat
 from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.fleet.questions import Message, Question
-from watchbill.plans.fields import TaskType
+from watchbill.plans.task import TaskType
 from watchbill.spool.schema import JsonSchema, Schema
 
 __all__ = ["Answers", "NoAnswer", "first_object"]

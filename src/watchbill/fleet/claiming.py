@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from watchbill.fleet.slips import Headline, asks_for_model, headline_of
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Health", "Refusal", "Standing", "choose", "may_claim", "needs_heat"]
 

@@ -56,7 +56,7 @@ from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields, encode
 from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step, Stranded
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Coordinator", "StartAnew", "Turn"]
 

@@ -20,9 +20,9 @@ from typing import TypeVar, cast
 from watchbill import limits
 from watchbill.fleet.results import End
 from watchbill.fleet.values import Fields, encode
-from watchbill.plans.fields import Place, TaskClass
 from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
+from watchbill.plans.task import Place, TaskClass
 
 __all__ = [
     "Accept", "Approve", "Cancel", "Cause", "Deny", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue",

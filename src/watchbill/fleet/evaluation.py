@@ -21,7 +21,7 @@ from watchbill.fleet.shared_paths import text_of
 from watchbill.fleet.slips import Headline, Slip, slip_name
 from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import file_stem
-from watchbill.plans.fields import TaskClass, TaskType
+from watchbill.plans.task import TaskClass, TaskType
 
 __all__ = ["Evaluations", "Examination", "is_evaluated"]
 

@@ -16,7 +16,7 @@ from watchbill.fleet.heat import Command, Demand, Temperature, Told, orders
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, Slip, slip_name
 from watchbill.fleet.values import Fields
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Heating"]
 

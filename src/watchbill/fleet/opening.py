@@ -33,9 +33,9 @@ from watchbill.fleet.shared_paths import manifest_path
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs, encoded_inputs, settle_inputs
 from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
-from watchbill.plans.fields import Executor, Task, TaskClass, Text
 from watchbill.plans.findings import shown
 from watchbill.plans.graph import nodes_of
+from watchbill.plans.task import Executor, Task, TaskClass, Text
 from watchbill.suggest import did_you_mean
 
 __all__ = ["Manifest", "expansion", "opening", "read_manifest", "reopening"]

@@ -26,7 +26,7 @@ from watchbill import limits
 from watchbill.fleet.entries import Accept, Cause, Fail, Hold, Lost, Spec
 from watchbill.fleet.ledger import TaskState
 from watchbill.fleet.results import End, Result
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Crowd", "Lineup", "hold_of", "judge", "window_of"]
 

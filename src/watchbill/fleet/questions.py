@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from watchbill import limits
-from watchbill.plans.fields import TaskType
+from watchbill.plans.task import TaskType
 
 __all__ = ["Message", "Question", "decision"]
 

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar, cast
 from watchbill import limits
 from watchbill.errors import ConfigError, Problem
 from watchbill.fleet.shellparts import ANYTHING
-from watchbill.plans.fields import Sandbox
+from watchbill.plans.task import Sandbox
 from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, spell_value
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from watchbill import limits
-from watchbill.plans.command import Reading, read_command
+from watchbill.plans.bash_reader import Reading, read_command
 from watchbill.plans.inputs import BUILT_INS
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.second_reading import EXPANSION, VALUE, Word

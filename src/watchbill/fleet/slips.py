@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from watchbill import limits
 from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import file_stem
-from watchbill.plans.fields import TaskClass
+from watchbill.plans.task import TaskClass
 
 __all__ = ["Headline", "Slip", "asks_for_model", "headline_of", "slip_name"]
 

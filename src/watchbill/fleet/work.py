@@ -35,10 +35,11 @@ from watchbill.fleet.rules import FILE, Action, Network, RuleBook, SandboxRules
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
-from watchbill.plans.command import Command, argv_of, argv_of_batch, parse_command
+from watchbill.plans.bash_reader import parse_command
+from watchbill.plans.command import Command, argv_of, argv_of_batch
 from watchbill.plans.expand import item_of, values_of
-from watchbill.plans.fields import Sandbox, TaskClass, TaskType
 from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.task import Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
 

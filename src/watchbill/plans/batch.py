@@ -16,9 +16,9 @@ from watchbill.errors import NameRefused, OursError
 from watchbill.names import check_plain_name
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import text_of
-from watchbill.plans.fields import PRIORITIES
 from watchbill.plans.findings import shown
 from watchbill.plans.inputs import BUILT_INS
+from watchbill.plans.task import PRIORITIES
 from watchbill.suggest import did_you_mean
 
 __all__ = [

@@ -13,12 +13,14 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.errors import NameRefused
 from watchbill.names import inside
-from watchbill.plans.command import Command, parse_command
+from watchbill.plans.bash_reader import parse_command
+from watchbill.plans.command import Command
 from watchbill.plans.document import read_document
-from watchbill.plans.fields import Dependency, Task, Text, read_task
+from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import Placeholder, places_in
+from watchbill.plans.task import Dependency, Task, Text
 from watchbill.suggest import nearest
 
 __all__ = ["Checked", "Plan", "check", "files_below", "read_plan"]

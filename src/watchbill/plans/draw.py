@@ -6,7 +6,7 @@
 
 from collections.abc import Sequence
 
-from watchbill.plans.fields import Executor, Needs, Task, TaskClass
+from watchbill.plans.task import Executor, Needs, Task, TaskClass
 
 __all__ = ["mermaid"]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, cast
 
 from watchbill import limits
 from watchbill.errors import OursError
-from watchbill.plans.fields import Place, Task
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import Placeholder
+from watchbill.plans.task import Place, Task
 
 __all__ = ["Expanded", "Item", "expand", "item_of", "items_at", "read_items", "text_of", "values_of"]
 

@@ -7,9 +7,7 @@ the nearest known one. A class that is not written is inferred from the command,
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple, cast
+from typing import cast
 
 from watchbill import limits
 from watchbill.errors import NameRefused, UnitError
@@ -17,134 +15,26 @@ from watchbill.names import check_plain_name
 from watchbill.plans.document import Entry, TaskText
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.keys import KEYS, Key, Kind, find_key
+from watchbill.plans.task import (
+    PRIORITIES,
+    Dependency,
+    Executor,
+    Needs,
+    Place,
+    Sandbox,
+    Task,
+    TaskClass,
+    TaskType,
+    Text,
+    VramPolicy,
+)
 from watchbill.suggest import did_you_mean
 from watchbill.units import Millis, parse_millis
 
-__all__ = [
-    "Dependency", "Executor", "Needs", "Place", "Sandbox", "Task", "TaskClass", "TaskType", "VramPolicy", "read_task",
-]  # fmt: skip
+__all__ = ["read_task"]
 
-
-class Executor(Enum):
-    """Who runs a task."""
-
-    WORKER = "worker"
-    BRAIN = "brain"
-
-
-class TaskClass(Enum):
-    """What a task needs of an agent."""
-
-    CPU = "cpu"
-    SCRIPT = "script"
-    LLM = "llm"
-    META = "meta"
-
-
-class TaskType(Enum):
-    """What a task is."""
-
-    SHELL = "shell"
-    GENERATE = "generate"
-    PARSE = "parse"
-    DECIDE = "decide"
-
-
-class Needs(Enum):
-    """How the dependencies must have ended."""
-
-    COMPLETE = "complete"
-    DONE = "done"
-
-
-class VramPolicy(Enum):
-    """Where the figure for GPU memory comes from."""
-
-    DEFAULT = "default"
-    INFER = "infer"
-    FIXED = "fixed"
-
-
-class Sandbox(Enum):
-    """The least sandbox that a task demands."""
-
-    NONE = "none"
-    LIGHT = "light"
-    STRICT = "strict"
-
-
-class Dependency(NamedTuple):
-    """Another task that must end first; item by item where `per_item`."""
-
-    name: str
-    line: int
-    per_item: bool = False
-
-
-class Place(NamedTuple):
-    """Where the items of a foreach stand: the file, and the path of keys to the array in it."""
-
-    file: str
-    path: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.file}:{'.'.join(self.path)}" if self.path else self.file
-
-
-class Text(NamedTuple):
-    """A text of the author's and the line on which it begins."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One task of a plan. Texts still hold their placeholders."""
-
-    name: str
-    line: int
-    type: TaskType = TaskType.SHELL
-    executor: Executor = Executor.WORKER
-    task_class: TaskClass = TaskClass.CPU
-    command: Text | None = None
-    prompt: Text | None = None
-    system: Text | None = None
-    schema: Text | None = None
-    model: Text | None = None
-    output: Text | None = None
-    evaluate: Text | None = None
-    depends_on: tuple[Dependency, ...] = ()
-    needs: Needs = Needs.COMPLETE
-    foreach: Place | None = None
-    batch_size: int = 1
-    vram_mb: int | None = None
-    vram_policy: VramPolicy = VramPolicy.DEFAULT
-    requires: tuple[Text, ...] = ()
-    produces: tuple[Text, ...] = ()
-    timeout_ms: Millis | None = None
-    retries: int = 2
-    priority: int | None = None
-    soft_stop: bool = False
-    sandbox: Sandbox = Sandbox.NONE
-    env: tuple[tuple[str, Text], ...] = ()
-    needs_pair: bool = False
-    lines: dict[str, int] = field(default_factory=dict[str, int])  # key -> line
-
-    def line_of(self, key: str) -> int:
-        """The line of a key, or of the heading where the key is not written."""
-        return self.lines.get(key, self.line)
-
-    @property
-    def texts(self) -> list[Text]:
-        """Everything in which placeholders are filled, but the command and the foreach."""
-        single = (self.prompt, self.system, self.schema, self.model, self.output, self.evaluate)
-        return [*filter(None, single), *self.requires, *self.produces, *(text for _, text in self.env)]
-
-
-META_COMMANDS = ("load_llm", "unload_llm")
-_META_COMMAND = re.compile(rf"({'|'.join(META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
-PRIORITIES = {"urgent": 1, "high": 2, "normal": 3, "low": 4}
+_META_COMMANDS = ("load_llm", "unload_llm")
+_META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
@@ -317,7 +207,7 @@ class _Fields:
             self._wrong(
                 command.line,
                 f"{shown(command.text)} is not a command of class meta",
-                f"write {' or '.join(META_COMMANDS)}, alone or with the name of an agent, or another task_class",
+                f"write {' or '.join(_META_COMMANDS)}, alone or with the name of an agent, or another task_class",
             )
 
     def _inferred(
@@ -327,7 +217,7 @@ class _Fields:
         text = command.text if command is not None else ""
         if type_ is not TaskType.SHELL:
             return TaskClass.LLM  # by its type: nothing to say about it
-        if text.partition(" ")[0] in META_COMMANDS:
+        if text.partition(" ")[0] in _META_COMMANDS:
             task_class, why = TaskClass.META, f"{shown(text)} is done by the agent itself"
         elif executor is Executor.BRAIN:
             return TaskClass.CPU

@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from watchbill.errors import IllegalTransition
-from watchbill.plans.fields import Needs, Task
+from watchbill.plans.task import Needs, Task
 
 __all__ = ["Changes", "Graph", "Node", "Stage", "nodes_of"]
 
