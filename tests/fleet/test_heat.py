@@ -12,11 +12,11 @@ from watchbill.core.messages import Constraint
 from watchbill.fleet.abilities import Need
 from watchbill.fleet.claiming import Health, Standing, may_claim
 from watchbill.fleet.heartbeat import Heartbeat, Pulse
-from watchbill.fleet.heat import Command, Demand, Order, Temperature, Told, orders
+from watchbill.fleet.heat import Command, Demand, Temperature, Told, orders
 from watchbill.fleet.heating import Heating
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, slip_name
-from watchbill.plans.task import TaskClass
+from watchbill.plans.task import MetaCommand, TaskClass
 from watchbill.probes.fake import FakeGpuProbe
 from watchbill.probes.health import constraint
 
@@ -99,7 +99,7 @@ def test_memory_of_others_makes_a_card_constrained_and_our_own_does_not(tmp_path
 QWEN = ("qwen",)
 COLD = [Temperature(f"gpu-{index}", "qwen", QWEN, host="rig") for index in (1, 2, 4)]
 HOT = [replace(each, hot=QWEN) for each in COLD]
-LOAD, UNLOAD = Command(Order.LOAD, "qwen"), Command(Order.UNLOAD, "qwen")
+LOAD, UNLOAD = Command(MetaCommand.LOAD, "qwen"), Command(MetaCommand.UNLOAD, "qwen")
 
 
 def test_all_start_cold_and_only_llm_tasks_heat_one() -> None:
@@ -123,7 +123,9 @@ def test_agents_of_one_host_are_heated_one_after_the_other_until_there_are_enoug
 def test_a_task_that_names_a_model_heats_an_agent_that_serves_it() -> None:
     """FLEET-05: another card that is hot does not help it, and one that cannot serve it is left alone."""
     other = replace(COLD[2], own="bge", models=("bge", "rare"))
-    assert orders([*HOT[:2], other], Demand({"rare": 1}), {}, 0) == {"gpu-4": Command(Order.LOAD, "rare")}
+    assert orders([*HOT[:2], other], Demand({"rare": 1}), {}, 0) == {
+        "gpu-4": Command(MetaCommand.LOAD, "rare")
+    }
     assert orders([*HOT[:2], other], Demand({"": 1, "qwen": 1}), {}, 0) == {}
     assert orders(HOT, Demand({"unknown": 1}), {}, 0) == {}
     assert orders([replace(COLD[0], own="")], Demand({"": 1}), {}, 0) == {}

@@ -15,10 +15,10 @@ from support.fleet_folder import FleetFolder, shared_folder
 from support.open_gateway import open_gateway
 from support.peer import Asked
 from watchbill.fleet import places
-from watchbill.fleet.heat import Order
 from watchbill.fleet.memory import DeviceState, Memory, NoDevice
 from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.questions import Question
+from watchbill.plans.task import MetaCommand
 from watchbill.processes.crew import Cause, Ended, Job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -259,7 +259,7 @@ async def test_a_model_that_cannot_be_loaded_fails_its_task_with_the_reason() ->
     [end] = await ended_of(NoDevice(), lambda work: work.ask(job(), Question("qwen", "Go.")))
     assert (end.cause, end.code) == (Cause.EXIT, 1)
     assert b"no device" in end.err.tail
-    [end] = await ended_of(NoDevice(), lambda work: work.obey(job(), Order.UNLOAD, "qwen"))
+    [end] = await ended_of(NoDevice(), lambda work: work.obey(job(), MetaCommand.UNLOAD, "qwen"))
     assert (end.cause, end.code) == (Cause.EXIT, 1)
 
 

@@ -14,25 +14,18 @@ It cools one when only `script` tasks are left or its card is over a limit.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from watchbill.fleet.claiming import Health
+from watchbill.plans.task import MetaCommand
 
-__all__ = ["Command", "Demand", "Order", "Temperature", "Told", "orders"]
-
-
-class Order(Enum):
-    """What an agent is told, as a `meta` task."""
-
-    LOAD = "load_llm"
-    UNLOAD = "unload_llm"
+__all__ = ["Command", "Demand", "Temperature", "Told", "orders"]
 
 
 class Command(NamedTuple):
     """An order and the model that it is about."""
 
-    order: Order
+    order: MetaCommand
     model: str
 
 
@@ -80,7 +73,7 @@ class Told(NamedTuple):
 
     def is_done_by(self, agent: Temperature) -> bool:
         """Whether the agent has obeyed."""
-        return (self.command.model in agent.hot) is (self.command.order is Order.LOAD)
+        return (self.command.model in agent.hot) is (self.command.order is MetaCommand.LOAD)
 
 
 def orders(
@@ -99,12 +92,12 @@ def orders(
 
 
 def _cool(agent: Temperature) -> Command:
-    return Command(Order.UNLOAD, agent.own)
+    return Command(MetaCommand.UNLOAD, agent.own)
 
 
 def _heat(known: list[Temperature], waiting: Mapping[str, Told], demand: Demand) -> dict[str, Command]:
     """One agent per host at a time, until the hot ones have a slot for every task that waits or runs."""
-    coming = {agent: each for agent, each in waiting.items() if each.command.order is Order.LOAD}
+    coming = {agent: each for agent, each in waiting.items() if each.command.order is MetaCommand.LOAD}
     busy = {each.host for each in known if each.agent in coming}
     cold = [each for each in known if each.agent not in waiting and each.health is Health.HEALTHY]
     cold.sort(key=lambda each: (each.tasks, each.agent))
@@ -116,7 +109,7 @@ def _heat(known: list[Temperature], waiting: Mapping[str, Told], demand: Demand)
         for each in cold:
             model = each.model_for(wanted)
             if missing > 0 and model and model not in each.hot and each.host not in busy:
-                found[each.agent] = Command(Order.LOAD, model)
+                found[each.agent] = Command(MetaCommand.LOAD, model)
                 busy.add(each.host)
                 missing -= each.llm_slots
     return found

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from watchbill.errors import WatchbillError
 from watchbill.fleet.answers import Answers
-from watchbill.fleet.heat import Order
 from watchbill.fleet.memory import Memory
 from watchbill.fleet.questions import Question
+from watchbill.plans.task import MetaCommand
 from watchbill.processes.crew import Cause, Ended, Job, Output
 
 __all__ = ["ModelWork"]
@@ -51,7 +51,7 @@ class ModelWork:
         """Ask a model; `on_end` hears how it ended."""
         self._start(job, self._ask(job.id, question))
 
-    def obey(self, job: Job, order: Order, model: str) -> None:
+    def obey(self, job: Job, order: MetaCommand, model: str) -> None:
         """Load or unload a model; `on_end` hears how it ended."""
         self._start(job, self._obey(order, model))
 
@@ -116,9 +116,9 @@ class ModelWork:
     def _count(self, job: str, heard_bytes: int) -> None:
         self._running[job].heard_bytes += heard_bytes
 
-    async def _obey(self, order: Order, model: str) -> str:
+    async def _obey(self, order: MetaCommand, model: str) -> str:
         model = model or self._memory.state.own_model
-        if order is Order.LOAD:
+        if order is MetaCommand.LOAD:
             await self._memory.load(model)
             return f"loaded {model}"
         await self._memory.unload(model)

@@ -27,7 +27,6 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
 from watchbill.fleet import places
 from watchbill.fleet.approving import digest_of
-from watchbill.fleet.heat import Order
 from watchbill.fleet.permissions import Line, Ruling, decide, load_book
 from watchbill.fleet.questions import Question, decision
 from watchbill.fleet.results import End, Result, end_of
@@ -39,7 +38,7 @@ from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command, argv_of, argv_of_batch
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.placeholders import Placeholder, fill
-from watchbill.plans.task import Sandbox, TaskClass, TaskType
+from watchbill.plans.task import MetaCommand, Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
 
@@ -93,7 +92,7 @@ class Prepared:
     task_class: TaskClass
     job: Job  # without a command line for a question and for an order
     question: Question | None = None  # for a model
-    order: Order | None = None  # for the agent itself
+    order: MetaCommand | None = None  # for the agent itself
     produces: tuple[str, ...] = ()
     keeps_folder: bool = False  # the task knows its folder, so its outputs go there in any case
     own_files: tuple[Path, ...] = ()  # what only this task is expected to touch while it runs
@@ -139,10 +138,10 @@ def _ordered(name: str, slip: Slip) -> Prepared:
     return Prepared(name, slip, TaskClass.META, job, None, _order_of(slip))
 
 
-def _order_of(slip: Slip) -> Order:
+def _order_of(slip: Slip) -> MetaCommand:
     words = Fields(slip.work).text("command").split()
     try:
-        return Order(words[0] if words else "")
+        return MetaCommand(words[0] if words else "")
     except ValueError:
         raise OursError(f"{' '.join(words)[:100]!a} is no command of class meta") from None
 

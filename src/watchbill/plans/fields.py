@@ -19,6 +19,7 @@ from watchbill.plans.task import (
     PRIORITIES,
     Dependency,
     Executor,
+    MetaCommand,
     Needs,
     Place,
     Sandbox,
@@ -33,7 +34,7 @@ from watchbill.units import Millis, parse_millis
 
 __all__ = ["read_task"]
 
-_META_COMMANDS = ("load_llm", "unload_llm")
+_META_COMMANDS = tuple(each.value for each in MetaCommand)
 _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})

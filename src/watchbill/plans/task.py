@@ -10,8 +10,8 @@ from typing import NamedTuple
 from watchbill.units import Millis
 
 __all__ = [
-    "PRIORITIES", "Dependency", "Executor", "Needs", "Place", "Sandbox", "Task", "TaskClass", "TaskType", "Text",
-    "VramPolicy",
+    "PRIORITIES", "Dependency", "Executor", "MetaCommand", "Needs", "Place", "Sandbox", "Task", "TaskClass", "TaskType",
+    "Text", "VramPolicy",
 ]  # fmt: skip
 
 #: The words for priorities, as plans and `plan submit` take them.
@@ -41,6 +41,13 @@ class TaskType(Enum):
     GENERATE = "generate"
     PARSE = "parse"
     DECIDE = "decide"
+
+
+class MetaCommand(Enum):
+    """What a task of class meta tells an agent to do."""
+
+    LOAD = "load_llm"
+    UNLOAD = "unload_llm"
 
 
 class Needs(Enum):
