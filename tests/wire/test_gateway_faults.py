@@ -572,6 +572,25 @@ async def test_a_caller_who_is_at_fault_does_not_have_the_model_reset(said: str,
         assert opened.driver.status()["models"]["a"]["loads"] == 1
 
 
+@pytest.mark.parametrize("status", [400, 404, 405, 422, 501])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_refuses_or_lacks_an_address_is_neither_suspect_nor_quick(
+    status: int, stream: bool
+) -> None:
+    """RES-20: such answers say nothing about its health, and nothing about the time that its answers take."""
+    lacking = stream_of(b"Unsupported method ('POST')", content_type="text/html", status=status)
+    async with open_gateway(lacking) as opened:
+        for _ in range(4):
+            answer = await opened.ask(
+                "/v1/chat/completions", {"model": "a", "messages": [], "stream": stream}
+            )
+            assert answer.status == status
+        await opened.until_idle()
+        model = opened.driver._core.state.models["a"]
+        assert (model.bad_answers, model.is_suspect, model.loads) == (0, False, 1)
+        assert model.service.is_guess
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_is_told_of_the_fault_within_the_stream_is_at_fault_all_the_same(

@@ -14,6 +14,7 @@ import msgspec
 from watchbill import limits
 from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, EventReader
+from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
 
@@ -98,7 +99,8 @@ async def ask_chat(
         if status != 200:
             said = _message_in(await call.read(limits.ERROR_BYTES_MAX))
             about = f": {said}" if said else ""
-            raise (EngineFailed if status >= 500 else TheirsError)(f"the engine answered {status}{about}")
+            failed = said_by(status) is Said.FAILED
+            raise (EngineFailed if failed else TheirsError)(f"the engine answered {status}{about}")
         return await _text(call, chars_max, on_bytes)
     finally:
         leave(call)

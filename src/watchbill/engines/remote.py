@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.engines.base import Capabilities, LoadError, Warm, endpoint_of
+from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError
 
@@ -47,7 +48,7 @@ class SharedEngine:
             raise LoadError(f"nobody answers at {self._url}: {failure}") from failure
         finally:
             await upstream.close()
-        if reply.status >= 500:
+        if said_by(reply.status) is Said.FAILED:
             raise LoadError(f"{self._url} answered with status {reply.status}")
         return warm
 

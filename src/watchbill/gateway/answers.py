@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 
+from watchbill.engines.statuses import Said, said_by
 from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.messages import Response
 from watchbill.limits import RETRY_AFTER_S_MAX
@@ -53,7 +54,8 @@ class EngineRefused(EngineFailed):
     def __init__(self, status: int, message: str, *, kind: str | None = None, param: object = None) -> None:
         super().__init__(message)
         # An engine's 5xx is ours to answer for: 502 says that the gateway is well and the engine is not.
-        self.answered = status if status < 500 or status == 501 else 502
+        self.said = said_by(status)
+        self.answered = 502 if self.said is Said.FAILED else status
         self.kind = kind
         self.param = param
 
@@ -83,11 +85,13 @@ def status_of(error: TheirsError) -> int:
 
 
 def verdict(error: TheirsError) -> bool | None:
-    """What an error says of the engine: that it failed, that it is well and the request is not, or nothing.
+    """What an error says of the engine: that it failed, or nothing.
 
     By what it means, wherever it was said: three failures in a row may reset a model, and one caller must not do that
-    to all others."""
-    return status_of(error) < 500 if isinstance(error, EngineFailed) else None
+    to all others. A refusal is no good answer either: it takes a moment, and answers would seem to."""
+    if isinstance(error, EngineRefused):
+        return False if error.said is Said.FAILED else None
+    return False if isinstance(error, EngineFailed) else None
 
 
 def let_go(error: BaseException) -> None:

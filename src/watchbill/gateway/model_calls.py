@@ -303,7 +303,7 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
             _check_ends(relay.content_type, answer)
             relay.finish(ok=True)
             return Whole(relay.content_type or _JSON, answer)
-        relay.finish(ok=True)
+        relay.finish(ok=None)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
     answer = answer[:ERROR_BYTES_MAX]
     try:

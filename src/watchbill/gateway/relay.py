@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from watchbill.core.messages import CutKind
+from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
@@ -33,8 +34,6 @@ from watchbill.runtime.ticket import Start, Ticket
 
 __all__ = ["Collector", "Relay"]
 
-#: How an engine says that it does not have an address at all.
-_UNKNOWN_ADDRESS = frozenset({404, 405, 501})
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
 #: An attempt failed, and no turn has its number.
@@ -290,7 +289,7 @@ class Relay:
             status = self.status
             if not status:
                 status = self.status = call.poll()
-                if status in _UNKNOWN_ADDRESS and self.unknown is not None and self.unknown():
+                if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
                     call.abort()
                     self._call, self.status = None, 0
                     return self._poll()
