@@ -134,3 +134,19 @@ def test_a_replaced_file_survives_a_power_cut(disk: Any, child: Any, replace: Wr
     number, _, rest = path.read_bytes().partition(b" ")
     assert int(number) >= int(str(said[-1]))
     assert rest == b"x" * 3_000
+
+
+def test_the_error_of_a_rename_whose_reply_was_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network mount has carried it out and answers with an error: that error counts, not that the draft is gone."""
+    path, real = tmp_path / "file", os.rename
+
+    def lose(*names: Any, **folders: Any) -> None:
+        real(*names, **folders)
+        raise OSError(errno.EIO, "the reply was lost")
+
+    monkeypatch.setattr(os, "rename", lose)
+    with pytest.raises(OSError, match="the reply was lost"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"new"

@@ -13,6 +13,7 @@ nothing more and is never synced again: the kernel has dropped the dirty pages, 
 A file has one writer, which created it; a successor begins a file of its own.
 """
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -93,10 +94,12 @@ class AppendLog:
         return os.fstat(self._fd).st_nlink > 0
 
     def close(self) -> None:
-        """Close the file and keep it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file and keep it. Never fails: everything that was acknowledged is synced."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # A mount that is gone answers ENOTCONN or EIO, and the descriptor is free all the same.
+            with contextlib.suppress(OSError):
+                os.close(fd)
         if self._tail is not None:
             self._tail.close()
 

@@ -105,7 +105,8 @@ def put_file(
     try:
         os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except OSError:
-        os.unlink(draft, dir_fd=dir_fd)
+        with contextlib.suppress(FileNotFoundError):  # it was carried out, and a network mount lost the reply
+            os.unlink(draft, dir_fd=dir_fd)
         raise
     if sync:
         os.fsync(dir_fd)

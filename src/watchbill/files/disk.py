@@ -25,7 +25,12 @@ _STATX_MNT_ID_UNIQUE = 0x4000
 _STATX_BYTES = 256
 _STATX_MNT_ID_OFFSET = 0x90
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse.sshfs", "fuse.glusterfs"})
+_NETWORK = frozenset(
+    {
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "9p", "virtiofs", "vboxsf", "lustre", "beegfs", "gpfs", "afs",
+        "orangefs",
+    }
+)  # fmt: skip
 
 
 class Mount(NamedTuple):
@@ -43,8 +48,9 @@ class Mount(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines write to it: their writes raise no inotify events, and clients cache."""
-        return self.kind in _NETWORK
+        """Whether other machines may write to it: their writes raise no inotify events, and clients cache."""
+        # What a program serves (sshfs, glusterfs, rclone ...) may be on any machine; only `fuseblk` is a disk of ours.
+        return self.kind in _NETWORK or self.kind == "fuse" or self.kind.startswith("fuse.")
 
     @property
     def is_read_only(self) -> bool:

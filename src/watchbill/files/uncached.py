@@ -8,6 +8,7 @@ Nothing is durable before the file is synced: a disk has a cache, too. Where dir
 file systems, macOS), `write` returns False and the caller writes through the cache.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -59,9 +60,10 @@ class Tail:
         return True
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # of a mount that is gone; the descriptor is free all the same
+                os.close(fd)
 
 
 def _open_direct(path: Path) -> int:

@@ -29,6 +29,9 @@ from watchbill.files.checked_log import CheckedLog, LineReader
 
 __all__ = ["Disk", "FolderDisk", "Log"]
 
+#: What a client answers when it does not know whether the server has carried out a rename.
+_REPLY_LOST = frozenset({errno.ENOENT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+
 
 class Log(Protocol):
     """A record file that this process made, and that it alone appends to."""
@@ -63,7 +66,11 @@ class Disk(Protocol):
         ...
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
-        """Replace a file: the name has the old content or the new one. A draft is written elsewhere first."""
+        """Replace a file: the name has the old content or the new one. A draft is written elsewhere first.
+
+        A draft is for a file that others take away: it is there at most once. Any other file is written again when the
+        reply of a network mount is lost.
+        """
         ...
 
     def take(self, path: str) -> None:
@@ -121,14 +128,30 @@ class FolderDisk:
         return next(found, None) is not None or _is_listed(self._root, pattern)
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
+        if draft:
+            # Not repeated: whoever reads the file may have moved it already, and would find a second one.
+            self._put(path, draft, data)
+            return
+        for last in (False, False, True):
+            try:
+                self._replace(path, data, durable=durable)
+            except OSError as error:
+                if last or error.errno not in _REPLY_LOST:
+                    raise
+            else:
+                return
+
+    def _replace(self, path: str, data: bytes, *, durable: bool) -> None:
         target = self._root / path
         if durable:
             write_file_durable(target, data)
-            return
+        else:
+            self._put(path, os.fspath(target.with_name(f".{target.name}.new").relative_to(self._root)), data)
+
+    def _put(self, path: str, draft: str, data: bytes) -> None:
         # Both names are relative to one descriptor of the root, so a draft may lie in another folder.
         with open_folder(self._root) as root:
-            beside = os.fspath(target.with_name(f".{target.name}.new").relative_to(self._root))
-            put_file(path, draft or beside, data, dir_fd=root, sync=False)
+            put_file(path, draft, data, dir_fd=root, sync=False)
 
     def take(self, path: str) -> None:
         create_file(self._root / path, b"", mode=FILE_MODE)

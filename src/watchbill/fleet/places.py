@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 
 from watchbill import limits
 from watchbill.errors import OursError
-from watchbill.files.atomic import make_folder, write_file_durable
+from watchbill.files.atomic import make_folder, open_folder, rename_noreplace, write_file
 from watchbill.files.disk import fault_of, mount_of
 from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import check_plain_name
@@ -80,8 +80,19 @@ def make_root(root: Path) -> None:
     for folder in _FOLDERS:
         make_folder(root / folder)
     if not (root / MARKER).exists():
-        marker = {"format": FORMAT, "id": os.urandom(8).hex()}
-        write_file_durable(root / MARKER, json.dumps(marker).encode() + b"\n")
+        _mark(root)
+
+
+def _mark(root: Path) -> None:
+    """Give a fleet its identity. Another machine may do so at the same time: the first one counts."""
+    marker, draft = {"format": FORMAT, "id": os.urandom(8).hex()}, f".{MARKER}.{os.urandom(4).hex()}"
+    with open_folder(root) as folder:
+        write_file(draft, json.dumps(marker).encode() + b"\n", dir_fd=folder, sync=True)
+        try:
+            rename_noreplace(draft, MARKER, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
+            os.unlink(draft, dir_fd=folder)
+        os.fsync(folder)
 
 
 def make_fleet(root: Path) -> None:

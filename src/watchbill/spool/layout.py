@@ -130,7 +130,7 @@ def storage_warnings(path: Path) -> list[str]:
     if mount.kind == "overlay":
         found.append(f"{where} is a container layer: it goes with the container")
     if mount.is_network:
-        found.append(f"{where} is a network mount: use durability='event'")
+        found.append(f"{where} is mounted over the network or by a program: use durability='event'")
     if mount.is_read_only:
         found.append(f"{path}: the file system at {mount.point} is mounted read-only")
     if mount.lacks_journal:
