@@ -6,12 +6,12 @@ steps; it must look again instead of believing what it saw before.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
-from watchbill.limits import LOOP_SHARE_MS
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX, LOOP_SHARE_MS
 
-__all__ = ["Shares", "Steps", "at_once"]
+__all__ = ["Shares", "Steps", "at_once", "join"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,6 +25,13 @@ def at_once(steps: Steps[Result]) -> Result:
             next(steps)
         except StopIteration as end:
             return end.value
+
+
+async def join(pieces: Sequence[bytes], size: int) -> bytes:
+    """The pieces as one; large ones in a thread: joining bytes does not hold up the other threads."""
+    if size <= JSON_AT_ONCE_BYTES_MAX:
+        return b"".join(pieces)
+    return await asyncio.to_thread(b"".join, pieces)
 
 
 class Shares:

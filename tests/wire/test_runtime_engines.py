@@ -1,9 +1,12 @@
 """Engines at runtime: the events that the core gets about loads, stops and questions, whatever the engines do."""
 
 import asyncio
+import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from watchbill.core import messages as m
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.errors import ConfigError
 from watchbill.runtime.engines import Engines
+from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.sizes import Sizes
 from watchbill.units import Bytes
 
 WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"choices":[{}]}'
@@ -96,8 +101,12 @@ class Harness:
 
     async def load(self, attempt: int = 1) -> None:
         count = len(self.heard) + 1
-        self.engines.load(m.Load("A", attempt, 5_000))
+        self.engines.load(m.Load("A", attempt, 5_000), look_at_nothing)
         assert isinstance(await self.hears(count), m.Loaded)
+
+
+async def look_at_nothing(_model: str) -> None:
+    return
 
 
 def catalog_of(*names: str, rules: EngineRules | None = None) -> Catalog:
@@ -232,3 +241,20 @@ async def test_a_reload_that_fails_changes_nothing() -> None:
         assert harness.engines.view({}, {}) == before
         await harness.load()
         assert harness.engine.acts == ["load 1"]
+
+
+async def test_the_look_at_the_file_of_a_model_is_not_on_the_loop(tmp_path: Path) -> None:
+    """R58: the file may be on a mount that hangs."""
+    source = tmp_path / "a.gguf"
+    source.write_bytes(b"x" * 4096)
+    model = Model("A", "own", source=str(source), memory={"ram": Bytes(9)})
+    catalog = Catalog({"ram": Device("ram")}, {"own": EngineRules("own", "process")}, {"A": model}, {})
+    learned, opened_by = LearnedSizes(catalog, Sizes(tmp_path)), list[int]()
+
+    def note(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and str(args[0]) == str(source):
+            opened_by.append(threading.get_ident())
+
+    sys.addaudithook(note)  # for the rest of the process; it only ever notes this one file
+    await learned.before_load("A")
+    assert opened_by and threading.get_ident() not in opened_by

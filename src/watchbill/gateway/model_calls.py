@@ -37,7 +37,7 @@ from watchbill.limits import (
     UPSTREAM_ANSWER_BYTES_MAX,
 )
 from watchbill.runtime.ticket import Start, Submission
-from watchbill.steps import Steps
+from watchbill.steps import Steps, join
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -50,6 +50,8 @@ Sender = Callable[[Start], Outgoing]
 Unknown = Callable[[], bool]
 
 _JSON = "application/json"
+#: White space around an engine's answer is shorter than this.
+_END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
 _CROWD = 4
 _BACKGROUND = WorkClass.BACKGROUND  # a look into an enum takes five times longer, for every request
@@ -278,7 +280,7 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
             raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
         pieces.append(piece)
         piece = await relay.more()
-    return _pass_on(relay, b"".join(pieces))
+    return _pass_on(relay, await join(pieces, size))
 
 
 def _check_ends(content_type: str, answer: bytes) -> None:
@@ -286,7 +288,7 @@ def _check_ends(content_type: str, answer: bytes) -> None:
     and last bytes tell."""
     if content_type != _JSON:
         return
-    has_ends = answer.lstrip()[:1] == b"{" and answer.rstrip()[-1:] == b"}"
+    has_ends = answer[:_END_BYTES].lstrip()[:1] == b"{" and answer[-_END_BYTES:].rstrip()[-1:] == b"}"
     try:
         if has_ends and len(answer) <= JSON_AT_ONCE_BYTES_MAX:
             _decode_outline(answer)

@@ -31,6 +31,7 @@ from watchbill.limits import (
     UPSTREAM_ANSWER_BYTES_MAX,
 )
 from watchbill.runtime.ticket import Start, Ticket
+from watchbill.steps import join
 
 __all__ = ["Collector", "Relay"]
 
@@ -167,7 +168,7 @@ class Relay:
                     if piece and resume is None:
                         self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
-                    return b"".join(plain) if collector is None else collector
+                    return await join(plain, size) if collector is None else collector
             except UpstreamFailed as error:
                 self._give_back(error)
                 let_go(error)

@@ -11,9 +11,9 @@ import msgspec
 from watchbill.errors import EngineFailed
 from watchbill.gateway.decodable import is_decodable
 from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_VALUES_MAX, VECTOR_BYTES_MAX
-from watchbill.steps import Steps
+from watchbill.steps import Steps, join
 
-__all__ = ["Vectors", "read_vectors"]
+__all__ = ["Vectors", "read_vectors", "write_vectors"]
 
 #: A list of numbers and nothing else.
 _NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
@@ -22,7 +22,7 @@ _NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
 class Vectors(msgspec.Struct, frozen=True):
     """The embeddings of several texts, as JSON."""
 
-    embeddings: list[msgspec.Raw]
+    embeddings: list[bytes]
     usage: dict[str, object]
 
 
@@ -35,6 +35,7 @@ class _Outline(msgspec.Struct):
     usage: dict[str, object] | None = None
 
 
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Outline).decode
 
 
@@ -50,17 +51,26 @@ def read_vectors(body: bytes) -> Steps[Vectors]:
     return Vectors([_vector(bytes(row.embedding), vectors) for row in told.data], told.usage or {})
 
 
-def _vector(told: bytes, vectors: list[msgspec.Raw]) -> msgspec.Raw:
+async def write_vectors(fields: dict[str, object], vectors: list[bytes]) -> bytes:
+    """These fields as JSON, and the vectors as `embeddings`."""
+    pieces = [_encode(fields)[:-1], b',"embeddings":[']
+    for vector in vectors:
+        pieces += (vector, b",")
+    pieces[-1] = b"]}" if vectors else b',"embeddings":[]}'
+    return await join(pieces, sum(map(len, pieces)))
+
+
+def _vector(told: bytes, vectors: list[bytes]) -> bytes:
     if told == b"[]":
-        return msgspec.Raw(told)
+        return told
     if not told.isdigit() or int(told) >= len(vectors):
         raise EngineFailed("the engine's answer has an embedding that is no list of numbers")
     return vectors[int(told)]
 
 
-def _cut_out(body: bytes) -> Steps[tuple[bytes, list[msgspec.Raw]]]:
+def _cut_out(body: bytes) -> Steps[tuple[bytes, list[bytes]]]:
     """The answer with a number in place of each list of numbers, and these lists."""
-    outline, vectors, at, others = bytearray(), list[msgspec.Raw](), 0, 0
+    outline, vectors, at, others = bytearray(), list[bytes](), 0, 0
     while (start := body.find(b"[", at)) >= 0 and len(outline) <= JSON_DECODED_BYTES_MAX:
         found = _NUMBERS.match(body, start)
         if found is None:
@@ -71,7 +81,7 @@ def _cut_out(body: bytes) -> Steps[tuple[bytes, list[msgspec.Raw]]]:
             at = start + 1
         else:
             outline += b"%b%d" % (body[at:start], len(vectors))
-            vectors.append(msgspec.Raw(found.group()))
+            vectors.append(found.group())
             at = found.end()
         yield
     outline += body[at : at + JSON_DECODED_BYTES_MAX]

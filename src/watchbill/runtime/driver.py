@@ -455,8 +455,7 @@ class Driver:
             ticket.cut_off(action.how)
 
     def _load(self, action: m.Load) -> None:
-        self._parts.learned.before_load(action.model)
-        self._engines.load(action)
+        self._engines.load(action, self._parts.learned.before_load)
 
     def _note(self, action: m.Note) -> None:
         self._parts.journal.write(action)

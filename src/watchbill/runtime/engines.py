@@ -118,18 +118,23 @@ class Engines:
 
     # ------------------------------------------------------------------ start
 
-    def load(self, action: Load) -> None:
-        """Begins to load a model."""
+    def load(self, action: Load, look_first: Callable[[str], Awaitable[None]]) -> None:
+        """Begins to load a model, after a look at its file."""
         model = self._catalog.models[action.model]
         self.attempts[model.name] = action.attempt
-        task = asyncio.create_task(self._load(model, action), name=f"load {model.name}")
+        task = asyncio.create_task(self._load(model, action, look_first), name=f"load {model.name}")
         self._loads[model.name] = task
 
-    async def _load(self, model: Model, action: Load) -> None:
+    async def _load(self, model: Model, action: Load, look_first: Callable[[str], Awaitable[None]]) -> None:
         engine = self._hosts[model.name] = self._engines[model.engine]
         # The engine's driver knows best why a load takes too long, so the driver enforces the limit.
         limited = replace(model, load_timeout_ms=Millis(action.deadline_ms))
-        await self._bring_up(engine, action, engine.load(limited, action.attempt, action.expected_ms))
+
+        async def come() -> Warm:
+            await look_first(model.name)
+            return await engine.load(limited, action.attempt, action.expected_ms)
+
+        await self._bring_up(engine, action, come())
 
     async def _bring_up(self, engine: Engine, action: Load, coming: Awaitable[Warm]) -> None:
         """Tells the core how a load or a waking ended. A failed one leaves nothing behind."""

@@ -106,10 +106,12 @@ class LearnedSizes:
 
     # ------------------------------------------------------------------ learning
 
-    def before_load(self, name: str) -> None:
-        """Notes whether the file is in the page cache: loads with and without it differ tenfold."""
-        source = self._catalog.models[name].source
-        self._was_cached[name] = source is not None and is_cached(Path(source))
+    async def before_load(self, name: str) -> None:
+        """Notes whether the file is in the page cache: loads with and without it differ tenfold. Looks in a thread: the
+        file may be on a mount that hangs."""
+        model = self._catalog.models.get(name)  # None: a reload has just taken it away
+        source = None if model is None else model.source
+        self._was_cached[name] = source is not None and await asyncio.to_thread(is_cached, Path(source))
 
     def was_cached(self, name: str) -> bool:
         """Whether the last load found its file in the page cache."""

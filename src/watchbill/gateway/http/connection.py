@@ -8,7 +8,7 @@ deadlines except that of a body, at no cost per request.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, cast
 
@@ -98,8 +98,7 @@ class ClientConnection(asyncio.Protocol):
     def _turn_away(self, transport: asyncio.Transport, refusal: TheirsError) -> None:
         """Answers without reading a request, and closes at once: a refused connection must not take resources."""
         self._is_leaving = True
-        for piece in self._refuse(refusal).pieces(Request(self, "", "", "1.1", {}, False)):
-            transport.write(piece)
+        transport.write(self._refuse(refusal).pieces(Request(self, "", "", "1.1", {}, False))[0])
         transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -184,12 +183,15 @@ class ClientConnection(asyncio.Protocol):
             request = self._answering = inbox.requests.popleft()
             try:
                 answer = await handle(request)
-                self._write(request, answer)
+                rest = self._write(request, answer)
+                self._is_ready = True
+                for piece in rest:
+                    await self.send(piece)
+                    await asyncio.sleep(0)  # however fast the client reads, others have their turn
                 if self._blocked_since is not None:
-                    self._is_ready = True
                     await self._until_read()
-                    self._is_ready = False
-                if answer.closes or not request.keeps_alive:
+                self._is_ready = False
+                if answer.closes or not request.keeps_alive or self._is_leaving:
                     self._leave(request)
                 elif not request.is_whole:
                     await self._read_over(request)
@@ -210,19 +212,20 @@ class ClientConnection(asyncio.Protocol):
             finally:
                 self._answering = None
 
-    def _write(self, request: Request, answer: Answer) -> None:
-        """Sends an answer, unless it was streamed. Raises ConnectionError when the client has left, or when the
-        beginning of another answer was sent: half an answer must not look complete."""
+    def _write(self, request: Request, answer: Answer) -> Iterable[bytes]:
+        """Sends an answer, unless it was streamed, and returns what is left of a long one. Raises ConnectionError when
+        the client has left, or when the beginning of another answer was sent: half an answer must not look complete."""
         if answer.is_begun:
-            return
+            return ()
         if request.is_answered:
             raise ConnectionAbortedError("the answer broke off")
         assert isinstance(answer, Response)
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
-        for piece in answer.pieces(request):
-            transport.write(piece)
+        first, rest = answer.pieces(request)
+        transport.write(first)
+        return rest
 
     def _send_away(self, error: TheirsError) -> None:
         """Answers bytes that are not HTTP, or a request that came too late, and closes the connection."""
@@ -333,9 +336,11 @@ class ClientConnection(asyncio.Protocol):
         that is over."""
         assert self._task is not None and self.transport is not None
         self._gone = self._loop.create_future()
-        if self._answering is None or self._is_ready or self._is_leaving:
+        if self._answering is None or self._is_leaving:
             self._is_leaving = True
             self.transport.close()
+        elif self._is_ready:
+            self._is_leaving = True  # as soon as the client has read its answer
         else:
             self._task.cancel()
         return self._task, self._gone

@@ -10,7 +10,7 @@ Answers are complete (`Response`) or sent in pieces (`Stream`). `Answer` owns ho
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
@@ -298,8 +298,8 @@ def _name(raw: bytes) -> str:
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 #: Answers that have no body, and must not announce one.
 _BODILESS = frozenset({204, 304})
-#: A body up to this size is sent in one piece with its head.
-_JOINED_BYTES_MAX = 2**16
+#: A body up to this size is sent in one piece with its head, a longer one in pieces of it.
+_PIECE_BYTES = 2**16
 
 
 class Answer:
@@ -336,15 +336,17 @@ class Response(Answer):
         super().__init__(headers, status, lines)
         self.body = body
 
-    def pieces(self, request: Request) -> tuple[bytes, ...]:
-        """What is to be sent."""
+    def pieces(self, request: Request) -> tuple[bytes, Iterable[bytes]]:
+        """What is sent first, and what follows of a long answer."""
         if self.status in _BODILESS:
-            return (self.head(request, ""),)
+            return self.head(request, ""), ()
         body = self.body
         head = self.head(request, f"Content-Length: {len(body)}\r\n")
         if request.method == "HEAD":
-            return (head,)
-        return (head + body,) if len(body) <= _JOINED_BYTES_MAX else (head, body)
+            return head, ()
+        if len(body) <= _PIECE_BYTES:
+            return head + body, ()
+        return head, (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
 
 
 class Stream(Answer):

@@ -8,6 +8,8 @@ copy, push, delete) is forwarded to one that the config names, for callers with 
 
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from watchbill.catalog import Model
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import ModelNotFound, RequestError, TheirsError
@@ -25,6 +27,7 @@ from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Kept
+from watchbill.gateway.vectors import write_vectors
 from watchbill.gateway.wire import line
 from watchbill.runtime.ticket import Start, Submission
 
@@ -158,9 +161,8 @@ class OllamaApi:
         vectors, usage = await self._embed(context, body, texts, telling)
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
-        return json_response(
-            {"model": telling.model, "embeddings": vectors, **kept}, context.lines(), content_type=_JSON
-        )
+        told = await write_vectors({"model": telling.model, **kept}, vectors)
+        return Response(told, {"Content-Type": _JSON}, lines=context.lines())
 
     async def embeddings(self, context: RequestContext) -> Response:
         """POST /api/embeddings, the older form: one text, one vector."""
@@ -170,17 +172,16 @@ class OllamaApi:
             raise RequestError("prompt must be a text")
         telling = Telling(str(body.get("model")), chat=False)
         vectors, _ = await self._embed(context, body, [prompt] if prompt else [], telling)
-        return json_response(
-            {"embedding": vectors[0] if vectors else []}, context.lines(), content_type=_JSON
-        )
+        vector = msgspec.Raw(vectors[0] if vectors else b"[]")
+        return json_response({"embedding": vector}, context.lines(), content_type=_JSON)
 
     async def _embed(
         self, context: RequestContext, body: Fields, texts: list[object], telling: Telling
-    ) -> tuple[list[object], Fields]:
+    ) -> tuple[list[bytes], Fields]:
         model = self._find(body)
         request.check(body)
         submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
-        vectors: list[object] = []
+        vectors: list[bytes] = []
         usage: Fields = {}
         submission = await self._gateway.abilities.check(submission, "embedding")
         if texts:
@@ -189,7 +190,7 @@ class OllamaApi:
                 asked["dimensions"] = body["dimensions"]
             whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
             found = await self._gateway.shares.do(whole.vectors())
-            vectors, usage = list(found.embeddings), found.usage
+            vectors, usage = found.embeddings, found.usage
         elif submission.keep_alive_ms == 0:
             self._gateway.unloading.begin(model, context.key)
         else:
