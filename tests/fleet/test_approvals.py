@@ -11,8 +11,8 @@ from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
 from watchbill import cli
 from watchbill.fleet import places
-from watchbill.fleet.coordinator import StartAnew
 from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.inbox import StartAnew
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.reading import Follower, find_batch
 

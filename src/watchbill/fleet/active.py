@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from watchbill.errors import OursError
+from watchbill.errors import IllegalTransition, OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import (
@@ -83,27 +83,37 @@ class ActiveBatches:
         self._disk = disk
         self._wall_ms = wall_ms
         self._sequence = 0
+        self.epoch = 0  # of the coordinator, once it has taken one
         self.batches: dict[str, ActiveBatch] = {}
         self.tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
         self.out: Counter[TaskClass] = Counter()  # tokens per class
         self.lineup = Lineup()
         self.fanouts: dict[tuple[str, str], Fanout] = {}
+        self.left_alone: dict[str, str] = {}  # batches whose journal cannot be replayed, and why
 
     # ------------------------------------------------------------ batches come and go
 
-    def take_up(self, order: ExecutePlan, epoch: int, now_ms: int) -> None:
+    def take_up(self, order: ExecutePlan, now_ms: int) -> None:
         """Replay the entries of a batch that count, and begin the journal of this epoch."""
-        past = read_past(self._disk, order.plan, order.batch, epoch)
+        past = read_past(self._disk, order.plan, order.batch, self.epoch)
         ledger = Ledger(order.batch)
         # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
-        for entry in (*past.entries, Epoch(epoch, past.after)):
+        for entry in (*past.entries, Epoch(self.epoch, past.after)):
             ledger.apply(entry)
-        journal = Journal(self._disk, order.plan, order.batch, epoch, past.after)
+        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
         self.batches[order.batch] = ActiveBatch(ledger, journal)
         for name in ledger.by_token:
             self._count_token(ledger, name)
         self._sequence = max(self._sequence, ledger.sequence)
         self._go_on(ledger, Effect(list(ledger.ready()), list(ledger.expandable)), now_ms)
+
+    def take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
+        """The same, but one batch whose journal makes no sense, damaged or of a later version, does not stop the
+        others."""
+        try:
+            self.take_up(order, now_ms)
+        except (IllegalTransition, ValueError, KeyError) as error:
+            self.left_alone[order.batch] = str(error)
 
     def forget(self, batch: str) -> None:
         """Drop a batch that has ended, and close its journal."""

@@ -7,58 +7,44 @@ Decisions become entries of the journals (`active`). The board follows only afte
 successor has taken over meanwhile; `epochs` says why that is enough. A successor may repeat every act, and can mend
 whatever a coordinator that dies at any moment leaves behind.
 
+What people ask for is read by `inbox`, results are judged by `judging`, and what is done in the shared folder is
+collected by `acts`. Agents, their heartbeats and stuck tasks, offers and the ends of batches are here.
+
 An error of the disk ends this coordinator, because its memory may be ahead of its journal then. A new one starts from
-the files, in the same process or in another. A request to reopen a batch that has ended needs a new one, too: journals
-are files of epochs, and this epoch may have closed its own. The clocks and the disk are given from outside; nothing
-here waits.
+the files, in the same process or in another. The clocks and the disk are given from outside; nothing here waits.
 """
 
-import contextlib
-import glob
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from watchbill import limits
-from watchbill.errors import IllegalTransition, OursError
-from watchbill.files.atomic import NotAFile
+from watchbill.errors import OursError
 from watchbill.fleet import epochs, places
 from watchbill.fleet.abilities import Need, ability_of, need_of
 from watchbill.fleet.active import ActiveBatches, Fanout
-from watchbill.fleet.approving import Answer, entries_of
+from watchbill.fleet.acts import Acts
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
-from watchbill.fleet.entries import (
-    Accept,
-    Cancel,
-    Cause,
-    Ended,
-    Fail,
-    Hold,
-    Lost,
-    Revoke,
-)
-from watchbill.fleet.evaluation import Evaluations, is_evaluated
+from watchbill.fleet.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.heating import Heating
+from watchbill.fleet.inbox import Inbox
+from watchbill.fleet.judging import Judging
 from watchbill.fleet.ledger import Ledger, Phase
-from watchbill.fleet.opening import expansion, opening, read_manifest, reopening
+from watchbill.fleet.opening import expansion, read_manifest
 from watchbill.fleet.pictures import draw, draw_last, summary_of
-from watchbill.fleet.policy import Crowd, hold_of, judge, window_of
-from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
-from watchbill.fleet.requests import Reopening
+from watchbill.fleet.policy import Crowd, hold_of, window_of
 from watchbill.fleet.results import End, Result, ResultReader
-from watchbill.fleet.shared_paths import patterns_of
 from watchbill.fleet.signals import Order, send
 from watchbill.fleet.slips import Slip
-from watchbill.fleet.values import Fields, encode
-from watchbill.fleet.watchers import BadAgents, Held, Ladder, Step, Stranded
-from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs
+from watchbill.fleet.values import Fields
+from watchbill.fleet.watchers import Held, Ladder, Step, Stranded
+from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 
-__all__ = ["Coordinator", "StartAnew", "Turn"]
+__all__ = ["Coordinator", "Turn"]
 
 _LOG = logging.getLogger("watchbill.coordinator")
 
@@ -69,10 +55,6 @@ _MANIFEST_AGAIN_MS = 1_000
 _MANIFEST_TRIES = 3
 
 
-class StartAnew(Exception):
-    """What was asked for needs the next epoch: close this coordinator and start another one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a turn did, and when the next one has something to do by the clock alone."""
@@ -81,17 +63,6 @@ class Turn:
     dropped: int  # results whose token does not count
     next_at_ms: int | None
     batches: int  # that have not ended
-
-
-@dataclass(frozen=True, slots=True)
-class _Unseen:
-    """A task that succeeded, and whose files are not to be seen yet."""
-
-    result: Result
-    until_ms: int
-
-
-_Act = Callable[[], object]
 
 
 class Coordinator:
@@ -116,36 +87,39 @@ class Coordinator:
         self._wall_ms = wall_ms
         self._results = ResultReader(disk)
         self._ladder = Ladder(stuck_after_ms)
-        self._bad_agents = BadAgents()
         self._heating = Heating()
-        self._evaluations = Evaluations()
         self._stranded = Stranded()
-        self._unseen: list[_Unseen] = []
-        self._requests: set[str] = set()  # those that this epoch knows since its start
         self._active = ActiveBatches(disk, wall_ms)
+        self._acts = Acts(disk, self._board, wall_ms)
+        self._inbox = Inbox(disk, self._active, self._acts)
+        self._judging = Judging(disk, self._board, self._active, self._acts)
         self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
-        self._acts: list[_Act] = []
-        self._folders: set[str] = set()
         self._dropped = 0
         self._agents_at_ms = self._beat_at_ms = self._stuck_at_ms = 0
         self._puts_away_stale = False
-        self.epoch = 0
-        self.left_alone: dict[str, str] = {}  # batches whose journal cannot be replayed, and why
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it has taken; 0 before its start."""
+        return self._active.epoch
+
+    @property
+    def left_alone(self) -> Mapping[str, str]:
+        """The batches whose journal cannot be replayed, and why."""
+        return self._active.left_alone
 
     # ------------------------------------------------------------ start
 
     def start(self, now_ms: int) -> None:
         """Take over. Raises Superseded when another one is faster still, OSError when the disk fails."""
-        self.epoch = epochs.take_epoch(self._disk)
+        self._active.epoch = epochs.take_epoch(self._disk)
         self._agents_at_ms = self._beat_at_ms = now_ms
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         self._beat(now_ms)
-        for folder in (places.ACTIVE, places.INBOX):
-            for name in self._disk.names(folder):
-                order = self._order(folder, name)
-                if order is not None and order.batch not in self._active.batches and self._was_opened(order):
-                    self._take_up_or_leave(order, now_ms)
+        for order in self._inbox.batches():
+            if order.batch not in self._active.batches and self._was_opened(order):
+                self._active.take_up_or_leave(order, now_ms)
         epochs.refuse_if_superseded(self._disk, self.epoch)
         self._mend(now_ms)
         self._finish(now_ms)
@@ -154,29 +128,10 @@ class Coordinator:
         """Close the journals and keep them."""
         self._active.close()
 
-    def _order(self, folder: str, name: str) -> ExecutePlan | None:
-        """The batch that a file is about, whether it submits or reopens one; None where it says nothing sensible."""
-        try:
-            content = self._disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
-            if not name.endswith((".reopen", ".approve")):
-                return ExecutePlan.decode(content)
-            self._requests.add(name)
-            request = (Reopening if name.endswith(".reopen") else Answer).decode(content)
-            return ExecutePlan(request.batch, request.plan, {})
-        except (FileNotFoundError, NotAFile, OursError):
-            return None
-
     def _was_opened(self, order: ExecutePlan) -> bool:
         """Whether a batch has a journal: a submitted one has, when its coordinator died before it moved the file."""
         listed = self._disk.names(places.batch_folder(order.plan, order.batch))
         return any(places.epoch_of_journal(name) is not None for name in listed)
-
-    def _take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
-        """One batch whose journal makes no sense, damaged or of a later version, does not stop the others."""
-        try:
-            self._active.take_up(order, self.epoch, now_ms)
-        except (IllegalTransition, ValueError, KeyError) as error:
-            self.left_alone[order.batch] = str(error)
 
     # ------------------------------------------------------------ mending
 
@@ -186,14 +141,14 @@ class Coordinator:
         holdings = self._board.look_around()
         for name in sorted(holdings.queue):
             if name not in self._active.tokens:
-                self._put_away(name, self._resting_place(name))
+                self._acts.put_away(name, self._resting_place(name))
             elif not self._board.is_readable(name):
                 # A power cut leaves the name and takes the content. Its agent may be taking it in this moment: it is
                 # never written again in place, or two slips would bear one token.
                 self._revoke(name, Cause.UNREADABLE, "", now_ms)
         for agent, held in holdings.processing.items():
             for name in sorted(held - self._active.tokens.keys()):
-                self._put_away(name, self._resting_place(name), agent)
+                self._acts.put_away(name, self._resting_place(name), agent)
         for batch in self._active.batches.values():
             self._publish_answers_again(batch.ledger)
         for name in [name for name in self._active.tokens if name not in holdings]:
@@ -203,17 +158,14 @@ class Coordinator:
         """Before anything is offered that may read them."""
         for task in ledger.tasks():
             if ledger.phase(task) is Phase.COMPLETE:
-                self._publish_answer(ledger, task)
+                self._judging.publish_answer(ledger, task)
 
     def _resting_place(self, name: str) -> str:
         """Where a slip belongs whose token does not count any more."""
         for batch in self._active.batches.values():
             task = batch.ledger.task_of_last(name)
             if task is not None:
-                phase = batch.ledger.phase(task)
-                return (
-                    _FOLDERS.get(phase, places.EXPIRED) if phase is not Phase.COMPLETE else self._complete()
-                )
+                return self._acts.folder_of(batch.ledger.phase(task))
         return places.EXPIRED
 
     # ------------------------------------------------------------ a turn
@@ -224,11 +176,11 @@ class Coordinator:
         if now_ms >= self._beat_at_ms:
             self._beat(now_ms)
         self._dropped = 0
-        self._read_inbox(now_ms)
-        self._look_again(now_ms)
+        self._inbox.read(now_ms)
+        self._judging.look_again(self._crowd, now_ms)
         for result in self._results.read():
             self._hear(result, now_ms)
-        self._accept_unscored(now_ms)
+        self._judging.accept_unscored(self._crowd, now_ms)
         self._puts_away_stale = True
         self._look_at_agents(now_ms)
         self._look_for_stuck_tasks(now_ms)
@@ -244,246 +196,24 @@ class Coordinator:
         written = self._active.write()
         if self._acts:
             epochs.refuse_if_superseded(self._disk, self.epoch)
-            self._act()
+            self._acts.carry_out()
         return written
-
-    def _act(self) -> None:
-        acts, self._acts = self._acts, []
-        for act in acts:
-            act()
 
     def _beat(self, now_ms: int) -> None:
         self._pulse = replace(self._pulse, seq=self._pulse.seq + 1)
         epochs.announce(self._disk, self.epoch, self._host, self._pulse)
         self._beat_at_ms = now_ms + limits.COORDINATOR_BEAT_MS
 
-    # ------------------------------------------------------------ the inbox
-
-    def _read_inbox(self, now_ms: int) -> None:
-        listed = self._disk.names(places.INBOX)
-        # Plans first: a request about a batch waits until the batch is open.
-        for name in sorted(listed, key=_urgency)[: limits.INBOX_PER_TURN_MAX]:
-            batch, _, kind = name.rpartition(".")
-            if kind in ("json", "reopen", "approve"):
-                self._obey(name, kind, now_ms)
-            elif kind == "cancel" and f"{batch}.json" not in listed:
-                self._cancel(batch, name, now_ms)
-
-    def _obey(self, name: str, kind: str, now_ms: int) -> None:
-        """Read a file of the inbox and do what it says. One that makes no sense is put aside, with the reason."""
-        try:
-            content = self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
-            if kind == "json":
-                self._open(name, ExecutePlan.decode(content), now_ms)
-            elif kind == "reopen":
-                self._reopen(name, Reopening.decode(content), now_ms)
-            else:
-                self._answer(name, Answer.decode(content), now_ms)
-        except FileNotFoundError:
-            return
-        except (NotAFile, OursError, ValueError) as error:
-            why = str(error)
-            self._acts.append(lambda: self._refuse(name, why))
-
-    def _open(self, name: str, order: ExecutePlan, now_ms: int) -> None:
-        """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
-        if f"{order.batch}.json" != name:
-            raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
-        if order.batch in self.left_alone:
-            return
-        known = self._active.batches.get(order.batch)
-        if known is None or not known.ledger.is_open:
-            self._open_new(order, now_ms)
-        self._acts.append(lambda: self._move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}"))
-
-    def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
-        entries = opening(self._disk, order)
-        if order.batch not in self._active.batches:
-            self._disk.make_folder(places.batch_folder(order.plan, order.batch))
-            self._active.take_up(order, self.epoch, now_ms)
-        if not self._active.batches[order.batch].ledger.is_open:
-            for entry in entries:
-                self._active.decide(order.batch, entry, now_ms)
-
-    def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
-        """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
-        ledger = self._to_go_on(name, request.batch)
-        if request.id not in ledger.requests:
-            self._reopen_now(ledger, request, now_ms)
-        self._show_active_later(ledger, name)
-
-    def _to_go_on(self, name: str, batch: str) -> Ledger:
-        """The batch that a request is about. Raises StartAnew where the next epoch has to take it up, and OursError."""
-        found = self._active.batches.get(batch)
-        if found is None and name not in self._requests:
-            raise StartAnew
-        if found is None or not found.ledger.is_open:
-            raise OursError(f"{batch} cannot go on: {self.left_alone.get(batch, 'no such batch was opened')}")
-        return found.ledger
-
-    def _answer(self, name: str, given: Answer, now_ms: int) -> None:
-        """Obey a person's answer about tasks that wait for one."""
-        ledger = self._to_go_on(name, given.batch)
-        lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
-        for entry in entries_of(ledger, given):
-            self._active.decide(ledger.batch, entry, now_ms)
-        for task, last in lasts:
-            target = _FOLDERS.get(ledger.phase(task), places.EXPIRED)
-            self._acts.append(
-                lambda last=last, target=target: self._move(f"{places.MANUAL}/{last}", f"{target}/{last}")
-            )
-        if ledger.outcome is None:
-            self._show_active_later(ledger, name)
-        else:
-            self._acts.append(lambda: self._disk.remove(f"{places.INBOX}/{name}"))
-
-    def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
-        if request.reads_plan and ledger.outcome is None:
-            raise OursError(
-                f"{ledger.batch} still runs", hint=f"cancel it first: watchbill plan cancel {ledger.batch}"
-            )
-        for entry in reopening(self._disk, ledger, request):
-            self._active.decide(ledger.batch, entry, now_ms)
-
-    def _show_active_later(self, ledger: Ledger, request: str) -> None:
-        order = ExecutePlan(ledger.batch, ledger.plan, _inputs_of(ledger), ledger.priority)
-        self._acts.append(lambda: self._show_active(order, request))
-
-    def _show_active(self, order: ExecutePlan, request: str) -> None:
-        self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
-        self._disk.remove(f"{places.INBOX}/{request}")
-
-    def _refuse(self, name: str, why: str) -> None:
-        """Put a plan that cannot be run aside, with the reason."""
-        _LOG.warning("action=refuse file=%s why=%s", name, why)
-        self._disk.put(f"{places.REFUSED}/{name}", encode({"error": why}) + b"\n", durable=True)
-        self._disk.remove(f"{places.INBOX}/{name}")
-
-    def _cancel(self, batch: str, name: str, now_ms: int) -> None:
-        found = self._active.batches.get(batch)
-        if found is not None and not found.ledger.is_cancelled:
-            recalled = list(found.ledger.by_token)
-            self._active.decide(batch, Cancel(), now_ms)
-            self._acts.append(lambda: self._recall(recalled))
-        self._acts.append(lambda: self._disk.remove(f"{places.INBOX}/{name}"))
-
-    def _recall(self, names: list[str]) -> None:
-        """Take slips off the board, wherever they are. An agent whose slip is gone ends its worker."""
-        holdings = self._board.look_around()
-        for name in names:
-            for agent in holdings.holders_of(name):
-                self._board.put_away(name, places.EXPIRED, holder=agent)
-
     # ------------------------------------------------------------ results
 
     def _hear(self, result: Result, now_ms: int) -> None:
-        """Judge a result, if its token is the one that counts. Everything else is of an attempt that is over."""
+        """Have a result judged, if its token is the one that counts. Everything else is of an attempt that is over."""
         if self._heating.hear(result, now_ms):
-            self._put_away(result.name, places.EXPIRED, result.agent)
-            return
-        scored = self._evaluations.hear(result)
-        if scored is not None:
-            self._put_away(result.name, places.EXPIRED, result.agent)
-            self._judge_scored(scored, now_ms)
-            return
-        offer = self._active.offer_of(result.name)
-        if offer is None:
+            self._acts.put_away(result.name, places.EXPIRED, result.agent)
+        elif not self._judging.hear(result, self._crowd, now_ms):
             self._dropped += 1
             if self._puts_away_stale:  # what was stale when this epoch began was mended then
-                self._put_away(result.name, places.EXPIRED, result.agent)
-            return
-        if result.end is End.DONE and self._missing(*offer):
-            self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
-        else:
-            self._evaluate_or_judge(*offer, result, now_ms)
-
-    def _evaluate_or_judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
-        """Have an answer scored first, where the plan wants that and there is a model for it."""
-        if result.end is not End.DONE or not is_evaluated(ledger, task) or not self._has_judge():
-            self._judge(ledger, task, result, now_ms)
-            return
-        try:
-            answer = self._disk.read(answer_path(ledger, task), limits.ANSWER_CHARS_MAX * 4)
-        except NotAFile:
-            answer = b""  # whoever put something else there gets a low score
-        asked = self._evaluations.examine(ledger, task, result, answer, epoch=self.epoch, now_ms=now_ms)
-        self._acts.append(lambda: self._disk.put(asked.path, asked.prompt))
-        self._acts.append(lambda: self._board.publish(asked.name, asked.slip))
-
-    def _has_judge(self) -> bool:
-        """Whether the coordinator has a model, or its agent has not shown yet whether it has."""
-        brain = self._living.get(places.BRAIN)
-        return brain is None or bool(Fields(brain.values).text("model"))
-
-    def _judge_scored(self, result: Result, now_ms: int) -> None:
-        offer = self._active.offer_of(result.name)
-        if offer is not None:
-            self._judge(*offer, result, now_ms)
-
-    def _accept_unscored(self, now_ms: int) -> None:
-        for name, result in self._evaluations.overdue(now_ms).items():
-            self._acts.append(lambda name=name: self._recall([name]))
-            self._judge_scored(result, now_ms)
-
-    def _judge(self, ledger: Ledger, task: str, result: Result, now_ms: int) -> None:
-        if result.end is End.DONE:
-            result = self._prepared_for_publication(ledger, task, result)
-        entry = judge(task, ledger.state(task), ledger.spec(task), result, self._crowd)
-        if isinstance(entry, Accept):
-            self._publish_answer(ledger, task)
-        self._active.decide(ledger.batch, entry, now_ms)
-        self._put_away(result.name, self._folder_after(entry), result.agent)
-        if self._bad_agents.hear(result.agent, task, result.end):
-            _LOG.warning("action=hold agent=%s why=%d different tasks failed in a row", result.agent,
-                         limits.FAILURES_IN_A_ROW_MAX)  # fmt: skip
-            self._acts.append(lambda: send(self._disk, result.agent, Order.HOLD))
-
-    def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
-        """The result, or that of a failed attempt where its answer cannot be written to `output`."""
-        try:
-            publication = publication_of(ledger, task)
-            if publication is not None:
-                make_draft(self._disk, publication)
-        except OursError as error:
-            return replace(result, end=End.MISSING_OUTPUT, tail=str(error))
-        return result
-
-    def _publish_answer(self, ledger: Ledger, task: str) -> None:
-        publication = publication_of(ledger, task)
-        if publication is not None:
-            self._acts.append(lambda: publish(self._disk, publication))
-
-    def _missing(self, ledger: Ledger, task: str) -> str:
-        """A file that the task promised to produce and that is not to be seen; "" where all are there."""
-        work = Fields(ledger.spec(task).work)
-        awaited = list(patterns_of(ledger, task, work.texts("produces")))
-        if work.text("output") or work.text("evaluate"):
-            awaited.append(glob.escape(answer_path(ledger, task)))
-        return next((path for path in awaited if not self._disk.has(path)), "")
-
-    def _look_again(self, now_ms: int) -> None:
-        """Judge what waited for its files: caches of a network mount may show them late."""
-        unseen, self._unseen = self._unseen, []
-        for each in unseen:
-            offer = self._active.offer_of(each.result.name)
-            if offer is None:
-                continue
-            missing = self._missing(*offer)
-            if not missing:
-                self._evaluate_or_judge(*offer, each.result, now_ms)
-            elif now_ms < each.until_ms:
-                self._unseen.append(each)
-            else:
-                tail = f"{missing} is not there, and the task promises to produce it"
-                failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
-                self._judge(*offer, failed, now_ms)
-
-    def _folder_after(self, entry: Accept | Fail | Lost | Hold) -> str:
-        if isinstance(entry, Accept):
-            return self._complete()
-        if isinstance(entry, Hold):
-            return places.MANUAL
-        return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
+                self._acts.put_away(result.name, places.EXPIRED, result.agent)
 
     # ------------------------------------------------------------ agents
 
@@ -503,7 +233,7 @@ class Coordinator:
         budgets = [heartbeat.budget_mb for heartbeat in living.values()]
         slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
         self._living = living
-        self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots)
+        self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots, _has_judge(living))
         self._look_at_waiting_tasks(now_ms)
 
     def _look_at_waiting_tasks(self, now_ms: int) -> None:
@@ -524,7 +254,7 @@ class Coordinator:
         }
         if agents:
             for name, slip in self._heating.look(agents, waiting, self.epoch, now_ms).items():
-                self._acts.append(lambda name=name, slip=slip: self._board.publish(name, slip))
+                self._acts.later(lambda name=name, slip=slip: self._board.publish(name, slip))
 
     def _look_for_stuck_tasks(self, now_ms: int) -> None:
         if now_ms < self._stuck_at_ms:
@@ -540,10 +270,10 @@ class Coordinator:
             )
             if step is Step.GIVE_UP:
                 self._active.decide(batch, Hold(task, Cause.STUCK), now_ms)
-                self._put_away(held.name, places.MANUAL, held.agent)
+                self._acts.put_away(held.name, places.MANUAL, held.agent)
             else:
                 order = Order.ABORT if step is Step.ABORT else Order.KILL
-                self._acts.append(
+                self._acts.later(
                     lambda held=held, order=order, task=task: send(self._disk, held.agent, order, task)
                 )
 
@@ -553,7 +283,7 @@ class Coordinator:
             headway = heartbeat.headway
             for name in self._board.held_by(agent):
                 offer = self._active.offer_of(name)
-                if offer is not None and not self._evaluations.is_under_way(name):
+                if offer is not None and not self._judging.is_evaluating(name):
                     ledger, task = offer
                     timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
                     got_to = headway.get((ledger.batch, task), Headway())
@@ -565,7 +295,7 @@ class Coordinator:
         if offer is not None:
             ledger, task = offer
             self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
-        self._put_away(name, places.EXPIRED, holder)
+        self._acts.put_away(name, places.EXPIRED, holder)
 
     # ------------------------------------------------------------ offers
 
@@ -620,7 +350,7 @@ class Coordinator:
     def _hold(self, ledger: Ledger, hold: Hold, now_ms: int) -> None:
         last = ledger.state(hold.task).last
         self._active.decide(ledger.batch, hold, now_ms)
-        self._acts.append(lambda: self._move(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}"))
+        self._acts.move(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}")
 
     # ------------------------------------------------------------ ends
 
@@ -631,7 +361,7 @@ class Coordinator:
                 self._active.decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False
             if ledger.outcome is not None:
-                self._acts.append(lambda name=name: self._close_batch(name))
+                self._acts.later(lambda name=name: self._close_batch(name))
 
     def _close_batch(self, name: str) -> None:
         batch = self._active.batches[name]
@@ -647,12 +377,12 @@ class Coordinator:
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
                 continue
             batch.is_drawn, batch.draw_at_ms = True, now_ms + limits.SUMMARY_EVERY_MS
-            self._acts.append(lambda ledger=batch.ledger: draw(self._disk, ledger, self._wall_ms()))
+            self._acts.later(lambda ledger=batch.ledger: draw(self._disk, ledger, self._wall_ms()))
 
     # ------------------------------------------------------------ acts on the board
 
     def _publish(self, name: str) -> None:
-        self._acts.append(lambda: self._publish_now(name))
+        self._acts.later(lambda: self._publish_now(name))
 
     def _publish_now(self, name: str) -> None:
         offer = self._active.offer_of(name)
@@ -666,29 +396,6 @@ class Coordinator:
         )  # fmt: skip
         self._board.publish(name, slip)
 
-    def _put_away(self, name: str, folder: str, holder: str = "") -> None:
-        self._acts.append(lambda: self._board.put_away(name, folder, holder=holder))
-
-    def _complete(self) -> str:
-        """The folder of today's complete tasks, which is made when it is first needed."""
-        today = datetime.fromtimestamp(self._wall_ms() / 1000, UTC).date().isoformat()
-        folder = places.complete_folder(today)
-        if folder not in self._folders:
-            self._disk.make_folder(folder)
-            self._folders.add(folder)
-        return folder
-
-    def _move(self, source: str, target: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # moved by a predecessor, or its reply was lost
-            self._disk.move(source, target)
-
-
-#: Where the last slip of a task that has ended lies.
-_FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
-
-#: In which order the inbox is read.
-_KINDS = ("json", "reopen", "approve", "cancel")
-
 
 def _work_of(ledger: Ledger, task: str) -> Mapping[str, object]:
     """What an agent is told; after a poor answer also what was wrong with it."""
@@ -696,10 +403,7 @@ def _work_of(ledger: Ledger, task: str) -> Mapping[str, object]:
     return {**work, "remark": state.tail} if state.end is End.POOR else work
 
 
-def _urgency(name: str) -> tuple[int, str]:
-    kind = name.rpartition(".")[2]
-    return (_KINDS.index(kind) if kind in _KINDS else len(_KINDS)), name
-
-
-def _inputs_of(ledger: Ledger) -> dict[str, str | BelowRoot]:
-    return decoded_inputs(dict(ledger.inputs))
+def _has_judge(living: Mapping[str, Heartbeat]) -> bool:
+    """Whether the coordinator has a model, or its agent has not shown yet whether it has."""
+    brain = living.get(places.BRAIN)
+    return brain is None or bool(Fields(brain.values).text("model"))

@@ -40,6 +40,7 @@ class Crowd:
     living: frozenset[str] = frozenset()
     vram_mb_max: int = 0  # the largest budget of a living agent; 0 where none is known
     slots: int = 0  # of all living agents
+    has_judge: bool = True  # whether the coordinator has a model that scores answers, as far as is known
 
 
 # ------------------------------------------------------------------ after an attempt

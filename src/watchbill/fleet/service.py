@@ -24,10 +24,11 @@ from watchbill.errors import OursError
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import places
-from watchbill.fleet.coordinator import Coordinator, StartAnew
+from watchbill.fleet.coordinator import Coordinator
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.epochs import Incumbent, Office, Superseded
 from watchbill.fleet.heartbeat import Pulse, Watcher
+from watchbill.fleet.inbox import StartAnew
 from watchbill.fleet.retention import Keeping, clean
 
 __all__ = ["Leaving", "Service", "Settings"]

@@ -1,0 +1,166 @@
+"""Judging: what becomes of a task when one of its attempts has ended.
+
+    files    a task that succeeded must show what it promised to produce; a network mount may show it late
+    score    an answer that its plan wants evaluated is scored by the coordinator's model first
+    verdict  `policy` makes an entry of the result; the slip goes where the entry says
+    output   the answer of an accepted attempt becomes the file that its plan names (`publication`)
+
+Holds what waits for its files or its score. A successor that knows nothing of these hears the results again.
+"""
+
+import glob
+import logging
+from dataclasses import dataclass, replace
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import places
+from watchbill.fleet.active import ActiveBatches
+from watchbill.fleet.acts import Acts
+from watchbill.fleet.board import Board
+from watchbill.fleet.disk import Disk
+from watchbill.fleet.entries import Accept, Fail, Hold, Lost
+from watchbill.fleet.evaluation import Evaluations, is_evaluated
+from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.policy import Crowd, judge
+from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
+from watchbill.fleet.results import End, Result
+from watchbill.fleet.shared_paths import patterns_of
+from watchbill.fleet.signals import Order, send
+from watchbill.fleet.values import Fields
+from watchbill.fleet.watchers import BadAgents
+
+__all__ = ["Judging"]
+
+_LOG = logging.getLogger("watchbill.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """A task that succeeded, and whose files are not to be seen yet."""
+
+    result: Result
+    until_ms: int
+
+
+class Judging:
+    """The results of one epoch."""
+
+    def __init__(self, disk: Disk, board: Board, active: ActiveBatches, acts: Acts) -> None:
+        self._disk = disk
+        self._board = board
+        self._active = active
+        self._acts = acts
+        self._evaluations = Evaluations()
+        self._bad_agents = BadAgents()
+        self._unseen: list[_Unseen] = []
+
+    def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
+        """Judge a result, now or when its files or its score are there; False where its token does not count."""
+        scored = self._evaluations.hear(result)
+        if scored is not None:
+            self._acts.put_away(result.name, places.EXPIRED, result.agent)
+            self._judge_scored(scored, crowd, now_ms)
+            return True
+        offer = self._active.offer_of(result.name)
+        if offer is None:
+            return False
+        if result.end is End.DONE and self._missing(*offer):
+            self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
+        else:
+            self._evaluate_or_judge(*offer, result, crowd, now_ms)
+        return True
+
+    def is_evaluating(self, name: str) -> bool:
+        """Whether the answer under this token waits for its score."""
+        return self._evaluations.is_under_way(name)
+
+    def look_again(self, crowd: Crowd, now_ms: int) -> None:
+        """Judge what waited for its files: caches of a network mount may show them late."""
+        unseen, self._unseen = self._unseen, []
+        for each in unseen:
+            offer = self._active.offer_of(each.result.name)
+            if offer is None:
+                continue
+            missing = self._missing(*offer)
+            if not missing:
+                self._evaluate_or_judge(*offer, each.result, crowd, now_ms)
+            elif now_ms < each.until_ms:
+                self._unseen.append(each)
+            else:
+                tail = f"{missing} is not there, and the task promises to produce it"
+                failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
+                self._judge(*offer, failed, crowd, now_ms)
+
+    def accept_unscored(self, crowd: Crowd, now_ms: int) -> None:
+        """Judge the answers whose score did not come in time as if none had been wanted."""
+        for name, result in self._evaluations.overdue(now_ms).items():
+            self._acts.recall([name])
+            self._judge_scored(result, crowd, now_ms)
+
+    def publish_answer(self, ledger: Ledger, task: str) -> None:
+        """Plan that the answer of an accepted attempt becomes the file that its plan names, if it names one."""
+        publication = publication_of(ledger, task)
+        if publication is not None:
+            self._acts.later(lambda: publish(self._disk, publication))
+
+    def _missing(self, ledger: Ledger, task: str) -> str:
+        """A file that the task promised to produce and that is not to be seen; "" where all are there."""
+        work = Fields(ledger.spec(task).work)
+        awaited = list(patterns_of(ledger, task, work.texts("produces")))
+        if work.text("output") or work.text("evaluate"):
+            awaited.append(glob.escape(answer_path(ledger, task)))
+        return next((path for path in awaited if not self._disk.has(path)), "")
+
+    def _evaluate_or_judge(
+        self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int
+    ) -> None:
+        """Have an answer scored first, where the plan wants that and there is a model for it."""
+        if result.end is not End.DONE or not is_evaluated(ledger, task) or not crowd.has_judge:
+            self._judge(ledger, task, result, crowd, now_ms)
+            return
+        try:
+            answer = self._disk.read(answer_path(ledger, task), limits.ANSWER_CHARS_MAX * 4)
+        except NotAFile:
+            answer = b""  # something else than a file lies there: a low score
+        asked = self._evaluations.examine(
+            ledger, task, result, answer, epoch=self._active.epoch, now_ms=now_ms
+        )
+        self._acts.later(lambda: self._disk.put(asked.path, asked.prompt))
+        self._acts.later(lambda: self._board.publish(asked.name, asked.slip))
+
+    def _judge_scored(self, result: Result, crowd: Crowd, now_ms: int) -> None:
+        offer = self._active.offer_of(result.name)
+        if offer is not None:
+            self._judge(*offer, result, crowd, now_ms)
+
+    def _judge(self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int) -> None:
+        if result.end is End.DONE:
+            result = self._prepared_for_publication(ledger, task, result)
+        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd)
+        if isinstance(entry, Accept):
+            self.publish_answer(ledger, task)
+        self._active.decide(ledger.batch, entry, now_ms)
+        self._acts.put_away(result.name, self._folder_after(entry), result.agent)
+        if self._bad_agents.hear(result.agent, task, result.end):
+            _LOG.warning("action=hold agent=%s why=%d different tasks failed in a row", result.agent,
+                         limits.FAILURES_IN_A_ROW_MAX)  # fmt: skip
+            self._acts.later(lambda: send(self._disk, result.agent, Order.HOLD))
+
+    def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
+        """The result, or that of a failed attempt where its answer cannot be written to `output`."""
+        try:
+            publication = publication_of(ledger, task)
+            if publication is not None:
+                make_draft(self._disk, publication)
+        except OursError as error:
+            return replace(result, end=End.MISSING_OUTPUT, tail=str(error))
+        return result
+
+    def _folder_after(self, entry: Accept | Fail | Lost | Hold) -> str:
+        if isinstance(entry, Accept):
+            return self._acts.complete_folder()
+        if isinstance(entry, Hold):
+            return places.MANUAL
+        return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
