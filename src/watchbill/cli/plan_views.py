@@ -16,7 +16,7 @@ from watchbill.fleet.abilities import ability_of
 from watchbill.fleet.board import Board, Holdings
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
-from watchbill.fleet.progress import NO_LIVING_AGENT, BatchProgress, BatchState, progress_of
+from watchbill.fleet.progress import BatchProgress, BatchState, TaskStage, progress_of
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.requests import has_request
 from watchbill.fleet.values import Fields, fields_of
@@ -31,8 +31,9 @@ _STYLES = {
     BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
     BatchState.RUNNING: "cyan", BatchState.SUBMITTED: "dim", BatchState.CANCELLED: "dim",
 }  # fmt: skip
-_ORDER = ("waiting", "ready", "queued", "running", "complete", "failed", "skipped", "manual", "cancelled")
-_PARTS = {"complete": ("█", "green"), "failed": ("▓", "red"), "running": ("▒", "cyan")}
+_PARTS = {
+    TaskStage.COMPLETE: ("█", "green"), TaskStage.FAILED: ("▓", "red"), TaskStage.RUNNING: ("▒", "cyan"),
+}  # fmt: skip
 _BAR_CELLS = 40
 
 
@@ -146,8 +147,9 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
     except (FileNotFoundError, ValueError, NotAFile):
         state = BatchState.REFUSED if refusal else BatchState.SUBMITTED
         return BatchProgress(place.batch, place.plan, state, {}, [])
+    listed = fields.mapping("counts")
     counts = {
-        key: value for key, value in fields.mapping("counts").items() if isinstance(value, int) and value
+        stage: value for stage in TaskStage if isinstance(value := listed.get(stage.value), int) and value
     }
     outcome = fields.text("outcome")
     state = next((each for each in BatchState if each.value == outcome), BatchState.FAILED)
@@ -175,9 +177,13 @@ def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max:
             for name, share in progress.agents.items()
         ]
         yield from ("", *terminal.table(columns, rows))
-    told = [each for each in progress.tasks if each.state in ("running", "failed", "manual")]
-    told += [each for each in progress.tasks if each.state == "queued" and each.why == NO_LIVING_AGENT]
-    told += [each for each in progress.tasks if each.state == "skipped"]
+    told = [
+        each
+        for each in progress.tasks
+        if each.state in (TaskStage.RUNNING, TaskStage.FAILED, TaskStage.MANUAL)
+    ]
+    told += [each for each in progress.tasks if each.has_no_agent]
+    told += [each for each in progress.tasks if each.state is TaskStage.SKIPPED]
     if told:
         rows = [
             [plain(each.id), each.state, str(each.attempt), plain(each.agent), _exit(each.exit),
@@ -204,7 +210,7 @@ def _bar(progress: BatchProgress, terminal: Terminal) -> str:
 
 
 def _counted(progress: BatchProgress) -> str:
-    known = [(state, progress.counts.get(state, 0)) for state in _ORDER]
+    known = [(state, progress.counts.get(state, 0)) for state in TaskStage]
     return ", ".join(f"{number:,} {state}" for state, number in known if number) or "no tasks"
 
 

@@ -6,19 +6,18 @@ Rates and the time left come from the coordinator's own times in the journal; cl
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from watchbill.fleet.abilities import Ability, lack_of, need_of
 from watchbill.fleet.board import Holdings
 from watchbill.fleet.ledger import Ledger, Phase
+from watchbill.fleet.results import End
 from watchbill.plans.summary import Outcome
 
-__all__ = ["AgentShare", "BatchProgress", "BatchState", "TaskLine", "progress_of"]
+__all__ = ["AgentShare", "BatchProgress", "BatchState", "TaskLine", "TaskStage", "progress_of"]
 
 #: How many of the last completions the rate is taken from.
 _RATE_OVER = 200
-#: Why a task is still queued that no living agent could run.
-NO_LIVING_AGENT = "no_living_agent"
 
 
 class BatchState(Enum):
@@ -37,19 +36,43 @@ class BatchState(Enum):
         return self not in (BatchState.SUBMITTED, BatchState.RUNNING)
 
 
+class TaskStage(StrEnum):
+    """Where a task is: as its phase says, but queued or running where that is `issued`."""
+
+    WAITING = "waiting"
+    READY = "ready"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    MANUAL = "manual"
+    CANCELLED = "cancelled"
+
+    @property
+    def has_ended(self) -> bool:
+        return self not in (TaskStage.WAITING, TaskStage.READY, TaskStage.QUEUED, TaskStage.RUNNING)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskLine:
     """A task as `plan status` lists it."""
 
     id: str
-    state: str  # that of its phase; queued or running where it is issued
+    state: TaskStage
     attempt: int
     agent: str
     started: int | None  # ms since 1970, by the coordinator's clock
     finished: int | None
     exit: int | None
-    why: str
+    end: End | None  # of its last attempt, where that was no success
+    has_no_agent: bool  # queued, and no living agent could run it
     culprit: str
+
+    @property
+    def why(self) -> str:
+        """Why it is not complete, in one word."""
+        return "no_living_agent" if self.has_no_agent else "" if self.end is None else self.end.value
 
 
 @dataclass(slots=True)
@@ -68,7 +91,7 @@ class BatchProgress:
     batch: str
     plan: str
     state: BatchState
-    counts: Mapping[str, int]
+    counts: Mapping[TaskStage, int]
     tasks: list[TaskLine]
     agents: Mapping[str, AgentShare] = field(default_factory=dict[str, AgentShare])
     started: int | None = None
@@ -82,9 +105,7 @@ class BatchProgress:
 
     @property
     def done(self) -> int:
-        return sum(
-            self.counts.get(each, 0) for each in ("complete", "failed", "skipped", "manual", "cancelled")
-        )
+        return sum(count for stage, count in self.counts.items() if stage.has_ended)
 
     def fields(self) -> dict[str, object]:
         """The JSON of `plan status BATCH --json`."""
@@ -113,15 +134,12 @@ def progress_of(ledger: Ledger, holdings: Holdings, living: Sequence[Ability]) -
     culprits = {report.name: report.culprit for report in ledger.reports() if report.culprit}
     tasks = [_line(ledger, task, holders, culprits, living) for task in ledger.tasks()]
     rate = _rate_per_min(ledger)
-    left = sum(each.finished is None and each.state in _OPEN for each in tasks)
+    left = sum(each.finished is None and not each.state.has_ended for each in tasks)
     return BatchProgress(
         ledger.batch, ledger.plan, _state_of(ledger), Counter(each.state for each in tasks), tasks, _shares(tasks),
         ledger.opened_ms or None, ledger.ended_ms or None, rate,
         round(left / rate * 60_000) if rate and left else None,
     )  # fmt: skip
-
-
-_OPEN = ("waiting", "ready", "queued", "running")
 
 
 def _state_of(ledger: Ledger) -> BatchState:
@@ -140,27 +158,31 @@ def _line(
     living: Sequence[Ability],
 ) -> TaskLine:
     phase, state = ledger.phase(task), ledger.state(task)
-    word, agent = phase.value, state.agent
-    why = "" if phase is Phase.COMPLETE or state.end is None else state.end.value
-    if phase is Phase.ISSUED:
-        agent = holders.get(state.token, "")
-        word = "running" if agent else "queued"
-        if not agent and lack_of(need_of(ledger, task), living) is not None:
-            why = NO_LIVING_AGENT
+    agent = holders.get(state.token, "") if phase is Phase.ISSUED else state.agent
+    stage = _stage_of(phase, is_held=bool(agent))
+    has_no_agent = stage is TaskStage.QUEUED and lack_of(need_of(ledger, task), living) is not None
     has_ended = phase in (Phase.COMPLETE, Phase.FAILED) and state.at_ms
     return TaskLine(
-        task, word, state.attempt, agent, max(0, state.at_ms - state.ms) if has_ended else None,
+        task, stage, state.attempt, agent, max(0, state.at_ms - state.ms) if has_ended else None,
         state.at_ms if has_ended else None, state.rc if phase is not Phase.ISSUED else None,
-        why, culprits.get(task, ""),
+        None if phase is Phase.COMPLETE else state.end, has_no_agent, culprits.get(task, ""),
     )  # fmt: skip
+
+
+def _stage_of(phase: Phase, *, is_held: bool) -> TaskStage:
+    if phase is Phase.ISSUED:
+        return TaskStage.RUNNING if is_held else TaskStage.QUEUED
+    return TaskStage(phase.value)
 
 
 def _shares(tasks: list[TaskLine]) -> dict[str, AgentShare]:
     shares: dict[str, AgentShare] = {}
     for each in tasks:
-        if each.agent and each.state in ("running", "complete", "failed"):
+        if each.agent and each.state in (TaskStage.RUNNING, TaskStage.COMPLETE, TaskStage.FAILED):
             share = shares.setdefault(each.agent, AgentShare())
-            setattr(share, each.state, getattr(share, each.state) + 1)
+            share.running += each.state is TaskStage.RUNNING
+            share.complete += each.state is TaskStage.COMPLETE
+            share.failed += each.state is TaskStage.FAILED
     return dict(sorted(shares.items()))
 
 

@@ -144,8 +144,7 @@ class _Fields:
         try:
             return check_plain_name(name, "the name of a task")
         except NameRefused as error:
-            what, _, why = str(error).partition("; ")
-            self._wrong(self._text.line, what, self._better_name(name) or why)
+            self._wrong(self._text.line, error.what, self._better_name(name) or error.hint)
             return name
 
     def _better_name(self, name: str) -> str:
@@ -318,8 +317,7 @@ class _Fields:
                 return parse_millis(int(text))
             return parse_millis(_SPELLED_TIME.sub(_short_time, text).replace(" ", ""))
         except UnitError as error:
-            what, _, hint = str(error).partition("; ")
-            self._wrong(self._line("timeout"), f"timeout: {what}", hint)
+            self._wrong(self._line("timeout"), f"timeout: {error.what}", error.hint)
             return None
 
     # ------------------------------------------------------------ texts

@@ -11,7 +11,7 @@ from watchbill.core.absence import Why, absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse, Request
-from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
+from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.runtime.duplicate import duplicate
@@ -41,7 +41,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     if why := policy_uncertainty(machine.state, model):
         policy += f", for now turns because {why}"
     absence = absence_of(core.state, core.state.models[request.model], now)
-    asleep = f"{wakes_text(model)}; " if stage == "asleep" else ""
+    asleep = f"{wakes_text(model)}; " if stage is ModelStatus.ASLEEP else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)

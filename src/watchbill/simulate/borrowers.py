@@ -7,6 +7,7 @@ answered. What is lent is known here from the core's replies alone.
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from watchbill.core import messages as m
@@ -22,6 +23,14 @@ TAKES_MS = (0.0, 5_000.0)
 COMMANDS_FROM = 1_000
 
 
+class LoanState(StrEnum):
+    """Where a loan is, from its holder's point of view."""
+
+    ASKED = "asked"
+    LENT = "lent"
+    ENDED = "ended"
+
+
 @dataclass(slots=True)
 class Borrower:
     """One loan, from its holder's point of view."""
@@ -33,7 +42,7 @@ class Borrower:
     takes_ms: float
     lasts_ms: float
     asked_at: float
-    state: str = "asked"  # asked, lent, ended
+    state: LoanState = LoanState.ASKED
     outcome: str = ""  # given back, left, or the code of the refusal
     held: int = 0  # bytes taken so far
     granted_at: float | None = None
@@ -77,21 +86,21 @@ class Borrowers:
 
     def give_back(self, borrower: Borrower) -> None:
         """Ends a loan, or a wait for one."""
-        if borrower.state == "ended":
+        if borrower.state is LoanState.ENDED:
             return
-        borrower.outcome = "given back" if borrower.state == "lent" else "left"
-        borrower.state, borrower.held = "ended", 0
+        borrower.outcome = "given back" if borrower.state is LoanState.LENT else "left"
+        borrower.state, borrower.held = LoanState.ENDED, 0
         self._world.feed(m.LoanEnded(borrower.id))
 
     def replied(self, reply: m.Reply) -> None:
         """Notes a loan that was granted. A reply to another command is none of ours."""
         borrower = self.all.get(reply.command)
-        if borrower is None or borrower.state != "asked":
+        if borrower is None or borrower.state is not LoanState.ASKED:
             return
         if not reply.ok:
-            borrower.state, borrower.outcome = "ended", "refused"
+            borrower.state, borrower.outcome = LoanState.ENDED, "refused"
             return
-        borrower.state, borrower.granted_at = "lent", self._world.now
+        borrower.state, borrower.granted_at = LoanState.LENT, self._world.now
         self._granted(borrower)
         world = self._world
         world.at(world.now + borrower.takes_ms, lambda: self._take(borrower))
@@ -101,17 +110,17 @@ class Borrowers:
     def declined(self, action: m.Decline) -> None:
         """Notes a loan that was refused."""
         borrower = self.all[action.command]
-        borrower.state, borrower.outcome = "ended", action.code
+        borrower.state, borrower.outcome = LoanState.ENDED, action.code
         borrower.retry_after_ms = action.retry_after_ms
 
     @staticmethod
     def _take(borrower: Borrower) -> None:
-        if borrower.state == "lent":
+        if borrower.state is LoanState.LENT:
             borrower.held = borrower.use
 
     def lent(self, device: str) -> int:
         """The bytes of a device that are lent now."""
-        return sum(b.size for b in self.all.values() if b.state == "lent" and b.device == device)
+        return sum(b.size for b in self.all.values() if b.state is LoanState.LENT and b.device == device)
 
     def held(self, device: str) -> int:
         """The bytes of a device that borrowers use now."""
@@ -119,7 +128,7 @@ class Borrowers:
 
     def seen(self) -> Mapping[str, int]:
         """What a reading of the machine shows: loan -> bytes in use."""
-        return {b.id: b.held for b in self.all.values() if b.state == "lent"}
+        return {b.id: b.held for b in self.all.values() if b.state is LoanState.LENT}
 
 
 def schedule_loans(draw: random.Random, world: Lender, borrowers: Borrowers, until_ms: float) -> None:

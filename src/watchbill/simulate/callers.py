@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from watchbill.core import messages as m
 
-__all__ = ["Caller", "Faults", "Tally"]
+__all__ = ["Caller", "CallerState", "Faults", "Tally"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class Faults:
         return self != Faults(jitter=self.jitter, until_ms=self.until_ms)
 
 
+class CallerState(StrEnum):
+    """Where a request is, from its caller's point of view."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
 @dataclass(slots=True)
 class Caller:
     """One request, from its caller's point of view."""
@@ -40,7 +50,7 @@ class Caller:
     request: m.Request
     work_ms: float
     then: "Callable[[Caller], None] | None" = None
-    state: str = "new"  # waiting, running, ended
+    state: CallerState = CallerState.NEW
     outcome: str = ""  # answered, failed, left, or the code of the refusal
     served_by: str = ""
     beside: tuple[str, ...] = ()  # the companions that it got

@@ -18,7 +18,7 @@ from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
 from watchbill.core.reasons import Cause, Planned, Swapped
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.borrowers import Borrower, Borrowers
-from watchbill.simulate.callers import Caller, Faults
+from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.places import Places
 from watchbill.simulate.waits import Waits
@@ -193,7 +193,8 @@ class Judge:
         if world.declared[name].permanent:
             self.say("a permanent model was closed for a loan", name)
         for caller in world.open.values():
-            if name in (caller.served_by, *caller.beside) and caller.state in ("waiting", "running"):
+            is_open = caller.state in (CallerState.WAITING, CallerState.RUNNING)
+            if is_open and name in (caller.served_by, *caller.beside):
                 self.say("a model in use was closed for a loan", f"{name} of {caller.request.id}")
 
     def _judge_closing(self, name: str, swapped: Swapped | None) -> None:
@@ -210,7 +211,7 @@ class Judge:
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
         # The end of a run that was cut is not known to the core before the engine has reported it.
         is_free = is_free and not any(
-            c.state == "running" and c.served_by == name for c in world.open.values()
+            c.state is CallerState.RUNNING and c.served_by == name for c in world.open.values()
         )
         # A model that the watchdog suspects gets no requests, also before it can be asked.
         is_free = is_free and not world.core.state.models[name].is_suspect
@@ -234,13 +235,13 @@ class Judge:
 
     def _is_busy_with(self, caller: Caller, name: str) -> bool:
         """Whether a caller keeps a model busy: it runs there or beside it, or waits for nothing else."""
-        if caller.state == "running":
+        if caller.state is CallerState.RUNNING:
             return name == caller.served_by or name in caller.beside
         return name == caller.served_by and (not caller.beside or self._could_start(caller))
 
     def _could_start(self, caller: Caller) -> bool:
         """Whether it waits, and not for a companion."""
-        return caller.state == "waiting" and all(self._is_there(name) for name in caller.beside)
+        return caller.state is CallerState.WAITING and all(self._is_there(name) for name in caller.beside)
 
     def _is_there(self, name: str) -> bool:
         """Whether a model could serve now: warm, or asleep by itself while its memory is still its own."""
@@ -254,7 +255,8 @@ class Judge:
             if (c.served_by == name or name in c.beside) and c.started_at is not None
         ]
         beside = [c for c in world.open.values() if name in c.beside]
-        if any(c.request.work_class >= WorkClass.LEASED for c in (*callers, *beside) if c.state != "ended"):
+        using = [c for c in (*callers, *beside) if c.state is not CallerState.ENDED]
+        if any(c.request.work_class >= WorkClass.LEASED for c in using):
             return
         last = max([c.ended_at or world.now for c in callers] + [self.warm_at.get(name, 0.0)])
         took = self.load_took.get(name, 0.0)
@@ -331,7 +333,7 @@ class Judge:
         ):
             self.say("stopped for a load that the disk prevents", f"{action.model} for {target}")
         for caller in self._world.open.values():
-            if caller.state == "running" and action.model in caller.beside and not action.hard:
+            if caller.state is CallerState.RUNNING and action.model in caller.beside and not action.hard:
                 self.say("a companion was stopped while in use", f"{action.model} of {caller.request.id}")
 
     def _judge_groups(self) -> None:
@@ -380,9 +382,9 @@ class Judge:
         world, running = self._world, dict[str, int]()
         waiting: list[Caller] = []
         for caller in world.open.values():
-            if caller.state == "running":
+            if caller.state is CallerState.RUNNING:
                 running[caller.served_by] = running.get(caller.served_by, 0) + 1
-            elif caller.state == "waiting":
+            elif caller.state is CallerState.WAITING:
                 waiting.append(caller)
                 if world.now > caller.due + 2:
                     self.say("a request waits past its due without an answer", caller.request.id)

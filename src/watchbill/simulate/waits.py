@@ -20,7 +20,7 @@ from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import AGING_STEPS
 from watchbill.core.policy import SOFT_TURN_LOWER, Rate
-from watchbill.simulate.callers import Caller, Faults
+from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 
 __all__ = ["Waits"]
@@ -111,13 +111,19 @@ class Waits:
 
     def _waiting(self) -> list[str]:
         """The models of these places that are needed and not in memory."""
-        names = {c.served_by for c in self._world.open.values() if c.state == "waiting" and not c.beside}
+        names = {
+            c.served_by for c in self._world.open.values() if c.state is CallerState.WAITING and not c.beside
+        }
         return sorted(n for n in names if n in self._places and self._world.engines[n].power is Power.OFF)
 
     def _rank(self, name: str) -> tuple[WorkClass, int]:
         """The class and the aged priority of the request that a model would serve first."""
         first = min(
-            (c.request for c in self._world.open.values() if c.state == "waiting" and c.served_by == name),
+            (
+                c.request
+                for c in self._world.open.values()
+                if c.state is CallerState.WAITING and c.served_by == name
+            ),
             key=lambda r: (r.work_class, r.arrived_at - (5 - r.priority) * HEAD_START_MS, r.id),
             default=None,
         )

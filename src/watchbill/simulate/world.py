@@ -14,7 +14,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
 from watchbill.simulate.borrowers import Borrowers
-from watchbill.simulate.callers import Caller, Faults, Tally
+from watchbill.simulate.callers import Caller, CallerState, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
 
@@ -174,19 +174,19 @@ class World:
 
     def leave(self, caller: Caller) -> None:
         """A caller hangs up."""
-        if caller.state == "ended":
+        if caller.state is CallerState.ENDED:
             return
         parting = self._part(caller)
         self._end(caller, "left")
         self.feed(m.Left(caller.request.id, parting))
 
     def _end(self, caller: Caller, outcome: str) -> None:
-        if caller.state == "ended":
+        if caller.state is CallerState.ENDED:
             self.judge.say("a request ended twice", caller.request.id)
             return
-        if caller.state == "running":
+        if caller.state is CallerState.RUNNING:
             self.judge.ran(caller)
-        caller.state, caller.outcome, caller.ended_at = "ended", outcome, self.now
+        caller.state, caller.outcome, caller.ended_at = CallerState.ENDED, outcome, self.now
         del self.open[caller.request.id]
         if caller.then is not None:
             then = caller.then
@@ -238,7 +238,11 @@ class World:
 
     def _admit(self, action: m.Admit) -> None:
         caller = self.open[action.id]
-        caller.state, caller.served_by, caller.forecast_ms = "waiting", action.model, action.forecast_ms
+        caller.state, caller.served_by, caller.forecast_ms = (
+            CallerState.WAITING,
+            action.model,
+            action.forecast_ms,
+        )
         caller.beside = action.companions
 
     def _refuse(self, action: m.Refuse) -> None:
@@ -252,7 +256,7 @@ class World:
         if engine.power is Power.ASLEEP:  # by itself, and the core does not know: a request wakes it
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
-        caller.state, caller.granted_at, caller.begun = "running", self.now, False
+        caller.state, caller.granted_at, caller.begun = CallerState.RUNNING, self.now, False
         caller.turns += 1
         caller.served_by, caller.beside = action.model, action.companions
         if caller.started_at is None:
@@ -269,7 +273,7 @@ class World:
     def _first_byte(self, caller: Caller, granted: float) -> None:
         if self.engines[caller.served_by].frozen_at is not None:
             return
-        if caller.state == "running" and caller.granted_at == granted and not caller.begun:
+        if caller.state is CallerState.RUNNING and caller.granted_at == granted and not caller.begun:
             caller.begun = True
             self.feed(m.FirstByte(caller.request.id))
 
@@ -313,21 +317,21 @@ class World:
 
     def _yield(self, caller: Caller, granted: float) -> None:
         """Stops background work at a boundary; it keeps its text so far."""
-        if caller.state == "running" and caller.granted_at == granted:
+        if caller.state is CallerState.RUNNING and caller.granted_at == granted:
             caller.work_ms = max(50.0, self._drop_job(caller))
             # It has begun, so it gets a new wait.
             caller.due = max(caller.due, self.now + caller.request.max_wait_ms)
             self._return(caller)
 
     def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
-        if caller.state != "running":
+        if caller.state is not CallerState.RUNNING:
             return
         caller.ran_ms += self.now - caller.granted_at
-        caller.state = "waiting"
+        caller.state = CallerState.WAITING
         self.feed(m.Returned(caller.request.id, parting))
 
     def _fail(self, caller: Caller, outcome: str, parting: m.Parting | None) -> None:
-        if caller.state == "running":
+        if caller.state is CallerState.RUNNING:
             self._end(caller, outcome)
             self.feed(m.Ended(caller.request.id, False, parting))
 
