@@ -1,14 +1,15 @@
 """Bounds and forecasts where several models, or several tries, stand before a request."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
-from watchbill.catalog import Lane, Model, WorkClass
+from watchbill.catalog import Lane, Model, PolicyRules, WorkClass
 from watchbill.core.model_state import Stage
 from watchbill.runtime.views import request_view
-from watchbill.simulate.callers import Faults
+from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 
@@ -238,6 +239,89 @@ def test_a_load_that_hangs_and_that_nobody_waits_for_makes_room(world_of: WorldO
     caller = world.arrive("good", 300, lane="chat")
     world.run(80_000)
     assert caller.outcome == "answered"
+
+
+def hung_first_load(world_of: WorldOf, model: ModelOf, policy: str = "rate") -> tuple[World, Caller]:
+    """A world after 10 s: one model is known and idle, the other's first load hangs, and its caller waits."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 240_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 240_000),
+    }
+    models = (model("good", 0.1), model("hung", 0.1))
+    world = world_of(
+        *models, capacity_gb=0.15, load_ms=None, lanes=lanes, known_service_ms=300, rules=PolicyRules(policy)
+    )
+    world.arrive("good", 300, lane="chat")
+    world.run(10_000)
+    world.faults = Faults(load_hangs=1.0)
+    waits = world.arrive("hung", 300, lane="chat")
+    world.run(12_000)
+    world.faults = Faults()
+    assert world.core.state.models["hung"].stage is Stage.LOADING
+    return world, waits
+
+
+@pytest.mark.parametrize("policy", ["rate", "turns"])
+@pytest.mark.parametrize("which", ["chat", "batch"])
+def test_a_first_load_that_hangs_makes_room_for_others_though_a_request_waits_for_it(
+    world_of: WorldOf, model: ModelOf, which: str, policy: str
+) -> None:
+    """RES-20: its limit without a learned time is five minutes; others wait a tenth of that, and both are served."""
+    world, waits = hung_first_load(world_of, model, policy)
+    other = world.arrive("good", 300, lane=which)
+    world.run(120_000)
+    assert (other.outcome, waits.outcome) == ("answered", "answered")
+    assert other.started_at is not None and other.started_at < 60_000
+    assert [alert.kind for alert in world.alerts] == ["slow-load"]
+    assert not world.judge.broken
+
+
+def test_a_first_load_that_hangs_is_reported_and_its_forecast_grows(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11, RES-20: nobody else wants its memory, so it goes on; an alert says so, and forecasts grow."""
+    world, first = hung_first_load(world_of, model)
+    said: list[int] = []
+    for until in (20_000, 40_000, 80_000):
+        world.run(until)
+        caller = world.arrive("hung", 300, lane="chat")
+        assert caller.forecast_ms is not None and caller.state == "waiting"
+        said.append(caller.forecast_ms)
+    assert said[0] > 3_000 and said[1] > 20_000 and said[2] > 60_000
+    assert world.core.state.models["hung"].stage is Stage.LOADING
+    assert [(alert.kind, alert.model) for alert in world.alerts] == [("slow-load", "hung")]
+    assert "load_timeout" in world.alerts[0].text
+    world.run(250_001)  # its caller's max_wait is over
+    assert first.outcome == "wait_exceeded" and first.retry_after_ms > 100_000
+
+
+def test_a_slow_first_load_is_not_given_up_without_end(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: each time it has twice as long, so a model that only starts slowly is loaded in spite of busy others."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 600_000)}
+    world = world_of(
+        model("good", 0.1), model("slow", 0.1), capacity_gb=0.15, load_ms=None, lanes=lanes,
+        known_service_ms=300,
+    )  # fmt: skip
+    world.truth["slow"] = world.engines["slow"].model = replace(world.truth["slow"], load_ms=100_000)
+    keep_asking(world, "good", 300)
+    world.run(10_000)
+    caller = world.arrive("slow", 300, lane="chat")
+    world.run(600_000)
+    assert caller.outcome == "answered" and not world.judge.broken
+
+
+def test_a_declared_load_time_is_waited_for(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: `load_timeout` says how long a load may take; nobody gives it up sooner."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 240_000)}
+    models = (model("good", 0.1), model("slow", 0.1, load_timeout_ms=Millis(120_000)))
+    world = world_of(*models, capacity_gb=0.15, load_ms=None, lanes=lanes, known_service_ms=300)
+    world.truth["slow"] = world.engines["slow"].model = replace(world.truth["slow"], load_ms=100_000)
+    slow = world.arrive("slow", 300, lane="chat")
+    world.run(1_000)
+    world.arrive("good", 300, lane="chat")
+    world.run(200_000)
+    assert slow.started_at is not None and slow.started_at < 105_000
+    assert world.tally.loads_by_model["slow"] == 1
 
 
 def test_a_small_model_replaces_background_work_beside_the_large_ones_that_wait(

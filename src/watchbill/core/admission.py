@@ -299,7 +299,10 @@ class Admission:
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         why += self._lent_text(model) if code == Refusal.WAIT_EXCEEDED else ""
-        self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, model.load.ms))
+        retry_ms = model.load.ms
+        if isinstance(model, ModelState) and model.stage is Stage.LOADING:
+            retry_ms = model.load_left_ms(now)
+        self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, retry_ms))
         self._state.note(JournalEvent.EXPIRE, self._bound(request), model, request=request.id, ms=waited)
 
     def _lent_text(self, model: Candidate) -> str:

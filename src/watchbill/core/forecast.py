@@ -28,6 +28,10 @@ class Forecast(NamedTuple):
         """The forecast delayed by `ms`, which rests on the load times of these models."""
         return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
 
+    def or_guess(self, is_guess: bool) -> "Forecast":
+        """The same forecast, marked as a guess if it is one."""
+        return Forecast(self.ms, self.is_guess or is_guess)
+
     def after(self, ms: float) -> "Forecast":
         """The forecast delayed to `ms` at the least."""
         return Forecast(max(self.ms, ms), self.is_guess)
@@ -103,7 +107,7 @@ class _Arrival:
             case Stage.READY:
                 return NOW
             case Stage.LOADING:
-                return NOW.plus(max(0.0, model.since + model.load.ms - self.now), guessed_by=[model])
+                return self._rest_of_load(model)
             case Stage.PLANNED:
                 planned = model.serving  # a set is never planned: its members are
                 bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < planned.plan_order])
@@ -119,6 +123,14 @@ class _Arrival:
                 clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
                 return clear.plus(pause + queue + model.load.ms, guessed_by=[model, *ahead])
 
+    def _rest_of_load(self, model: Candidate) -> Forecast:
+        """A load that is late may end at any time, so the rest of it is a guess."""
+        if model.is_set:  # its load time is what is left of its members'
+            return NOW.plus(model.load.ms, guessed_by=[model])
+        serving = model.serving
+        left = NOW.plus(serving.load_left_ms(self.now), guessed_by=[serving])
+        return left.or_guess(self.now - serving.since > serving.load.ms)
+
     def _coming(self) -> tuple[ModelState, ...]:
         """The models on their way in."""
         return self.state.in_stage(Stage.PLANNED, Stage.LOADING)
@@ -132,11 +144,10 @@ class _Arrival:
             for s in others
             if s not in own and not s.is_stuck(self.now) and (one_bus or s.needs.keys() & model.needs.keys())
         ]
-        left_ms = sum(
-            max(0.0, s.since + s.load.ms - self.now) if s.stage is Stage.LOADING else s.load.ms
-            for s in before
-        )
-        return NOW.plus(left_ms, guessed_by=before)
+        loading = [s for s in before if s.stage is Stage.LOADING]
+        left_ms = sum(s.load_left_ms(self.now) if s in loading else s.load.ms for s in before)
+        late = any(self.now - s.since > s.load.ms for s in loading)
+        return NOW.plus(left_ms, guessed_by=before).or_guess(late)
 
     def _until_left(self, target: ModelState) -> float:
         """Until the last of a plan's victims is gone."""
@@ -167,7 +178,9 @@ class _Arrival:
             turn_ms = max(quantum_ms, self.turn_in_ms)
             turn_ms = turn_ms if self.stays(model) else min(turn_ms, dry_ms)
             return max(turn_ms, model.residual(now)) + model.halt.ms
-        load_ms = model.load.ms
-        load_ms += model.since - now if model.stage is Stage.LOADING else self._until_left(model)
-        turn_ms = max(model.quantum_ms, self.turn_in_ms - load_ms)
-        return max(0.0, load_ms) + min(turn_ms, dry_ms) + model.halt.ms
+        if model.yields(now):
+            return model.halt.ms
+        is_loading = model.stage is Stage.LOADING
+        load_ms = model.load_left_ms(now) if is_loading else model.load.ms + self._until_left(model)
+        turn_ms = load_ms + min(max(model.quantum_ms, self.turn_in_ms - load_ms), dry_ms)
+        return (min(turn_ms, model.yields_at - now) if is_loading else turn_ms) + model.halt.ms

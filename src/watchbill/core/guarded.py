@@ -13,7 +13,7 @@ from watchbill.catalog import PolicyRules
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Alert, PlanKind, Request
 from watchbill.core.model_state import Candidate, Stage
-from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting
+from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting, yielding
 from watchbill.core.state import State
 
 __all__ = ["Guarded", "illegal", "make_policy"]
@@ -100,10 +100,10 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
         return f"it chose {name}, which no request waits for, or which may not load now"
     if len({victim.name for victim in plan.victims}) != len(plan.victims):
         return f"it named a victim of {name} twice"
-    own, free_to_go = target.members, movable(state, target)
+    own, free_to_go, hung = target.members, movable(state, target), yielding(state, target, now)
     for victim in plan.victims:
         aborts = victim.stage is Stage.LOADING and not victim.spec.permanent and victim.aborts < ABORTS_MAX
-        if victim in own or not (victim in free_to_go or aborts):
+        if victim in own or not (victim in free_to_go or victim in hung or aborts):
             return f"it closed {victim.name} for {name}, which may not leave now"
     for resource, amount in state.shortage_of(target).items():
         freed = sum(victim.frees().get(resource, 0) for victim in plan.victims)

@@ -147,6 +147,7 @@ class Machine:
         self.epochs.turn(now)
         if overdue or is_new:
             self._reset_faulty(now)  # before grants: no request is sent to a model that is about to be reset
+        self._watchdog.watch_loads(now)
         self._dispatch.grant(now)
         if overdue or is_new:
             self._force(now)
@@ -244,6 +245,8 @@ class Machine:
             self.state.rest(model)
         if stage is Stage.DRAINING and model.emergency:
             wakes.append(model.since + model.grace_ms)
+        if stage is Stage.LOADING:
+            wakes.append(model.yields_at)
         if stage is not Stage.ABSENT and (deadline := self._residency.deadline(model)) is not None:
             wakes.append(deadline)
 

@@ -59,6 +59,10 @@ NEVER = -(10**15)
 #: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
+#: A load that takes longer than that and than this is reported, and makes room for other models that wait. Each failure
+#: in a row doubles that time: a model that only starts slowly is loaded in the end.
+SLOW_LOAD_MS_MIN = 30_000
+SLOW_LOAD_DOUBLINGS_MAX = 4
 #: The pause of a caller that sends its next request right after an answer.
 PAUSE_MS = 20
 #: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
@@ -589,6 +593,13 @@ class ModelState(Candidate):
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         service.learn(taken_ms / self.batch_factor(beside))
 
+    def load_left_ms(self, now: int) -> float:
+        """How much longer its load takes: the rest of its usual time, then as long as it has been late.
+
+        A load that hangs would otherwise be over in a moment, at every moment.
+        """
+        return abs(self.load.ms - (now - self.since))
+
     @property
     def stuck_at(self) -> float:
         """When its load takes so much longer than usual that it is probably no longer reading its weights."""
@@ -598,6 +609,24 @@ class ModelState(Candidate):
     def is_stuck(self, now: int) -> bool:
         """Whether its load seems to hang, before its limit is reached."""
         return self.stage is Stage.LOADING and now >= self.stuck_at
+
+    @property
+    def slow_at(self) -> float:
+        """When its load is slow enough to be reported."""
+        return max(self.stuck_at, self.since + SLOW_LOAD_MS_MIN)
+
+    @property
+    def yields_at(self) -> float:
+        """When its load makes room for other models. A time limit in the config says how long it may take."""
+        if self.spec.load_timeout_ms is not None:
+            return math.inf
+        return self.since + (self.slow_at - self.since) * 2 ** min(self.failures, SLOW_LOAD_DOUBLINGS_MAX)
+
+    def yields(self, now: int) -> bool:
+        """Whether its load makes room for others: it seems to hang, for a long time or with no request waiting."""
+        if self.stage is not Stage.LOADING or self.spec.permanent:
+            return False
+        return now >= self.yields_at or (self.is_idle and self.is_stuck(now))
 
     @property
     def linger_ms(self) -> float:
@@ -662,6 +691,8 @@ class ModelState(Candidate):
 
     def price(self, now: int) -> float:
         """The useful work per millisecond that would be lost by closing it now, scaled by its inertia."""
+        if self.yields(now):
+            return 0.0
         if self.is_idle:
             return 0.0 if self.has_lingered(now) else self.inertia * self.demand(now)
         return self.inertia * max(self.demand(now), self._best_work_rate())

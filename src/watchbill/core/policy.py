@@ -149,6 +149,16 @@ def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
     ]
 
 
+def yielding(state: State, target: Candidate, now: int) -> list[ModelState]:
+    """The loads that seem to hang and make room for this model; for rotation only those that no request waits for."""
+    explicit = target.top_class() is not WorkClass.ROTATION
+    return [
+        s
+        for s in state.in_stage(Stage.LOADING)
+        if s not in target.members and s.yields(now) and (explicit or s.is_idle)
+    ]
+
+
 def returning(state: State, now: int) -> Plan | None:
     """The plan for an absent permanent model: into free memory, or in place of idle models."""
     for model in state.in_stage(Stage.ABSENT):
@@ -195,9 +205,10 @@ class _InArrivalOrder:
     def bring_in(self, state: State, target: Candidate, now: int) -> Plan | None:
         """Frees memory by the models that may leave, the least recently used first."""
         by_use = sorted(movable(state, target), key=lambda s: (s.last_used, s.name))
-        order = {s.name: 2.0**i for i, s in enumerate(by_use)}
+        order = {s.name: 2.0 ** (i + 1) for i, s in enumerate(by_use)}
         leaving = [s for s in movable(state, target) if self._yields(s, target, now)]
-        victims = cover(state.shortage_of(target), leaving, lambda s: order[s.name])
+        leaving += yielding(state, target, now)
+        victims = cover(state.shortage_of(target), leaving, lambda s: order.get(s.name, 1.0))
         if victims is None:
             return None
         return Plan(target, victims, self.kind if victims else PlanKind.FITS, WaitedLongest())
@@ -442,11 +453,12 @@ class Rate:
     def _leaving(self, state: State, turn: Turn, now: int) -> list[ModelState]:
         """The models that may leave for a turn."""
         work_class = turn.model.turn_class()
-        return [
+        done = [
             s
             for s in movable(state, turn.model)
             if self._is_done(s, work_class, now) and _gives_way(s, turn, now)
         ]
+        return done + yielding(state, turn.model, now)
 
     @staticmethod
     def _for_turn(state: State, turn: Turn, victims: Cover, now: int) -> Plan:
@@ -499,7 +511,9 @@ class Rate:
             return Plan(target, (), PlanKind.FITS, Fits())
         kept = () if mine else earmarked
         leaving = [s for s in self._may_yield(state, target, now) if s not in kept]
-        leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now)]
+        hung = yielding(state, target, now)
+        leaving += hung
+        leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now, hung)]
         leaving += [s for s in state.in_stage(Stage.PLANNED) if self._may_displace(state, s, target, now)]
         if not leaving:
             return None  # the common case under load: every model is busy with work of the same class
@@ -569,14 +583,13 @@ class Rate:
         return waits_for_load and is_cleared and not model.sleeps and target.rank(now) < model.rank(now)
 
     @staticmethod
-    def _may_abort(model: ModelState, target: Candidate, now: int) -> bool:
-        if model in target.members:
+    def _may_abort(
+        model: ModelState, target: Candidate, now: int, counted: Sequence[ModelState] = ()
+    ) -> bool:
+        if model in target.members or model in counted:
             return False
-        if model.is_stuck(now) and not model.line:
-            return not model.spec.permanent  # nobody waits for a load that seems to hang
         lower = target.top_class() < min(model.plan_class, model.top_class())
-        left = model.since + model.load.ms - now
-        worth_it = left > target.load.ms + target.service.ms
+        worth_it = model.load_left_ms(now) > target.load.ms + target.service.ms
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
 
 

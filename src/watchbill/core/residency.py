@@ -209,7 +209,10 @@ class Residency:
             self._note_evict(model, why, sum(model.sizes_asleep().values()), cause)
             self.halt(model, why, now, hard=False)
         elif model.stage is Stage.LOADING:
-            model.aborts += 1 if target else 0
+            if target and now >= model.yields_at:
+                self.fail(model, _given_up(model, target, now), hopeless=False, now=now)
+            elif target:
+                model.aborts += 1
             model.leaving_for = target
             self.halt(model, why, now, hard=True)
         elif model.stage is Stage.READY:
@@ -690,3 +693,12 @@ class Residency:
         self.enter(model, Move.GONE, now)
         why = "its engine could not be stopped"
         self.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)
+
+
+def _given_up(model: ModelState, target: str, now: int) -> str:
+    """Why a load that took too long was given up in favour of another model."""
+    taken, usual = (now - model.since) / 1000, model.load.ms / 1000
+    return (
+        f"not warm after {taken:.0f} s, where {usual:.0f} s were expected, and {target} waits for its memory; "
+        f"set models.{model.name}.load_timeout if it needs longer"
+    )

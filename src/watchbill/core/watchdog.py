@@ -15,6 +15,9 @@ that ran before end well, which settles the question, or end by their own time l
 That delays no request for long: a healthy model answers at once, and a fault that keeps it from answering us keeps it
 from answering its callers, too.
 
+A load that takes far longer than expected is reported while it goes on: a first load has a limit of minutes, and until
+then nothing else says that its engine hangs.
+
 Silence is also reported: where background rotation should keep the daemon busy, a long time without any event means
 that something is wrong.
 """
@@ -70,6 +73,7 @@ class Watchdog:
         self._silent_since: int | None = None  # of the silence that was already reported
         self._asked: dict[tuple[str, int], _Question] = {}  # models and attempts with an open question
         self._well: dict[tuple[str, int], int] = {}  # those that gave a good answer -> when
+        self._slow: set[tuple[str, int]] = set()  # loads that were already reported as slow
 
     def faults(self, now: int) -> list[tuple[ModelState, str]]:
         """The ready models that must be reset, and why."""
@@ -185,6 +189,19 @@ class Watchdog:
         over = self._state.used(device, *STAYING) > self._state.ledger.limit(device)
         return over or book.reading.available < book.device.reserve
 
+    def watch_loads(self, now: int) -> None:
+        """Raises an alert for each load that takes far longer than expected."""
+        loading = {(model.name, model.attempt): model for model in self._state.in_stage(Stage.LOADING)}
+        self._slow &= loading.keys()
+        for which, model in loading.items():
+            if which in self._slow:
+                continue
+            if now < model.slow_at:
+                self._state.wakes.append(model.slow_at)
+                continue
+            self._slow.add(which)
+            self._state.out.append(Alert("slow-load", _slow_text(model, now), model.name))
+
     def listen(self, interval_ms: int | None, now: int) -> None:
         """Raises an alert when nothing has happened for too long."""
         rules, last = self._state.catalog.rotation, self._state.active_at
@@ -211,3 +228,12 @@ def _alone_ms(model: ModelState) -> int:
 def _failed(model: ModelState) -> str:
     """Why the model is suspect, for people."""
     return failures_text(model.bad_answers)
+
+
+def _slow_text(model: ModelState, now: int) -> str:
+    taken, usual = (now - model.since) / 1000, model.load.ms / 1000
+    guess = " (a guess)" if model.load.is_guess else ""
+    return (
+        f"{model.name} has been loading for {taken:.0f} s, where {usual:.0f} s were expected{guess}; "
+        f"see `watchbill logs {model.name}`, and set models.{model.name}.load_timeout if it needs that long"
+    )

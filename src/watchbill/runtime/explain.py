@@ -15,7 +15,7 @@ from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStat
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.runtime.duplicate import duplicate
-from watchbill.runtime.views import hindrance, policy_uncertainty, suspicion, wakes_text
+from watchbill.runtime.views import hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
 from watchbill.steps import Steps, at_once
 from watchbill.units import format_millis
 
@@ -61,7 +61,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
     reason = _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now))
-    reason = reason or _waits_because(machine, machine.state.models[serving], now)
+    reason = reason or _waits_because(machine, names, now)
     balance = _balance(machine, machine.state.companion_sets.get(target) or model, leaving, now)
     return {
         "model": request.model,
@@ -146,14 +146,22 @@ def _reason(granted: bool, refused: Refuse | None, plan: Planned | None, stage: 
     return {
         "ready": "it is warm and all its slots are taken",
         "planned": "it loads as soon as its memory is free",
-        "loading": "it is being loaded",
         "draining": "it is leaving and comes back afterwards",
         "stopping": "it is leaving and comes back afterwards",
     }.get(stage, "")
 
 
-def _waits_because(machine: Machine, model: ModelState, now: int) -> str:
-    """Why a model that could be loaded is not planned yet, with the request in its line."""
+def _loading(core: Machine, names: tuple[str, ...], now: int) -> str:
+    """How far the loads are that a request waits for; empty while none is under way."""
+    loading = [s for name in names if (s := core.state.models[name]).stage is Stage.LOADING]
+    return "; ".join(loading_text(s, now) for s in loading)
+
+
+def _waits_because(machine: Machine, names: tuple[str, ...], now: int) -> str:
+    """How far its load is, or why a model that could be loaded is not planned yet, with the request in its line."""
+    if loading := _loading(machine, names, now):
+        return loading
+    model = machine.state.models[names[0]]
     if model.failure is not None and now < model.retry_at:
         return f"its last load failed, and it is tried again in {format_millis(model.retry_at - now)}: {model.failure}"
     if any(

@@ -30,6 +30,7 @@ __all__ = [
     "epochs_view",
     "failure_of",
     "hindrance",
+    "loading_text",
     "policy_uncertainty",
     "policy_view",
     "request_view",
@@ -374,7 +375,7 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
         case Stage.READY:
             return f"{ahead} before it; {model.name} serves {model.spec.concurrency} at a time"
         case Stage.LOADING:
-            return f"{model.name} is loading, which takes about {model.load.ms / 1000:.1f} s"
+            return loading_text(model, now)
         case Stage.PLANNED:
             leaving = [s.name for s in state.managed if s.leaving_for == model.name]
             loading = [s.name for s in state.in_stage(Stage.LOADING)]
@@ -392,6 +393,14 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
             why = f"; its last load failed: {model.failure}" if model.failure else ""
             held = hindrance(state, model, now)
             return f"{model.name} is not in memory and waits {held or 'for its turn'}{why}"
+
+
+def loading_text(model: ModelState, now: int) -> str:
+    """How long a model has been loading, and how long that takes."""
+    usual = f"{model.load.ms / 1000:.1f} s"
+    if now - model.since <= model.load.ms:
+        return f"{model.name} is loading, which takes about {usual}"
+    return f"{model.name} has been loading for {(now - model.since) / 1000:.1f} s, where about {usual} were expected"
 
 
 def wakes_text(model: ModelState) -> str:

@@ -68,7 +68,8 @@ def random_world(
     truth = {m.name: _truth(draw, m) for m in models}
     known = {name: _guess(draw, true) for name, true in truth.items()}
     capacity = {name: int(device.capacity or 0) for name, device in devices.items()}
-    world = World(catalog, truth, capacity, seed=seed, faults=FAULTS if faults else None, known=known)
+    troubles = _with_hangs(random.Random(f"hangs {seed}"), FAULTS) if faults else None
+    world = World(catalog, truth, capacity, seed=seed, faults=troubles, known=known)
     world.mute = seed % 5 == 0
     sets = _sets(random.Random(f"sets {seed}"), models, devices)
     for model in models:
@@ -120,6 +121,11 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
                 world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane, ()))
                 when += draw.expovariate(1 / every)
     return world
+
+
+def _with_hangs(draw: random.Random, faults: Faults) -> Faults:
+    """In every fifth world many loads hang, first ones included."""
+    return replace(faults, load_hangs=0.3) if draw.random() < 0.2 else faults
 
 
 def _with_priorities(draw: random.Random, models: list[Model]) -> list[Model]:

@@ -20,6 +20,7 @@ from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.late_loads import LateLoads
 from watchbill.simulate.places import Places
 from watchbill.simulate.waits import Waits
 
@@ -73,6 +74,7 @@ class Judge:
         self._hung: dict[tuple[str, int], list[float]] = {}
         self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
         self.waits = Waits(world, self.say)
+        self._late_loads = LateLoads(world, self.say)
 
     def say(self, law: str, detail: str) -> None:
         """Records a breach."""
@@ -83,6 +85,7 @@ class Judge:
         self.warm_at[name] = self._world.now
         self._last_load_ms[name] = took_ms
         self.places.loaded(name, took_ms)
+        self._late_loads.loaded(name, took_ms)
         told = self._world.told_load_ms.get(name, took_ms)
         self.load_took[name] = min(took_ms, told, self.load_took.get(name, took_ms))
 
@@ -290,6 +293,7 @@ class Judge:
             self._judge_groups()
             self._judge_room()
             self._judge_hung()
+            self._late_loads.look()
             for what in self._world.core.state.stale():
                 self.say("a sum of the core is out of date", what)
 
