@@ -1,7 +1,8 @@
 """The HTTP schema of Watchbill's own addresses, docs/openapi.json: `python tools/openapi.py` writes it anew.
 
 One table of addresses and one of shapes. A test compares the file with the router and with this table, and asks a
-running gateway whether its answers have these shapes. Addresses of other protocols (/v1, /api) are theirs to define.
+running gateway whether its answers have these shapes. /v1/responses is here, too, because its answers are made by
+Watchbill and by no engine; other addresses of other protocols (/v1, /api) are theirs to define.
 """
 
 import json
@@ -140,6 +141,29 @@ SHAPES: dict[str, Shape] = {
         id=TEXT, type=TEXT, thought=TEXT, fallback=FLAG, error=maybe(TEXT), model=maybe(TEXT), lane=TEXT,
         created_at=TEXT, wait_ms=WHOLE,
     ),
+    "Response": {
+        **record(
+            id=TEXT, object={"const": "response"}, created_at=WHOLE, status={"enum": [
+                "queued", "in_progress", "completed", "incomplete", "failed", "cancelled",
+            ]},
+            background=FLAG, completed_at=maybe(WHOLE), error=maybe({"type": "object"}),
+            incomplete_details=maybe({"type": "object"}), instructions=maybe(TEXT), max_output_tokens=maybe(WHOLE),
+            max_tool_calls={}, previous_response_id=maybe(TEXT), prompt_cache_key={}, safety_identifier={},
+            temperature=maybe(NUMBER), top_p=maybe(NUMBER), user={}, metadata=table(TEXT), model=TEXT,
+            output=listed({"type": "object"}), parallel_tool_calls=FLAG, reasoning={"type": "object"},
+            service_tier=TEXT, store=FLAG, text={"type": "object"}, tool_choice={"type": ["string", "object"]},
+            tools=listed({"type": "object"}), top_logprobs=WHOLE, truncation=TEXT, usage=maybe({"type": "object"}),
+        ),
+        "additionalProperties": True,
+    },
+    "ResponseItems": record(
+        object={"const": "list"}, data=listed({"type": "object"}), first_id=maybe(TEXT), last_id=maybe(TEXT),
+        has_more=FLAG,
+    ),
+    "ResponseDeleted": record(id=TEXT, object={"const": "response"}, deleted={"const": True}),
+    "ResponseTokens": {
+        **record(object={"const": "response.input_tokens"}, input_tokens=WHOLE), "additionalProperties": True,
+    },
 }  # fmt: skip
 
 NOTHING = asked()
@@ -158,6 +182,16 @@ DOOR = asked(
     port={"type": "integer", "minimum": 0, "maximum": 65535},
 )  # fmt: skip
 RENEW = asked(("device",), device=TEXT)
+#: The fields of docs/responses.md, as far as they have a plain shape.
+RESPONSE = asked(
+    ("model", "input"), model=TEXT, input={"type": ["string", "array"]}, instructions=maybe(TEXT), stream=maybe(FLAG),
+    store=maybe(FLAG), background=maybe(FLAG), previous_response_id=maybe(TEXT),
+    max_output_tokens={"type": ["integer", "null"], "minimum": 1}, metadata={"type": ["object", "null"]},
+    temperature=maybe(NUMBER), top_p=maybe(NUMBER), tools={"type": ["array", "null"]},
+    tool_choice={"type": ["string", "object", "null"]}, text={"type": ["object", "null"]},
+    reasoning={"type": ["object", "null"]}, include={"type": ["array", "null"]}, truncation=maybe(TEXT),
+    parallel_tool_calls=maybe(FLAG), top_logprobs=maybe(WHOLE),
+)  # fmt: skip
 WORK = asked(("type",), type=TEXT, id={"type": "string", "maxLength": 64}, payload={"type": "object"})
 
 #: method, address, what it does, the body it takes, what it answers, its parameters
@@ -165,6 +199,19 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("get", "/health", "Whether the process is alive.", None, "Alive", ()),
     ("get", "/ready", "Whether the scheduler turns.", None, "Alive", ()),
     ("get", "/metrics", "Figures for Prometheus.", None, "text/plain", ()),
+    ("post", "/v1/responses", "Makes a response.", RESPONSE, "Response|text/event-stream", ()),
+    ("post", "/v1/responses/input_tokens", "Counts its tokens.", RESPONSE, "ResponseTokens", ()),
+    ("get", "/v1/responses/{id}", "A kept response.", None, "Response", ("id",)),
+    ("delete", "/v1/responses/{id}", "Forgets a response.", None, "ResponseDeleted", ("id",)),
+    (
+        "post",
+        "/v1/responses/{id}/cancel",
+        "Ends one that is made in the background.",
+        None,
+        "Response",
+        ("id",),
+    ),
+    ("get", "/v1/responses/{id}/input_items", "The items of its turn.", None, "ResponseItems", ("id",)),
     ("get", "/wb/v1/status", "Devices, models, lanes, spools and programs.", None, "Status", ()),
     ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
     (
@@ -204,7 +251,7 @@ def document() -> Shape:
         "info": {
             "title": "Watchbill",
             "version": "1",
-            "description": "Watchbill's own addresses. Errors are Error in every case.",
+            "description": "Watchbill's own addresses, and /v1/responses. Errors are Error in every case.",
         },
         "paths": paths,
         "components": {"schemas": SHAPES},
@@ -217,7 +264,10 @@ def text() -> str:
 
 
 def _operation(path: str, what: str, body: Shape | None, answer: str, parameters: tuple[str, ...]) -> Shape:
-    content = {answer: {"schema": TEXT}} if "/" in answer else {_JSON: {"schema": ref(answer)}}
+    content = {
+        each if "/" in each else _JSON: {"schema": TEXT if "/" in each else ref(each)}
+        for each in answer.split("|")
+    }
     failed = {"description": "What went wrong.", "content": {_JSON: {"schema": ref("Error")}}}
     unready = {"description": "Not ready.", "content": {_JSON: {"schema": ref("Alive")}}}
     told: Shape = {

@@ -205,7 +205,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await cards.own(catalog)
         await driver.start()
         _tell_of_failures(driver, setting)
-        serving = await _open(driver, catalog.server, setting.options.ollama_port)
+        serving = await _open(driver, catalog.server, setting)
         map_large_blocks()
         _relieve_collector()
         setting.lock.publish(serving.url)
@@ -372,9 +372,10 @@ def _relieve_collector() -> None:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
-async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serving:
+async def _open(driver: Driver, server: Server, setting: _Setting) -> Serving:
     access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # writing its lines costs time
-    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics)
+    kept = setting.root.responses
+    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics, responses=kept)
     try:
         serving = await serve(gateway, server.host, server.port)
     except socket.gaierror as error:
@@ -389,7 +390,7 @@ async def _open(driver: Driver, server: Server, ollama_port: int | None) -> Serv
             f"cannot listen on {where}: {os.strerror(error.errno).lower()}; "
             f"choose another with --port, or 0 for any that is free"
         ) from error
-    if ollama_port is not None:
+    if (ollama_port := setting.options.ollama_port) is not None:
         await _open_for_ollama(serving, server.host, ollama_port)
     return serving
 

@@ -9,6 +9,7 @@
     │   └── IllegalTransition        a bug: the core got an event that cannot happen
     └── TheirsError                  a client, an engine or a disk failed; carries `code` and `status`
         ├── RequestError             400  invalid_request
+        │   └── PreviousNotFound     400  previous_response_not_found
         ├── ModelNotFound            404  model_not_found
         ├── AuthenticationFailed     401  authentication_failed
         ├── Forbidden                403  forbidden
@@ -47,9 +48,9 @@ __all__ = [
     "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed", "Forbidden",
     "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted",
-    "Problem",
-    "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
-    "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout",
+    "ShuttingDown", "Stale", "TheirsError", "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded",
+    "WatchbillError",
 ]  # fmt: skip
 
 
@@ -124,6 +125,12 @@ class RequestError(TheirsError):
 
     code = "invalid_request"
     status = 400
+
+
+class PreviousNotFound(RequestError):
+    """The response that this one should continue is not kept here; send the whole conversation as input."""
+
+    code = "previous_response_not_found"
 
 
 class ModelNotFound(TheirsError):

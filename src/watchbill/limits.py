@@ -461,6 +461,33 @@ UNLOADS_PER_MINUTE_MAX = 6
 VECTOR_BYTES_MAX = 2**20
 #: Tool calls in one answer.
 TOOL_CALLS_MAX = 128
+#: Responses of /v1/responses are kept this long after their last use, and looked through this often.
+RESPONSES_KEPT_MS = 86_400_000
+RESPONSES_SWEEP_MS = 600_000
+#: What is kept for one key, and for all: the responses that were not used for longest leave first.
+RESPONSES_OF_KEY_MAX = 4_096
+RESPONSES_OF_KEY_BYTES_MAX = 256 * 2**20
+RESPONSES_BYTES_MAX = 2**30
+#: A larger response, with its input, is not kept: it would be decoded at once when it is continued.
+RESPONSE_BYTES_MAX = 4 * 2**20
+#: What waits for the disk; while that is full nothing more is kept.
+RESPONSES_UNWRITTEN_BYTES_MAX = 64 * 2**20
+#: How long reading a kept response may take, and how long the last ones get at shutdown to reach the disk.
+RESPONSES_DISK_MS = 10_000
+RESPONSES_STOP_MS = 5_000
+#: A conversation that is continued: its turns, and their bytes, which are encoded at once for an engine.
+RESPONSE_TURNS_MAX = 1_024
+RESPONSE_TURNS_BYTES_MAX = 8 * 2**20
+#: Responses that are made in the background at the same time.
+RESPONSES_BACKGROUND_MAX = 256
+#: How long a cancelled one gets to end.
+RESPONSE_CANCEL_MS = 5_000
+#: A caller's own notes about a response.
+METADATA_MAX = 16
+METADATA_NAME_CHARS_MAX = 64
+METADATA_VALUE_CHARS_MAX = 512
+#: Items of one page of a list.
+LIST_ITEMS_MAX = 100
 #: The part of a payload that goes into one line: entities and events, and the characters of each.
 SUMMARY_ITEMS_MAX = 20
 SUMMARY_ITEM_CHARS_MAX = 200

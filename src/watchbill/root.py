@@ -11,6 +11,7 @@ process; it only checks whether the recorded one still lives.
     ROOT/config.path        the config file that the daemon was started with, also after its end
     ROOT/logs/              the daemon's log, and one file per engine
     ROOT/models/            model files that `pull` fetched
+    ROOT/responses/         responses of /v1/responses, kept for a day
 """
 
 import errno
@@ -86,6 +87,11 @@ class Root:
     def models(self) -> Path:
         """Model files that were pulled."""
         return self.path / "models"
+
+    @property
+    def responses(self) -> Path:
+        """Responses that are kept for their callers."""
+        return self.path / "responses"
 
     @property
     def lock_file(self) -> Path:

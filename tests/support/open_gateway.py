@@ -253,7 +253,14 @@ async def _opened(
     upstream = Upstream(deadlines or PATIENT)
     log: list[str] = []
     await driver.start()
-    gateway = Gateway(driver, server, upstream=upstream, access_log=log.append, metrics=driver.metrics)
+    gateway = Gateway(
+        driver,
+        server,
+        upstream=upstream,
+        access_log=log.append,
+        metrics=driver.metrics,
+        responses=root / "responses",
+    )
     opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)
     try:
         yield opened

@@ -20,8 +20,8 @@ from watchbill.limits import JSON_WINDOW_BYTES
 
 SPOKEN = bytes(range(256)) * 40
 EVENTS = (
-    b"event: response.created\ndata: {}\n\n",
-    b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r"}}\n\n',
+    b"event: speech.audio.delta\ndata: {}\n\n",
+    b'event: speech.audio.done\ndata: {"type":"speech.audio.done"}\n\n',
 )
 BOUNDARY = "xYz-1"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
@@ -45,22 +45,22 @@ async def post_form(opened: OpenGateway, body: bytes, kind: str = KIND):
     return await opened.ask("/v1/audio/transcriptions", body, headers={"Content-Type": kind})
 
 
-async def test_a_stream_of_responses_passes_unchanged() -> None:
-    """LANE-01: /v1/responses has events of its own kind and no [DONE]."""
+async def test_a_stream_of_events_passes_unchanged() -> None:
+    """LANE-01: speech has events of its own kind and no [DONE]."""
     async with open_gateway(stream_of(*EVENTS)) as opened:
         body = {"model": "alias/of-a", "input": "hi", "stream": True, "priority": 2, "odd": {"x": 1}}
-        answer = await opened.ask("/v1/responses", body)
+        answer = await opened.ask("/v1/audio/speech", body)
         assert answer.status == 200
         assert answer.body == b"".join(EVENTS)
         assert answer.headers["content-type"] == "text/event-stream"
         assert answer.headers["x-watchbill-model"] == "a"
         asked = opened.peer.asked[0]
-        assert asked.path == "/v1/responses"
+        assert asked.path == "/v1/audio/speech"
         assert asked.json == {"model": "alias/of-a", "input": "hi", "stream": True, "odd": {"x": 1}}
         await opened.until_idle()
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/rerank", "/rerank", "/v1/images/generations"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/images/generations"])
 async def test_a_whole_answer_passes_byte_for_byte(path: str) -> None:
     """LANE-01: what the engine says is what the client gets, and the turn is given back."""
     said = b'{"odd":  [1, 2.50]}'
@@ -250,14 +250,12 @@ async def test_an_engine_without_the_address_is_named(status: int) -> None:
     """LANE-01: not a 404 that a client would take for a missing model, and nobody tries again."""
     lacking = stream_of(b'{"error":"File Not Found"}', status=status, content_type="application/json")
     async with open_gateway(lacking) as opened:
-        for path in ("/v1/responses", "/v1/images/generations"):
+        for path in ("/v1/rerank", "/v1/images/generations"):
             answer = await opened.ask(path, {"model": "a", "input": "hi"})
             assert (answer.status, answer.code) == (501, "not_offered")
             assert path in answer.body.decode()
             assert answer.headers["x-should-retry"] == "false"
         await opened.until_idle()
-        lost = await opened.ask("/v1/responses", {"model": "a", "input": "x", "previous_response_id": "r"})
-        assert lost.status == status  # the earlier turn may be meant
 
 
 async def test_an_engines_error_keeps_its_status() -> None:
@@ -280,7 +278,7 @@ async def test_half_a_sound_does_not_look_whole() -> None:
 async def test_half_a_stream_ends_with_an_error_event() -> None:
     """LANE-08: as at every other door."""
     async with open_gateway(stream_of(EVENTS[0], end=False)) as opened:
-        answer = await opened.ask("/v1/responses", {"model": "a", "input": "hi", "stream": True})
+        answer = await opened.ask("/v1/audio/speech", {"model": "a", "input": "hi", "stream": True})
         assert answer.body.startswith(EVENTS[0])
         assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "engine_failed"
 
@@ -299,10 +297,10 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
         reader, writer = await opened.connect()
         body = json.dumps({"model": "a", "input": "x", "stream": True}).encode()
         writer.write(
-            f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
-        await reader.readuntil(b"response.created")
+        await reader.readuntil(b"speech.audio.delta")
         writer.close()
         await opened.peer.until(lambda peer: peer.left == 1)
         await eventually(lambda: not opened.driver.requests())
@@ -311,9 +309,9 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
 async def test_lanes_by_path_reach_these_addresses() -> None:
     """LANE-02: for callers who can only set a base address."""
     async with open_gateway(stream_of(b"{}", content_type="application/json"), catalog=CATALOG) as opened:
-        answer = await opened.ask("/lane/batch/v1/responses", {"model": "a", "input": "hi"})
+        answer = await opened.ask("/lane/batch/v1/audio/speech", {"model": "a", "input": "hi"})
         assert answer.headers["x-watchbill-lane"] == "batch"
-        assert opened.peer.asked[0].path == "/v1/responses"
+        assert opened.peer.asked[0].path == "/v1/audio/speech"
 
 
 async def test_an_error_at_a_lanes_address_is_in_the_words_of_its_door() -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "as_response",
     "engine_error",
     "error_body",
+    "error_fields",
     "json_response",
     "let_go",
     "refuse",
@@ -107,6 +108,11 @@ def let_go(error: BaseException) -> None:
 
 def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -> bytes:
     """The body of an error in OpenAI's shape; `beside` goes next to `error`."""
+    return _encode({"error": error_fields(error), **(beside or {})})
+
+
+def error_fields(error: TheirsError) -> dict[str, object]:
+    """An error in OpenAI's shape."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code, param = error.code, None
@@ -115,8 +121,7 @@ def error_body(error: TheirsError, beside: Mapping[str, object] | None = None) -
         if error.answered < 500:
             code = error.kind or "invalid_request"
     source = "engine" if isinstance(error, EngineFailed) else "watchbill"
-    text = {"message": str(error), "type": kind, "param": param, "code": code, "source": source}
-    return _encode({"error": text, **(beside or {})})
+    return {"message": str(error), "type": kind, "param": param, "code": code, "source": source}
 
 
 def _retry_headers(error: TheirsError) -> dict[str, str]:

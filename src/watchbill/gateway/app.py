@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import unquote
 
 from watchbill.catalog import Server
@@ -21,6 +22,7 @@ from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.openai import OpenAiApi
+from watchbill.gateway.dialects.responses.api import ResponsesApi
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.messages import Answer, Request, Response
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
@@ -41,7 +43,7 @@ Route = tuple[str, str, Access, Handler]
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
 #: Addresses of engines that have them; nothing in them is ours.
-PASSED = ("/v1/responses", "/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
+PASSED = ("/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
 PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 #: What only Ollama can do with its models.
 FORWARDED = ("/api/pull", "/api/create", "/api/copy", "/api/push")
@@ -60,6 +62,7 @@ class Gateway(Services):
         upstream: Upstream | None = None,
         access_log: Callable[[str], None] | None = None,
         metrics: Metrics | None = None,
+        responses: Path | None = None,
     ) -> None:
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None
@@ -68,6 +71,7 @@ class Gateway(Services):
         self._openai = OpenAiApi(self, created_s=int(time.time()))
         self._process = ProcessApi(self)
         self._anthropic = AnthropicApi(self)
+        self._responses = ResponsesApi(self, responses)
         self._ollama = OllamaApi(self)
         self._ollama_admin = OllamaAdmin(self)
         self._passthrough = PassthroughApi(self)
@@ -88,6 +92,7 @@ class Gateway(Services):
 
     async def close(self) -> None:
         """Ends what is our own; after `drain`."""
+        await self._responses.close()
         await self.capturing.close()
         if self._owns_upstream:
             await self.upstream.close()
@@ -105,7 +110,7 @@ class Gateway(Services):
 
     def _addresses(self) -> list[Route]:
         own, v1, api = self._native, self._openai, self._ollama
-        lending, loans = self._maintenance, self._loans
+        lending, loans, responses = self._maintenance, self._loans, self._responses
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -130,6 +135,12 @@ class Gateway(Services):
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
+            ("POST", "/v1/responses", Access.KEY, responses.create),
+            ("POST", "/v1/responses/input_tokens", Access.KEY, responses.count),
+            ("GET", "/v1/responses/{id}", Access.KEY, responses.retrieve),
+            ("DELETE", "/v1/responses/{id}", Access.KEY, responses.delete),
+            ("POST", "/v1/responses/{id}/cancel", Access.KEY, responses.cancel),
+            ("GET", "/v1/responses/{id}/input_items", Access.KEY, responses.input_items),
             *(("POST", path, Access.KEY, self._passthrough.at(path)) for path in PASSED),
             *(("POST", path, Access.KEY, self._passthrough.form_at(path)) for path in PASSED_FORMS),
             ("GET", "/v1/models", Access.KEY, v1.models),
@@ -185,26 +196,12 @@ class Gateway(Services):
                 status = 500
                 let_go(error)
             finally:
-                self._leave(context, status)
+                self.leave(context, status)
             if self.closing.is_set() and not response.is_begun:
                 response.closes = True
             return response
 
         return handle
-
-    def _leave(self, context: RequestContext, status: int) -> None:
-        """The request is over: nothing more is counted for it."""
-        if context.held:
-            self.bodies.release(context)
-        if context.metered is not None:
-            context.metered.leave()
-        if context.given:
-            self.forget_name(context)
-        self.open_requests -= 1
-        if not self.open_requests:
-            self.emptied.set()
-        if self.access.is_on:
-            self.access.note(context, status)
 
     def _refuse(self, context: RequestContext, error: TheirsError) -> Response:
         beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None

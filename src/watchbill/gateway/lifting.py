@@ -82,6 +82,10 @@ class Lifted:
         pieces = self._filled(outgoing.body)
         return msgspec.structs.replace(outgoing, body=pieces[0], rest=tuple(pieces[1:]))
 
+    def written(self, value: object) -> list[Piece]:
+        """A value as JSON with its texts, in pieces that are neither decoded nor copied."""
+        return [*self._filled(msgspec.json.encode(value))]
+
     def restore(self, value: object, bytes_max: int) -> object:
         """A value with its texts; one that they would make too large is left without them."""
         pieces = self._filled(msgspec.json.encode(value))

@@ -1,4 +1,4 @@
-"""Addresses that are passed on as they are, for engines that have them: responses, reranking, speech, images.
+"""Addresses that are passed on as they are, for engines that have them: reranking, speech, images.
 
 Access, turn and relay are those of every request; the answer's bytes and kind are the engine's own, streamed or not.
 Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501.
@@ -44,11 +44,8 @@ class PassthroughApi:
             if not isinstance(stream, bool) and stream is not None:
                 raise RequestError("stream must be true or false")
             submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
-            if path == "/v1/responses":
-                submission = await self._gateway.abilities.check(submission, "completion", body.get("input"))
-            # An answer of 404 to a later turn may well mean the earlier one, not the address.
-            lacks = None if body.get("previous_response_id") else _lacks(context, path)
-            return await self._pass(context, submission, JsonSender(body, path), lacks, events=stream is True)
+            sender, lacks = JsonSender(body, path), _lacks(context, path)
+            return await self._pass(context, submission, sender, lacks, events=stream is True)
 
         return pass_on
 
@@ -74,7 +71,7 @@ class PassthroughApi:
         context: RequestContext,
         submission: Submission,
         send: Sender,
-        lacks: Callable[[], bool] | None,
+        lacks: Callable[[], bool],
         *,
         events: bool,
     ) -> Answer:

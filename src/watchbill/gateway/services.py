@@ -115,6 +115,31 @@ class Services:
         """An answer broke off after its headers were sent; the access log will say 200."""
         _log.warning("request=%s model=%s broke off: %s: %s", context.id, context.model, error.code, error)
 
+    def detach(self, context: RequestContext) -> RequestContext:
+        """A context for work that goes on after its request was answered: what is held and counted goes over to it.
+
+        It is open like a request; `leave` ends it."""
+        work = RequestContext(context.request, context.began)
+        work.key, work.asked, work.lifted = context.key, context.asked, context.lifted
+        work.held, work.metered = context.held, context.metered
+        context.held, context.metered = 0, None
+        self.open_requests += 1
+        return work
+
+    def leave(self, context: RequestContext, status: int) -> None:
+        """The request is over: nothing more is counted for it."""
+        if context.held:
+            self.bodies.release(context)
+        if context.metered is not None:
+            context.metered.leave()
+        if context.given:
+            self.forget_name(context)
+        self.open_requests -= 1
+        if not self.open_requests:
+            self.emptied.set()
+        if self.access.is_on:
+            self.access.note(context, status)
+
     # ------------------------------------------------------------------ shutdown
 
     @property

@@ -1,0 +1,1 @@
+"""OpenAI's newer dialect: /v1/responses, made here for every engine."""

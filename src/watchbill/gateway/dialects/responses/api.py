@@ -1,0 +1,370 @@
+"""OpenAI's Responses API: POST /v1/responses, and the responses that are kept.
+
+Every engine is asked for a chat, and its stream becomes a response here (`response.Making`); llama.cpp's own address
+lacks most of the events. While a stream waits it carries comments, after the events `response.created` and
+`response.queued`. A response is kept (`store.Store`) before its last event is sent, so that the next turn finds it. In
+the background it is made by a task of its own (`background.Background`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs
+
+import msgspec
+
+from watchbill.errors import NotFound, Overloaded, PreviousNotFound, RequestError, TheirsError, TooLarge
+from watchbill.gateway.answers import EngineRefused, json_response
+from watchbill.gateway.body import JsonSender
+from watchbill.gateway.dialects.responses import request
+from watchbill.gateway.dialects.responses.background import Background
+from watchbill.gateway.dialects.responses.items import token_of
+from watchbill.gateway.dialects.responses.request import Asked
+from watchbill.gateway.dialects.responses.response import Collecting, Making, restarted
+from watchbill.gateway.dialects.responses.store import Store
+from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.http.messages import Answer, Response
+from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
+from watchbill.gateway.options import check_ranges
+from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.wire import event
+from watchbill.limits import (
+    LIST_ITEMS_MAX,
+    RESPONSE_BYTES_MAX,
+    RESPONSE_TURNS_BYTES_MAX,
+    RESPONSE_TURNS_MAX,
+    RESPONSES_BACKGROUND_MAX,
+)
+from watchbill.runtime.ticket import Submission
+
+if TYPE_CHECKING:
+    from watchbill.gateway.services import Services
+
+__all__ = ["ResponsesApi"]
+
+_encode = msgspec.json.Encoder().encode
+_UNFINISHED = frozenset({"queued", "in_progress"})
+#: How an engine says that it does not count.
+_LACKS = frozenset({404, 405, 501})
+_PAGE = 20
+
+
+class _Record(msgspec.Struct):
+    """A kept response."""
+
+    response: Fields
+    input: list[Fields]
+
+    def items(self) -> list[Fields]:
+        """What it adds to its conversation."""
+        return [*self.input, *cast("list[Fields]", self.response["output"])]
+
+
+_decode = msgspec.json.Decoder(_Record).decode
+
+
+class ResponsesApi:
+    """Serves /v1/responses."""
+
+    def __init__(self, gateway: "Services", folder: Path | None) -> None:
+        self._gateway = gateway
+        self._calls = ModelCalls(gateway)
+        self._store = Store(folder)
+        self._background: dict[str, Background] = {}  # by the response's id, while it is made
+
+    async def close(self) -> None:
+        """Ends what is made in the background, and waits for the disk; after `drain`."""
+        for made in list(self._background.values()):
+            await made.cancel()
+        await self._store.close()
+
+    # ------------------------------------------------------------------ making one
+
+    async def create(self, context: RequestContext) -> Answer:
+        """POST /v1/responses."""
+        asked, chat, submission = await self._read(context)
+        send = JsonSender(chat, "/v1/chat/completions")
+        if asked.background:
+            return await self._make_later(context, asked, submission, send)
+        making = self._making(context, asked)
+        if asked.stream:
+            out = _ResponseOut(context, making, lambda final: self._keep(context, asked, final))
+            return await self._calls.stream(context, submission, send, out)
+        collecting = Collecting(lambda: self._making(context, asked), lambda: context.model)
+        answer = await self._calls.collect(context, submission, send, collecting.begin)
+        final = collecting.final(answer)
+        await self._keep(context, asked, final)
+        return json_response(final, context.lines())
+
+    async def count(self, context: RequestContext) -> Response:
+        """POST /v1/responses/input_tokens: the engine's count, else an estimate that says so."""
+        _, chat, submission = await self._read(context, counting=True)
+        if context.metered is not None:
+            context.metered.is_counted = False  # what is only counted was not spent
+        sender = JsonSender({**chat, "stream": False}, "/v1/chat/completions/input_tokens")
+        try:
+            tokens = _tokens_in(await self._calls.fetch(context, submission, sender))
+        except EngineRefused as error:
+            if error.answered not in _LACKS:
+                raise
+            tokens = None
+        told: Fields = {"object": "response.input_tokens", "input_tokens": tokens}
+        if tokens is None:
+            lifted = context.lifted.size if context.lifted else 0
+            told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
+        return json_response(told, context.lines())
+
+    async def _read(
+        self, context: RequestContext, *, counting: bool = False
+    ) -> tuple[Asked, Fields, Submission]:
+        """A request, the chat that it means with all that was said before, and what it asks of the scheduler."""
+        gateway = self._gateway
+        body = await gateway.bodies.read_object(context)
+        if context.lifted is not None:
+            body = _restored(body, context.lifted)
+        asked = request.read(body, counting=counting)
+        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
+        chat = request.as_chat(asked, body, await self._conversation(context.owner, asked))
+        check_ranges(chat)
+        if asked.body.get("truncation") == "auto":
+            await self._shorten(context, chat, submission.model)
+        messages = chat["messages"]
+        return asked, chat, await gateway.abilities.check(submission, "completion", messages)
+
+    async def _shorten(self, context: RequestContext, chat: Fields, name: str) -> None:
+        model = self._gateway.driver.catalog.find_model(name)
+        if model is not None:
+            tokens = (await self._gateway.files.facts(model)).context(model)
+            messages, lifted = cast("list[Fields]", chat["messages"]), context.lifted
+
+            def size_of(message: Fields) -> int:
+                return len(_encode(message)) if lifted is None else sum(map(len, lifted.written(message)))
+
+            chat["messages"] = request.fitting(messages, tokens, chat.get("max_tokens"), size_of)
+
+    def _making(self, context: RequestContext, asked: Asked) -> Making:
+        return Making(asked, is_stored=_is_kept(context, asked))
+
+    async def _make_later(
+        self, context: RequestContext, asked: Asked, submission: Submission, send: JsonSender
+    ) -> Response:
+        if not _is_kept(context, asked):
+            raise RequestError(
+                "a private response cannot be made in the background, where it would be stored"
+            )
+        if len(self._background) >= RESPONSES_BACKGROUND_MAX:
+            raise Overloaded(
+                f"{RESPONSES_BACKGROUND_MAX} responses are being made in the background; try again later"
+            )
+        work = self._gateway.detach(context)
+
+        async def keep(final: Fields) -> None:
+            await self._keep(work, asked, final)
+            self._background.pop(asked.id, None)
+
+        made = Background(self._gateway, work, lambda: self._making(work, asked), keep)
+        self._background[asked.id] = made
+        try:
+            await made.start(submission, send)  # raises what the scheduler refuses at once
+        except TheirsError:
+            self._background.pop(asked.id, None)
+            raise
+        if asked.id in self._background:
+            await self._put(work, asked, made.now())
+        context.ticket, context.lane, context.model = work.ticket, work.lane, work.model
+        return json_response(made.now(), context.lines())
+
+    # ------------------------------------------------------------------ kept ones
+
+    async def retrieve(self, context: RequestContext) -> Response:
+        """GET /v1/responses/{id}."""
+        if _query(context, "stream") == "true":
+            raise RequestError("a kept response cannot be streamed; ask for it without stream")
+        record = await self._find(context)
+        return json_response(record.response, context.lines())
+
+    async def delete(self, context: RequestContext) -> Response:
+        """DELETE /v1/responses/{id}."""
+        record = await self._find(context)
+        id = str(record.response["id"])
+        if (made := self._background.get(id)) is not None:
+            await made.cancel()
+        await self._store.delete(context.owner, id)
+        return json_response({"id": id, "object": "response", "deleted": True}, context.lines())
+
+    async def cancel(self, context: RequestContext) -> Response:
+        """POST /v1/responses/{id}/cancel: only one that is made in the background can be."""
+        record = await self._find(context)
+        response = record.response
+        if (made := self._background.get(str(response["id"]))) is not None:
+            response = await made.cancel()
+        elif not response.get("background"):
+            raise RequestError(
+                "only a response that is made in the background can be cancelled; close the connection"
+            )
+        return json_response(response, context.lines())
+
+    async def input_items(self, context: RequestContext) -> Response:
+        """GET /v1/responses/{id}/input_items: those of this turn, the newest first."""
+        items = (await self._find(context)).input
+        if _query(context, "order") != "asc":
+            items = items[::-1]
+        after, limit = _query(context, "after"), _query(context, "limit") or str(_PAGE)
+        if not limit.isdecimal() or not 1 <= int(limit[:4]) <= LIST_ITEMS_MAX:
+            raise RequestError(f"limit must be a whole number from 1 to {LIST_ITEMS_MAX}")
+        begin = next((at + 1 for at, item in enumerate(items) if item["id"] == after), 0)
+        page = items[begin : begin + int(limit)]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        told = {"object": "list", "data": page, **ends, "has_more": begin + len(page) < len(items)}
+        return json_response(told, context.lines())
+
+    async def _find(self, context: RequestContext) -> _Record:
+        """The response that the address names. Raises NotFound."""
+        id = context.request.match["id"]
+        record = await self._record(context.owner, id)
+        if record is None:
+            raise NotFound(f"no response {id[:60]!a} is kept here for this key; they are kept for a day")
+        return record
+
+    async def _record(self, owner: str, id: str) -> _Record | None:
+        content = await self._store.get(owner, id)
+        if content is None:
+            return None
+        record = _decode(content)
+        if record.response.get("status") in _UNFINISHED:
+            made = self._background.get(id)
+            record.response = restarted(record.response) if made is None else made.now()
+        return record
+
+    async def _keep(self, context: RequestContext, asked: Asked, final: Fields) -> None:
+        """Keeps a response; one that cannot be says so itself."""
+        if final["store"] and not await self._put(context, asked, final):
+            final["store"] = False
+
+    async def _put(self, context: RequestContext, asked: Asked, response: Fields) -> bool:
+        record = {"response": response, "input": asked.input}
+        lifted = context.lifted
+        pieces = [_encode(record)] if lifted is None else lifted.written(record)
+        return await self._store.put(context.owner, asked.id, cast("list[bytes]", pieces))
+
+    # ------------------------------------------------------------------ conversations
+
+    async def _conversation(self, owner: str, asked: Asked) -> list[Fields]:
+        """Everything that was said, in order: the earlier turns, then the request's own items."""
+        turns: list[list[Fields]] = [await self._resolved(owner, asked.input)]
+        previous, size = asked.previous, 0
+        while previous is not None:
+            content = await self._store.get(owner, previous)
+            if content is None:
+                raise PreviousNotFound(
+                    f"no response {previous[:60]!a} is kept here for this key; send its items as input"
+                )
+            size += len(content)
+            if size > RESPONSE_TURNS_BYTES_MAX or len(turns) > RESPONSE_TURNS_MAX:
+                raise TooLarge(
+                    "the conversation before this response is too long; begin a new one with its last items"
+                )
+            record = _decode(content)
+            if record.response.get("status") in _UNFINISHED and previous in self._background:
+                raise RequestError(f"{previous} is still being made; wait for its end")
+            turns.append(await self._resolved(owner, record.items()))
+            before = record.response.get("previous_response_id")
+            previous = before if isinstance(before, str) else None
+            await asyncio.sleep(0)  # each turn is decoded at once; other requests go between two
+        return [item for turn in reversed(turns) for item in turn]
+
+    async def _resolved(self, owner: str, items: list[Fields]) -> list[Fields]:
+        """The items, with those that references mean in their place."""
+        if all(item["type"] != "item_reference" for item in items):
+            return items
+        return [
+            await self._referenced(owner, str(item["id"])) if item["type"] == "item_reference" else item
+            for item in items
+        ]
+
+    async def _referenced(self, owner: str, id: str) -> Fields:
+        token = token_of(id)
+        record = None if token is None else await self._record(owner, f"resp_{token}")
+        found = [] if record is None else [item for item in record.items() if item["id"] == id]
+        if not found or found[0]["type"] == "item_reference":
+            raise RequestError(f"no item {id[:60]!a} is kept here for this key; send the item itself")
+        return found[0]
+
+
+def _restored(body: Fields, lifted: Lifted) -> Fields:
+    """A large body with the long texts that are not only passed on: those that the response repeats, and thoughts that
+    a client kept for us. Raises TooLarge."""
+    given = body.get("input")
+    items = cast("list[object]", given) if isinstance(given, list) else []
+    looked_at: Fields = {name: value for name, value in body.items() if name != "input"}
+    looked_at["input"] = [item for item in items if _is_thought(item)]
+    found = lifted.restore(looked_at, RESPONSE_BYTES_MAX)
+    if found is looked_at:
+        raise TooLarge(f"the request has more than {RESPONSE_BYTES_MAX} bytes beside its input")
+    whole = cast("Fields", found)
+    thoughts = iter(cast("list[object]", whole["input"]))
+    whole["input"] = [next(thoughts) if _is_thought(item) else item for item in items] if items else given
+    return whole
+
+
+def _is_thought(item: object) -> bool:
+    return isinstance(item, dict) and cast("Fields", item).get("type") == "reasoning"
+
+
+def _is_kept(context: RequestContext, asked: Asked) -> bool:
+    return asked.store and context.request.headers.get("x-watchbill-private") != "1"
+
+
+def _tokens_in(whole: Whole) -> int | None:
+    """An engine's count; None where its answer has none, as of one that takes every address for a chat."""
+    if whole.content_type != "application/json":
+        return None
+    tokens = whole.fields().get("input_tokens")
+    return tokens if isinstance(tokens, int) else None
+
+
+def _query(context: RequestContext, name: str) -> str:
+    return parse_qs(context.request.target.partition("?")[2]).get(name, [""])[0]
+
+
+class _ResponseOut(StreamOut):
+    """A stream of a response's events."""
+
+    def __init__(
+        self, context: RequestContext, making: Making, keep: Callable[[Fields], Awaitable[None]]
+    ) -> None:
+        super().__init__(context)
+        self._making = making
+        self._keep = keep
+
+    async def comment(self, text: str) -> None:
+        if self._making.is_begun:
+            await super().comment(text)
+        else:
+            await self._send(self._making.wait(self.context.model))
+
+    async def write(self, piece: bytes) -> None:
+        await self._send(self._making.feed(piece, self.context.model))
+
+    async def flush(self) -> None:
+        await self._send_last(*self._making.end(self.context.model))
+
+    async def fail(self, error: TheirsError) -> None:
+        await self._send_last(*self._making.fail(error, self.context.model))
+
+    async def fall_back(self, fallback: Fallback) -> None:
+        await self._send_last(*self._making.fall_back(fallback))
+
+    def has_ended(self, tail: bytes) -> bool:
+        return self._making.is_done
+
+    async def _send(self, events: list[Fields]) -> None:
+        await self.send(b"".join(event(each, str(each["type"])) for each in events))
+
+    async def _send_last(self, events: list[Fields], final: Fields) -> None:
+        """Keeps the response first: who has seen its end may go on from it."""
+        await self._keep(final)
+        await self._send(events)
