@@ -1,0 +1,94 @@
+"""The real `openai` client asks the real llama.cpp for responses, through the real daemon."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from e2e.place import Daemon, Place, scripted
+from gguf_models import GgufFiles
+from support.eventually import wait_until
+
+CONFIG = """
+[devices.ram]
+reserve = "200MB"
+
+[models.chatty]
+engine = "llamacpp"
+source = "{chat}"
+context = 2048
+threads = 1
+
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(shared_place: Place, gguf_files: GgufFiles) -> Daemon:
+    slow = scripted("slow", 'service = "60s", tokens = 200', "concurrency = 1")
+    shared_place.config.write_text(CONFIG.format(chat=gguf_files.chat("5MB")) + slow)
+    return shared_place.up()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_a_response_is_made_whole_and_in_events(client: openai.OpenAI) -> None:
+    """RES-10, LANE-01: the same text both ways, its counts, and incomplete at its bound."""
+    ask: dict[str, Any] = {"model": "chatty", "input": "Tell me.", "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**ask)
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert len(whole.output_text) == 12 == whole.usage.output_tokens  # a letter a token
+    events = list(client.responses.create(**ask, stream=True))
+    assert [told.sequence_number for told in events] == list(range(len(events)))
+    deltas = "".join(told.delta for told in events if told.type == "response.output_text.delta")
+    assert deltas == events[-1].response.output_text == whole.output_text
+    assert events[-1].type == "response.incomplete"
+    counted = client.responses.input_tokens.count(model="chatty", input="Tell me.")
+    assert counted.input_tokens == whole.usage.input_tokens
+    longer = client.responses.input_tokens.count(model="chatty", input="On.", previous_response_id=whole.id)
+    assert longer.input_tokens > counted.input_tokens + 12
+
+
+class Where(BaseModel):
+    """What the model is made to write."""
+
+    at: Literal["sky", "sea"]
+
+
+def test_a_structured_answer_is_parsed(client: openai.OpenAI) -> None:
+    """LANE-01: llama.cpp keeps to the schema."""
+    parsed = client.responses.parse(model="chatty", input="Where?", text_format=Where, max_output_tokens=200)
+    assert parsed.status == "completed" and parsed.output_parsed.at in ("sky", "sea")
+
+
+def test_a_kept_response_outlives_a_daemon_that_is_killed(place: Place, gguf_files: GgufFiles) -> None:
+    """LANE-01: what was done is there again, what was being made in the background has failed, and says why."""
+    slow = scripted("slow", 'service = "60s", tokens = 200', "concurrency = 1")
+    place.config.write_text(CONFIG.format(chat=gguf_files.chat("5MB")) + slow)
+    daemon = place.up()
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        done = client.responses.create(model="chatty", input="One.", max_output_tokens=4)
+        made = client.responses.create(model="slow", input="Two.", background=True)
+        assert client.responses.retrieve(made.id).status in ("queued", "in_progress")
+        wait_until(lambda: len(list(place.root.glob("responses/*/*.json"))) == 2)
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.process.wait()
+    daemon = place.up()
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        assert client.responses.retrieve(done.id).output_text == done.output_text
+        failed = client.responses.retrieve(made.id)
+        assert (failed.status, failed.error.code) == ("failed", "shutting_down")
+        on = client.responses.create(
+            model="chatty", input="On.", previous_response_id=done.id, max_output_tokens=4
+        )
+        assert len(on.output_text) == 4
+        client.responses.delete(done.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(done.id)
