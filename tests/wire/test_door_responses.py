@@ -294,16 +294,13 @@ async def test_one_key_never_sees_anothers_response() -> None:
 
 
 async def until(client: openai.AsyncOpenAI, id: str, status: str) -> Any:
-    found: list[Any] = []
+    """The response, when it has this status."""
 
-    async def is_there() -> bool:
-        found.append(await client.responses.retrieve(id))
-        return found[-1].status == status
+    async def found() -> Any:
+        response = await client.responses.retrieve(id)
+        return response if response.status == status else None
 
-    async with asyncio.timeout(20):
-        while not await is_there():  # noqa: ASYNC110  another process would poll, too
-            await asyncio.sleep(0.01)
-    return found[-1]
+    return await eventually(found)
 
 
 async def test_a_response_is_made_in_the_background() -> None:
