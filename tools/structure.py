@@ -36,6 +36,7 @@ LAYERS = (
             "packages",
             "limits",
             "steps",
+            "decodable",
             "suggest",
             "blocking_http",
             "toml",

@@ -292,6 +292,9 @@ JSON_FRAME_BYTES_MAX = 4 * 2**20
 JSON_VALUES_MAX = 100_000
 JSON_FIELDS_MAX = 20_000
 JSON_DIGITS_MAX = 32
+#: Hard numbers count as further values there: an exponent, and every run of so many digits. One takes up to 2 us.
+JSON_EXPONENT_VALUES = 9
+JSON_VALUE_DIGITS = 9
 #: An engine's event, or an answer that is translated, is decoded at once up to this size, 8 MiB of escapes in 50 ms.
 JSON_DECODED_BYTES_MAX = 4 * 2**20
 #: A body from this size on is searched for more digits than that before it is decoded: time grows with their square.

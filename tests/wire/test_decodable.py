@@ -9,7 +9,7 @@ import pytest
 from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, stream_of
-from watchbill.gateway.decodable import collector_paused, is_decodable
+from watchbill.decodable import collector_paused, is_decodable
 from watchbill.limits import (
     JSON_DECODED_BYTES_MAX,
     JSON_DIGITS_BYTES_MIN,

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from watchbill import limits
+from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.engines.statuses import Said, said_by
@@ -40,6 +41,9 @@ class _Event(msgspec.Struct):
 
     choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
     error: dict[str, object] | str | None = None
+
+
+_decode = json_decoder(_Event).decode
 
 
 class _OneToken(msgspec.Struct):
@@ -109,7 +113,7 @@ async def ask_chat(
 def _message_in(body: bytes) -> str:
     """The message of an error body; empty where it has none."""
     try:
-        error = msgspec.json.decode(body, type=_Event).error
+        error = _decode(body).error if is_decodable(body) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     said = error.get("message", "") if isinstance(error, dict) else error or ""
@@ -133,8 +137,10 @@ async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | No
 
 def _text_of(payload: bytes) -> str:
     """The text in one event of a chat. Raises EngineFailed for any other event, and for one that tells of a failure."""
+    if not is_decodable(payload):
+        raise EngineFailed("the engine sent an event of too many bytes or values, or digits in a number")
     try:
-        event = msgspec.json.decode(payload, type=_Event)
+        event = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:

@@ -15,10 +15,10 @@ from typing import Literal, cast
 
 import msgspec
 
+from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.gateway.decodable import is_decodable
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.wire import NO_STREAM, decode_fields
 from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
@@ -60,7 +60,7 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     timings: Fields | None = None
 
 
-_decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+_decode_plain = json_decoder(list[_Plain]).decode
 
 
 class Assembly:

@@ -20,6 +20,7 @@ from typing import Protocol, cast
 import msgspec
 
 from watchbill.catalog import ApiKey, Server
+from watchbill.decodable import collector_paused, json_decoder, may_have_long_number
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import (
     LaneFull,
@@ -29,7 +30,6 @@ from watchbill.errors import (
     TooLarge,
     UnsupportedMedia,
 )
-from watchbill.gateway.decodable import collector_paused, may_have_long_number
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.messages import Request
 from watchbill.gateway.lifting import ESCAPED_NAME, Lifted, lift
@@ -60,7 +60,7 @@ _INTERPRETED = {
     name: f'"{name}"'.encode()
     for name in ("model", "stream", "stream_options", "priority", "ttl", "keep_alive", "n", "max_tokens")
 }
-_decode = msgspec.json.Decoder().decode
+_decode = json_decoder(object).decode
 _encode = msgspec.json.Encoder().encode
 Node = dict[str, "Node"] | list["Node"]  # as far as brackets go
 
@@ -114,9 +114,9 @@ class Bodies:
     async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
         """As `read_plain`, of a body that was read."""
         _check_plain(body)
-        if may_have_long_number(body):
+        if len(body) > JSON_AT_ONCE_BYTES_MAX or may_have_long_number(body):
             async with self._turn_to_read():
-                await parse_large(body)  # refuses a number of so many digits; in a text they are welcome
+                await lift(body)  # refuses what takes long to decode; in a text it is welcome
         return parse_object(body)
 
     async def read_form(self, context: Holder) -> Form:

@@ -18,10 +18,12 @@ from typing import cast
 
 import msgspec
 
+from watchbill.decodable import count_values, has_long_number, json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TooLarge
 from watchbill.limits import (
     JSON_DIGITS_MAX,
+    JSON_EXPONENT_VALUES,
     JSON_FIELDS_MAX,
     JSON_FRAME_BYTES_MAX,
     JSON_LIFTED_BYTES_MIN,
@@ -47,7 +49,6 @@ _INSIDE = re.compile(
     rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
     rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
 )
-_DIGITS = re.compile(rb"[0-9]{%d}" % (JSON_DIGITS_MAX + 1))
 #: How a text begins, as far as JSON writes it unchanged: dialects look at the first bytes of images.
 _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
 _CONTROLS = bytes(range(32))
@@ -55,6 +56,7 @@ _MARK = "\x01"
 #: The mark's last character as JSON has it, behind as many backslashes as texts within texts make of one.
 _END = rb"(\\+)u0001"
 _decode_text = msgspec.json.Decoder(str).decode
+_decode = json_decoder(object).decode
 
 
 class Lifted:
@@ -91,7 +93,7 @@ class Lifted:
         pieces = self._filled(msgspec.json.encode(value))
         if sum(map(len, pieces)) > bytes_max:
             return value
-        return cast("object", msgspec.json.decode(b"".join(pieces)))
+        return _decode(b"".join(pieces))
 
     def _filled(self, frame: bytes) -> list[bytes]:
         pieces: list[Piece] = []
@@ -168,13 +170,16 @@ class _Walk:
 
     def _count(self, outside: bytes) -> None:
         """Bounds what makes decoding slow: numbers of many digits, many values, many fields."""
-        if _DIGITS.search(self._tail + outside):
+        if has_long_number(self._tail + outside):
             raise RequestError(f"the body has a number of more than {JSON_DIGITS_MAX} digits")
         self._tail = outside[-JSON_DIGITS_MAX:]
-        self._values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        self._values += count_values(outside)
         self._fields += outside.count(b":")
         if self._values > JSON_VALUES_MAX:
-            raise TooLarge(f"the body has more than {JSON_VALUES_MAX} values")
+            raise TooLarge(
+                f"the body has more than {JSON_VALUES_MAX} values; a number with an exponent counts as "
+                f"{JSON_EXPONENT_VALUES + 1}, and one of many digits as several"
+            )
         if self._fields > JSON_FIELDS_MAX:
             raise TooLarge(f"the body has more than {JSON_FIELDS_MAX} fields")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from watchbill.catalog import WorkClass
+from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
 from watchbill.gateway.answers import engine_error, let_go, verdict
@@ -76,6 +77,7 @@ class Whole(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode_outline = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_error = json_decoder(object).decode
 
 
 class ModelCalls:
@@ -308,10 +310,16 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
         relay.finish(ok=None)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
     answer = answer[:ERROR_BYTES_MAX]
-    try:
-        said: object = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = answer.decode("utf-8", "replace")
-    error = engine_error(relay.status, said)
+    error = engine_error(relay.status, _said_in(answer))
     relay.finish(ok=verdict(error))
     raise error
+
+
+def _said_in(answer: bytes) -> object:
+    """What an engine's error says: JSON, or else the text itself."""
+    try:
+        if is_decodable(answer):
+            return _decode_error(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    return answer.decode("utf-8", "replace")

@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, WholeEvents
 from watchbill.errors import EngineFailed
@@ -23,7 +24,7 @@ __all__ = ["Resumption"]
 
 Fields = dict[str, object]
 
-_decode = msgspec.json.Decoder(Fields).decode
+_decode = json_decoder(Fields).decode
 _encode = msgspec.json.Encoder().encode
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 #: Fields that make an answer more than plain text, or that a second request would begin anew.

@@ -8,8 +8,8 @@ import re
 
 import msgspec
 
+from watchbill.decodable import is_decodable, json_decoder
 from watchbill.errors import EngineFailed
-from watchbill.gateway.decodable import is_decodable
 from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_VALUES_MAX, VECTOR_BYTES_MAX
 from watchbill.steps import Steps, join
 
@@ -36,7 +36,7 @@ class _Outline(msgspec.Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Outline).decode
+_decode = json_decoder(_Outline).decode
 
 
 def read_vectors(body: bytes) -> Steps[Vectors]:

@@ -12,10 +12,10 @@ from typing import cast
 
 import msgspec
 
+from watchbill.decodable import collector_paused, is_decodable, json_decoder
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.gateway.decodable import collector_paused, is_decodable
 from watchbill.limits import JSON_DIGITS_BYTES_MIN, NDJSON_LINE_BYTES_MAX
 
 __all__ = [
@@ -150,7 +150,7 @@ def _without_return(text: bytes) -> bytes:
 
 NO_STREAM = "the engine's stream is no stream of JSON objects"
 
-_decode = msgspec.json.Decoder(Fields).decode
+_decode = json_decoder(Fields).decode
 
 
 def decode_fields(text: bytes, complaint: str) -> Fields:
