@@ -18,6 +18,8 @@ __all__ = ["BrokenLaw", "judge"]
 
 #: Entries by which a token stops counting.
 CLOSING = ("accept", "fail", "lost", "revoke", "hold")
+#: Those of them that follow from what an agent reported.
+REPORTED = ("accept", "fail", "lost")
 
 
 class BrokenLaw(AssertionError):
@@ -26,9 +28,10 @@ class BrokenLaw(AssertionError):
 
 def judge(root: Path, plan: str, batch: str, tasks: Iterable[str], *, is_over: bool = True) -> None:
     """Check a batch: each of these tasks was accepted once, under the token that counted and that was reported as done
-    by this agent; and, where it `is_over`, nothing is left on the board and the summary says the same."""
+    by this agent; what failed or was lost was reported; and, where it `is_over`, nothing is left on the board and the
+    summary says the same."""
     entries = [encode_entry(entry) for entry in read_past(FolderDisk(root), plan, batch, 10**9).entries]
-    done = _reported_done(root)
+    reported = _reported(root)
     current: dict[str, dict[str, Any]] = {}
     accepted: list[str] = []
     for entry in entries:
@@ -39,12 +42,15 @@ def judge(root: Path, plan: str, batch: str, tasks: Iterable[str], *, is_over: b
             current[task] = entry
         elif kind in CLOSING and task in current:
             issue = current.pop(task)
+            if kind in REPORTED:
+                known = reported.get((issue["name"], entry["agent"]), set())
+                _require(bool(known), f"nobody reported what became of {entry}")
+                _require(kind != "accept" or "done" in known, f"{entry} was never reported as done")
             if kind == "accept":
                 _require(
                     issue["attempt"] == entry["attempt"],
                     f"attempt {entry['attempt']} of {task} did not count",
                 )
-                _require((issue["name"], entry["agent"]) in done, f"{entry} was never reported")
                 accepted.append(task)
         else:
             _require(kind != "accept", f"{task} was accepted without a token")
@@ -62,11 +68,13 @@ def judge(root: Path, plan: str, batch: str, tasks: Iterable[str], *, is_over: b
     _require(not left, f"left on the board: {left}")
 
 
-def _reported_done(root: Path) -> set[tuple[str, str]]:
-    """Slip and agent of every attempt that was reported as done."""
-    logs = (root / places.RESULTS).glob("*.jsonl")
-    lines = [json.loads(line) for log in logs for line in whole_lines(log.read_bytes())[0]]
-    return {(line["name"], line["agent"]) for line in lines if line["why"] == "done"}
+def _reported(root: Path) -> dict[tuple[str, str], set[str]]:
+    """Slip and agent of every attempt that was reported, and how."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for log in (root / places.RESULTS).glob("*.jsonl"):
+        for line in map(json.loads, whole_lines(log.read_bytes())[0]):
+            found.setdefault((line["name"], line["agent"]), set()).add(line["why"])
+    return found
 
 
 def _require(holds: bool, law: str) -> None:

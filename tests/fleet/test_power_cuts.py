@@ -1,0 +1,215 @@
+"""Power cuts and kills at any moment of a fleet: what was acknowledged counts, and the batch comes to its end.
+
+The fleet is one process (`support.fleet_life`), so that a cut meets nearly always the protocol: opening, expanding,
+issuing, claiming, reporting, heating, evaluating, accepting, publishing, ending.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.eventually import wait_until
+from support.fleet_judge import judge
+from support.fleet_life import FleetLife, Say, answer_of, submit
+from support.forked import Child
+from support.killing import deadly, life
+from support.power_cut import Disk, loop_disk
+from watchbill.files import uncached
+from watchbill.files.checked_log import whole_lines
+from watchbill.fleet import places
+
+#: On each file system: batches, each of which loses the power this often before it may end.
+BATCHES = int(os.environ.get("WATCHBILL_FLEET_BATCHES", "3"))
+CUTS = 3
+DEATHS = 10
+#: About how much a fleet says in its life: an acceptance and a report for each task.
+WORDS = 90
+AGENTS = ("a", "b", places.BRAIN)
+ITEMS = 40
+WORK = """### each
+- **command**: `true`
+- **foreach**: items.json
+### say
+- **prompt**: Say it.
+- **output**: {BATCH_PATH}/said/word.txt
+- **depends_on**: each
+### rate
+- **prompt**: Say it well.
+- **evaluate**: short
+- **output**: {BATCH_PATH}/rated.txt
+- **depends_on**: say
+### sum
+- **command**: `true`
+- **depends_on**: rate
+"""
+TASKS = ["say", "rate", "sum", *(f"each_i{number}" for number in range(ITEMS))]
+
+
+def prepare(root: Path, items: int = ITEMS) -> Path:
+    """A fleet with a submitted batch, all of it durable."""
+    folder = root / "plans" / "p"
+    folder.mkdir(parents=True)
+    (folder / "items.json").write_text(json.dumps([{"id": f"i{number}"} for number in range(items)]))
+    batch = submit(root, "b", WORK)
+    os.sync()
+    return batch
+
+
+def check_batch(root: Path, tasks: list[str]) -> None:
+    """The laws of the end; and every answer that was published is that of the attempt that was accepted."""
+    judge(root, "p", "b", tasks)
+    accepted = {task: (attempt, agent) for task, attempt, agent in accepted_in(root)}
+    folder = root / places.batch_folder("p", "b")
+    for task, file in {"say": "said/word.txt", "rate": "rated.txt"}.items():
+        assert (folder / file).read_text() == answer_of(task, *accepted[task])
+    assert list((folder / "said").iterdir()) == [folder / "said" / "word.txt"]
+    assert list((root / places.DRAFTS).iterdir()) == []
+
+
+def accepted_in(root: Path) -> list[tuple[str, int, str]]:
+    """Task, attempt and agent of what was accepted, by all lines of all journals, whether they count or not."""
+    journals = (root / places.batch_folder("p", "b")).glob("journal.*.jsonl")
+    lines = [json.loads(line) for file in journals for line in whole_lines(file.read_bytes())[0]]
+    return [(line["task"], line["attempt"], line["agent"]) for line in lines if line["e"] == "accept"]
+
+
+def reported_in(root: Path) -> set[tuple[str, str]]:
+    logs = (root / places.RESULTS).glob("*.jsonl")
+    lines = [json.loads(line) for log in logs for line in whole_lines(log.read_bytes())[0]]
+    return {(line["agent"], line["name"]) for line in lines}
+
+
+# ------------------------------------------------------------------ the power fails
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    """A loop-mounted disk, once as ext4 and once as xfs."""
+    with loop_disk(request.param, tmp_path) as made:
+        yield made
+
+
+def cut_during(disk: Disk, root: Path, chance: random.Random, *, syncs: bool = True) -> list[list[str]]:
+    """Let a fleet live, cut its power at a random moment, and return what it had acknowledged before."""
+
+    def work(say: Say) -> None:
+        say("begun")
+        uncached.O_DIRECT = 0  # as where direct writes are refused: without its sync such a record is lost
+        if not syncs:
+            os.fsync = os.fdatasync = lambda fd: None
+        FleetLife(root, AGENTS, say).run()
+        say(["over"])
+
+    child = Child(work)
+    try:
+        words = chance.randrange(1, WORDS)
+        wait_until(lambda: len(child.said()) >= words or ["over"] in child.said())
+        time.sleep(chance.uniform(0.0, 0.01))  # the moment of the cut is the experiment
+        said = child.said()
+        disk.shut_down()
+    finally:
+        child.kill()
+    disk.mount_again()
+    return [each for each in said if isinstance(each, list) and each != ["over"]]
+
+
+def lost_of(root: Path, said: list[list[str]]) -> list[list[str]]:
+    """What was acknowledged, and is not there any more."""
+    reported, accepted = reported_in(root), {task for task, _, _ in accepted_in(root)}
+    return [
+        each for each in said
+        if not ((each[1], each[2]) in reported if each[0] == "reported" else each[1] in accepted)
+    ]  # fmt: skip
+
+
+def test_a_fleet_that_loses_its_power_loses_nothing_that_was_acknowledged(disk: Disk) -> None:
+    """FLEET-09, PLAN-06, R1, R17: three cuts per batch, then to its end; each task is accepted once."""
+    chance = random.Random(f"fleet {disk.kind}")
+    acknowledged = 0
+    for number in range(BATCHES):
+        root = disk.path / f"shared{number}"
+        prepare(root)
+        for _ in range(CUTS):
+            said = cut_during(disk, root, chance)
+            assert lost_of(root, said) == []
+            acknowledged += len(said)
+        FleetLife(root, AGENTS).run()
+        check_batch(root, TASKS)
+        shutil.rmtree(root)
+    assert acknowledged > 0
+    print(f"counts: cuts={BATCHES * CUTS} acknowledged={acknowledged}")
+
+
+def test_the_power_cuts_would_show_a_loss(disk: Disk) -> None:
+    """FLEET-09: the same fleet without its syncs loses what it acknowledged, so the trial above can fail."""
+    prepare(disk.path / "shared")
+    said = cut_during(disk, disk.path / "shared", random.Random(3), syncs=False)
+    assert lost_of(disk.path / "shared", said) != []
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("seed", range(25))
+def test_a_fleet_that_loses_its_power_a_thousand_times_loses_nothing(disk: Disk, seed: int) -> None:
+    """FLEET-09, PLAN-06, R1, R17: 20 cuts per batch and file system, each at a moment of its own."""
+    chance = random.Random(f"fleet {disk.kind} {seed}")
+    root = disk.path / "shared"
+    prepare(root)
+    for _ in range(20):
+        assert lost_of(root, cut_during(disk, root, chance)) == []
+    FleetLife(root, AGENTS).run()
+    check_batch(root, TASKS)
+
+
+# ------------------------------------------------------------------ killed at a system call
+
+
+def traced(program: str, root: str, *, options: list[str]) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-B", str(Path(__file__).parent / "programs" / program), root]
+    return subprocess.run(
+        ["strace", "-f", *options, "--", *words], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def sweep(tmp_path: Path, deaths: int) -> None:
+    """Kill a fleet at so many of the calls by which it changes the disk, along its whole life; 0: at each."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    if subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("strace may not trace here")
+    tasks = ["say", "rate", "sum", "each_i0"]
+    prepare(tmp_path / "clean", items=1)
+    calls = life(traced, tmp_path / "log", "life.py", str(tmp_path / "clean"))
+    check_batch(tmp_path / "clean", tasks)
+    points = [calls[index * (len(calls) - 1) // (deaths - 1)] for index in range(deaths)] if deaths else calls
+    for point in points:
+        root = tmp_path / f"{point.call}-{point.number}"
+        prepare(root, items=1)
+        run = traced("life.py", str(root), options=deadly(point))
+        said = [json.loads(line) for line in run.stdout.splitlines()]
+        assert ["over"] not in said, f"it survived {point}"
+        assert (point, lost_of(root, said)) == (point, [])
+        FleetLife(root, AGENTS).run()
+        check_batch(root, tasks)
+        shutil.rmtree(root)
+    print(f"counts: kills={len(points)}")
+
+
+def test_a_fleet_that_is_killed_at_a_call_that_changes_the_disk_goes_on(tmp_path: Path) -> None:
+    """FLEET-05, FLEET-08, FLEET-09, R2, R17: in publishing, heating and evaluating as well."""
+    sweep(tmp_path, DEATHS)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3_600)
+def test_a_fleet_that_is_killed_at_every_call_that_changes_the_disk_goes_on(tmp_path: Path) -> None:
+    """FLEET-05, FLEET-08, FLEET-09, R2, R17."""
+    sweep(tmp_path, 0)
