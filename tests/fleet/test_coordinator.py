@@ -432,3 +432,36 @@ def test_a_retry_in_a_running_batch_leaves_the_running_tasks_their_tokens(rig: R
         ("each_1", 1), ("each_2", 2), ("each_3", 1), ("sum", 1),
     ]  # fmt: skip
     assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_retry_takes_the_tokens_of_tasks_back_that_depend_on_what_runs_again(rig: Rig, dies: bool) -> None:
+    """PLAN-07, FLEET-09: a task and a whole fan-out of which some tasks are in an agent's hands. What they report from
+    the round before does not count, no agent is blamed, and the batch ends."""
+    rig.submit("b1", "p", f"{FAN_OUT}### after\n- **command**: `true`\n- **depends_on**: scan\n")
+    rig.brain.turn(0)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.write_text('{"items": [{"id": "x", "n": 1}, {"id": "y", "n": 2}]}')
+    [(scan, _)] = rig.claim()
+    rig.report(scan)
+    rig.brain.turn(1)
+    before = {slip.task: name for name, slip in rig.claim()}
+    assert sorted(before) == ["after", "each_x", "each_y"]
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    rig.brain.turn(2)
+    assert rig.board.held_by("cpu-1") == []
+    if dies:
+        rig.brain = rig.new_brain(3)
+    for name in before.values():
+        rig.report(name)
+    for now_ms in (4, 5, 6, 7):
+        rig.brain.turn(now_ms)
+        for name, _ in rig.claim():
+            rig.report(name)
+    rig.brain.turn(8)
+    counted = [entry for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert sorted((str(entry["task"]), entry["attempt"]) for entry in counted) == [
+        ("after", 2), ("each_x", 2), ("each_y", 2), ("scan", 1), ("scan", 2), ("sum", 1),
+    ]  # fmt: skip
+    assert {entry["cause"] for entry in rig.kinds("b1", "revoke")} == {"reopened"}
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,11 @@ from support.power_cut import Disk, loop_disk
 from watchbill.files import uncached
 from watchbill.files.checked_log import whole_lines
 from watchbill.fleet import places
+from watchbill.fleet.questions import Question
+from watchbill.fleet.slips import Slip
+from watchbill.fleet.work import Finished, Prepared, Setting, conclude
+from watchbill.plans.task import TaskClass
+from watchbill.processes.crew import Cause, Ended, Job, Output
 
 #: On each file system: batches, each of which loses the power this often before it may end.
 BATCHES = int(os.environ.get("WATCHBILL_FLEET_BATCHES", "3"))
@@ -153,6 +159,30 @@ def test_the_power_cuts_would_show_a_loss(disk: Disk) -> None:
     prepare(disk.path / "shared")
     said = cut_during(disk, disk.path / "shared", random.Random(3), syncs=False)
     assert lost_of(disk.path / "shared", said) != []
+
+
+def test_an_answer_that_an_agent_is_about_to_report_survives_a_power_cut(disk: Disk) -> None:
+    """FLEET-09, PLAN-02: its report is durable, and the coordinator publishes the file; seen on xfs: an empty one."""
+    folder = prepare(disk.path / "shared")
+    slip = Slip("say", "b", "p", 1, 1, 0, (), {}, (), {"prompt": "Go."})
+    prepared = Prepared(
+        "name", slip, TaskClass.LLM, Job("name", (), {}), Question("", "Go."), keeps_folder=True
+    )
+
+    def work(say: Say) -> None:
+        ended = Ended("name", Cause.EXIT, 0, out=Output(5, b"words"))
+        conclude(Setting(disk.path / "shared", "a", disk.path), Finished(prepared, ended), 1)
+        say("concluded")
+        signal.pause()
+
+    child = Child(work)
+    try:
+        assert child.first() == "concluded"
+        disk.shut_down()
+    finally:
+        child.kill()
+    disk.mount_again()
+    assert (folder / "tasks" / "say" / "a1" / "stdout").read_bytes() == b"words"
 
 
 @pytest.mark.torture

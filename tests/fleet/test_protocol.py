@@ -10,11 +10,21 @@ from typing import Any
 import pytest
 
 from fleet import laws
-from fleet.laws import APART, IN_A_CHAIN, BrokenLaw, World, checker, choices, first_world, working_world
+from fleet.laws import (
+    APART,
+    ASKING,
+    IN_A_CHAIN,
+    BrokenLaw,
+    World,
+    checker,
+    choices,
+    first_world,
+    working_world,
+)
 from support.interleavings import Exploration
 from watchbill.errors import IllegalTransition
-from watchbill.fleet import coordinator as coordinating
-from watchbill.fleet import journals, policy
+from watchbill.fleet import journals, judging, policy
+from watchbill.fleet import publication as publishing
 from watchbill.fleet.active import ActiveBatches, Offer
 from watchbill.fleet.coordinator import Coordinator
 from watchbill.fleet.entries import Fail
@@ -56,9 +66,26 @@ def test_an_agent_that_was_given_up_and_comes_back_is_refused() -> None:
     assert explore(working_world(APART, ONE, silences=1, restarts=1), cuts=False) > 100
 
 
+def test_a_batch_that_is_cancelled_at_any_moment_ends_and_may_go_on_with_a_corrected_plan() -> None:
+    """PLAN-07, FLEET-09: a cancel at any moment, and a resume that is refused while the batch runs."""
+    assert explore(working_world(IN_A_CHAIN, ONE, cancels=1)) > 200
+    assert explore(working_world(IN_A_CHAIN, ONE, cancels=1, resumes=1), cuts=False) > 1_000
+
+
+def test_a_task_that_is_retried_at_any_moment_runs_again_and_so_does_what_depends_on_it() -> None:
+    """PLAN-07, FLEET-09: also while the other task is in an agent's hands."""
+    assert explore(working_world(IN_A_CHAIN, ONE, retries=1)) > 300
+
+
+def test_an_answer_is_scored_and_published_once_whatever_dies() -> None:
+    """FLEET-05, FLEET-08, FLEET-09: the model is loaded for it; what is published is the answer that was accepted."""
+    assert explore(first_world(ASKING, ONE)) > 200
+    assert explore(working_world(ASKING, BOTH)) > 300
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("plan", [APART, IN_A_CHAIN])
+@pytest.mark.parametrize("plan", [APART, IN_A_CHAIN, ASKING], ids=["apart", "chain", "asking"])
 @pytest.mark.parametrize(
     ("begin", "hands", "mishaps"),
     [
@@ -69,6 +96,9 @@ def test_an_agent_that_was_given_up_and_comes_back_is_refused() -> None:
         (working_world, BOTH, {"interruptions": ALL}),
         (working_world, BOTH, {"silences": 1, "restarts": 1}),
         (first_world, BOTH, {"interruptions": 1, "successors": 1}),
+        (working_world, ONE, {"interruptions": 1, "cancels": 1, "resumes": 1}),
+        (working_world, ONE, {"interruptions": 1, "retries": 1, "successors": 1}),
+        (working_world, BOTH, {"cancels": 1, "resumes": 1, "retries": 1}),
     ],
 )
 def test_the_laws_hold_in_the_long_form(
@@ -97,7 +127,7 @@ def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.M
 
 def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     def act_first(self: Any, now_ms: int) -> int:
-        self._act()
+        self._acts.carry_out()
         return self._active.write()
 
     monkeypatch.setattr(Coordinator, "_finish", act_first)
@@ -110,7 +140,7 @@ def test_a_coordinator_that_does_not_look_before_it_acts_breaks_a_law(
 ) -> None:
     def blind(self: Any, now_ms: int) -> int:
         written = self._active.write()
-        self._act()
+        self._acts.carry_out()
         return written
 
     monkeypatch.setattr(Coordinator, "_finish", blind)
@@ -141,6 +171,29 @@ def test_a_successor_that_believes_what_is_not_synced_breaks_a_law(monkeypatch: 
         laws.take_over_from_the_unsynced()
 
 
+def test_an_agent_that_reports_an_answer_before_it_is_on_the_disk_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put_unsynced(
+        self: laws.Steps, path: str, data: bytes, *, draft: str = "", durable: bool = False
+    ) -> None:
+        self.perform("put", path, data, durable and not path.endswith("/stdout"))
+
+    monkeypatch.setattr(laws.Steps, "put", put_unsynced)
+    with pytest.raises(BrokenLaw):
+        explore(first_world(ASKING, ONE))
+
+
+def test_a_coordinator_that_publishes_before_it_accepts_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(disk: Any, publication: Any) -> None:
+        publishing.make_draft(disk, publication)
+        publishing.publish(disk, publication)
+
+    monkeypatch.setattr(judging, "make_draft", at_once)
+    with pytest.raises(BrokenLaw):
+        explore(first_world(ASKING, ONE))
+
+
 def test_four_dead_agents_under_a_task_are_no_failures() -> None:
     """FLEET-08: a loss is not a failed attempt."""
     assert laws.lose_and_finish(losses=4) == 2
@@ -154,7 +207,7 @@ def test_a_policy_that_counts_losses_as_failures_breaks_a_law(monkeypatch: pytes
             )
         return policy.judge(task, state, spec, result, crowd)
 
-    monkeypatch.setattr(coordinating, "judge", blame)
+    monkeypatch.setattr(judging, "judge", blame)
     with pytest.raises(BrokenLaw):
         laws.lose_and_finish(losses=4)
 

@@ -92,7 +92,8 @@ class Worker:
         elif slip.work.get("prompt"):
             folder = f"{places.batch_folder(slip.plan, slip.batch)}/tasks/{slip.task}/a{slip.attempt}"
             self._disk.make_folder(folder)
-            self._disk.put(f"{folder}/stdout", answer_of(slip.task, slip.attempt, self.name).encode())
+            answer = answer_of(slip.task, slip.attempt, self.name).encode()
+            self._disk.put(f"{folder}/stdout", answer, durable=True)
         return Result(name, self.name, self._log.life, End.DONE, 0, answer=said)
 
     def _commit(self, results: list[Result]) -> None:

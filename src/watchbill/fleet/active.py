@@ -36,7 +36,7 @@ from watchbill.fleet.entries import (
 from watchbill.fleet.journals import Journal, read_past
 from watchbill.fleet.ledger import Effect, Ledger, Phase
 from watchbill.fleet.policy import Lineup
-from watchbill.fleet.resuming import carry_over
+from watchbill.fleet.resuming import carry_over, strays
 from watchbill.fleet.shared_paths import model_of
 from watchbill.fleet.slips import Headline, slip_name
 from watchbill.fleet.values import Fields
@@ -106,6 +106,9 @@ class ActiveBatches:
             self._count_token(ledger, name)
         self._sequence = max(self._sequence, ledger.sequence)
         self._go_on(ledger, Effect(list(ledger.ready()), list(ledger.expandable)), now_ms)
+        self._take_back_strays(
+            order.batch
+        )  # the last coordinator may have died in the middle of reopening it
 
     def take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
         """The same, but one batch whose journal makes no sense, damaged or of a later version, does not stop the
@@ -157,6 +160,8 @@ class ActiveBatches:
         """Apply an entry, to be written at the end of the turn. Raises IllegalTransition for one that cannot be."""
         effect = self._apply(self.batches[batch], entry)
         self._go_on(self.batches[batch].ledger, effect, now_ms)
+        if isinstance(entry, Reopen):
+            self._take_back_strays(batch)
 
     def write(self) -> int:
         """One append and one sync for each batch that changed; how many entries were written."""
@@ -196,6 +201,10 @@ class ActiveBatches:
             for template in effect.expandable:
                 if not ledger.is_expanded(template):
                     self.fanouts[ledger.batch, template] = Fanout()
+
+    def _take_back_strays(self, batch: str) -> None:
+        for entry in strays(self.batches[batch].ledger):
+            self._apply(self.batches[batch], entry)
 
     def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
         # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.

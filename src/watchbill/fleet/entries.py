@@ -39,6 +39,7 @@ class Cause(Enum):
     AGENT_DEAD = "agent_dead"
     UNREADABLE = "unreadable"  # the slip was empty after a power cut
     CANCELLED = "cancelled"
+    REOPENED = "reopened"  # a task that it depends on runs again
     LOSSES = "losses"  # it may be what kills the agents
     STUCK = "stuck"  # neither abort nor kill had an effect
     APPROVAL = "approval"  # permissions.toml does not allow its command

@@ -166,8 +166,11 @@ class Inbox:
             raise OursError(
                 f"{ledger.batch} still runs", hint=f"cancel it first: watchbill plan cancel {ledger.batch}"
             )
+        before = list(ledger.by_token)
         for entry in reopening(self._disk, ledger, request):
             self._active.decide(ledger.batch, entry, now_ms)
+        if recalled := [name for name in before if name not in ledger.by_token]:
+            self._acts.recall(recalled)
 
     def _answer(self, name: str, given: Answer, now_ms: int) -> None:
         """Obey a person's answer about tasks that wait for one."""

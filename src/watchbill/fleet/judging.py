@@ -66,6 +66,10 @@ class Judging:
         offer = self._active.offer_of(result.name)
         if offer is None:
             return False
+        if self.is_evaluating(result.name):
+            # Two slips bore this token, as after a power cut: the first report is the one that is scored.
+            self._acts.put_away(result.name, places.EXPIRED, result.agent)
+            return True
         if result.end is End.DONE and self._missing(*offer):
             self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
         else:
@@ -82,6 +86,7 @@ class Judging:
         for each in unseen:
             offer = self._active.offer_of(each.result.name)
             if offer is None:
+                self._acts.put_away(each.result.name, places.EXPIRED, each.result.agent)
                 continue
             missing = self._missing(*offer)
             if not missing:

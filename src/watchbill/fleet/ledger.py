@@ -218,6 +218,10 @@ class Ledger:
             if self.phase(task) is Phase.READY:
                 yield task
 
+    def has_to_wait(self, task: str) -> bool:
+        """Whether a task with a token has to wait in this round: for one that runs again, or for its own fan-out."""
+        return task not in self._graph or self._graph.stage(task) is not Stage.READY
+
     def is_expanded(self, template: str) -> bool:
         """Whether a template has its tasks, or has ended without."""
         return template not in self.expandable
@@ -350,7 +354,7 @@ class Ledger:
         return _effect(changes)
 
     def _reopen(self, entry: Reopen) -> Effect:
-        """Begin a new round. Tokens that are out stay so: their tasks become ready again before any result counts."""
+        """Begin a new round. Tokens that are out stay so while their tasks need not wait (`resuming.strays`)."""
         if not self.is_open:
             raise IllegalTransition(f"{self.batch} was never opened, and cannot be reopened")
         self._remember()
@@ -455,7 +459,10 @@ class Ledger:
                 effect.ready.append(entry.task)
             case Lost() | Revoke():
                 self._count_loss(entry, state)
-                effect.ready.append(entry.task)
+                if entry.task in self._graph:
+                    effect.ready.append(entry.task)
+                else:  # its fan-out is expanded anew
+                    del self._slices[entry.task]
             case Hold():
                 self._hold(entry, state)
             case Approve():
@@ -512,7 +519,7 @@ class Ledger:
 
     @staticmethod
     def _count_loss(entry: "Lost | Revoke", state: TaskState) -> None:
-        blames_nobody = isinstance(entry, Revoke) and entry.cause is Cause.UNREADABLE
+        blames_nobody = isinstance(entry, Revoke) and entry.cause in (Cause.UNREADABLE, Cause.REOPENED)
         state.losses += not blames_nobody
         state.agent = entry.agent
 

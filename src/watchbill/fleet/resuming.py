@@ -13,11 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from watchbill.fleet.entries import Entry, Expand, Items, Keep, Names, Spec, in_parts, size_of_text
+from watchbill.fleet.entries import (
+    Cause,
+    Entry,
+    Expand,
+    Items,
+    Keep,
+    Names,
+    Revoke,
+    Spec,
+    in_parts,
+    size_of_text,
+)
 from watchbill.fleet.ledger import Effect, Former, Ledger, Phase
 from watchbill.plans.placeholders import places_in
 
-__all__ = ["Change", "Reason", "carry_over", "reason_of"]
+__all__ = ["Change", "Reason", "carry_over", "reason_of", "strays"]
 
 _ENDS = (Phase.COMPLETE, Phase.FAILED, Phase.MANUAL)
 #: How long a task may take says nothing about what it does.
@@ -143,6 +154,18 @@ def carry_over(ledger: Ledger, effect: Effect) -> list[Entry]:
             continue
         entries += _frozen(ledger, template)
     return entries
+
+
+def strays(ledger: Ledger) -> list[Entry]:
+    """The entries that take tokens back from tasks which have to wait in this round, because one that they depend on
+    runs again: what they come to now does not count. To be asked for when all that is kept was carried over."""
+    if not ledger.requests:
+        return []
+    return [
+        Revoke(task, ledger.state(task).attempt, Cause.REOPENED)
+        for task in ledger.by_token.values()
+        if ledger.has_to_wait(task)
+    ]
 
 
 def _expanded_by(entry: Entry) -> tuple[str, ...]:

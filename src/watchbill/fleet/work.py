@@ -564,9 +564,11 @@ def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str)
     }  # fmt: skip
     with open_folder(folder) as opened:
         for name, content in contents.items():
-            # The coordinator looks for an answer, also for one without a character.
-            if content or (prepared.question is not None and name == "stdout"):
-                put_file(name, f".{name}.new", content, dir_fd=opened, sync=False)
+            # The coordinator looks for an answer, also for one without a character. It publishes what it finds, so the
+            # answer is on stable storage before its report is: a power cut left an empty file under this name.
+            is_answer = prepared.question is not None and name == "stdout"
+            if content or is_answer:
+                put_file(name, f".{name}.new", content, dir_fd=opened, sync=is_answer)
 
 
 def _whole(output: Output) -> bytes:
