@@ -697,8 +697,10 @@ LOSSES_MAX = 5
 #: An agent that cannot run a command, and one that asks to be run again: how often, before it counts as a failure.
 NOT_RUNNABLE_MAX = 2
 SOFT_STOPS_MAX = 100
-#: Different tasks that fail on one agent in a row before it is held.
+#: Accusations of an agent in a row before it is held, for how long, and how many are remembered.
 FAILURES_IN_A_ROW_MAX = 3
+AGENT_HOLD_MS = 300_000
+ACCUSATIONS_MAX = 1_000
 #: Submitted plans that are opened, and signals that are read, in one turn.
 INBOX_PER_TURN_MAX = 16
 SIGNALS_MAX = 1_000

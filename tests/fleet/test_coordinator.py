@@ -257,16 +257,6 @@ def test_a_cancelled_batch_leaves_the_board(rig: Rig) -> None:
     assert os.listdir(rig.root / places.INBOX) == []
 
 
-def test_an_agent_on_which_three_tasks_fail_in_a_row_is_held(rig: Rig) -> None:
-    rig.submit("b1", "p", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(3)))
-    rig.brain.turn(0)
-    for name, _ in rig.claim():
-        assert os.listdir(rig.root / places.SIGNALS) == []
-        rig.report(name, End.FAILED)
-        rig.brain.turn(1)
-    assert os.listdir(rig.root / places.SIGNALS) == ["cpu-1.hold"]
-
-
 def test_a_coordinator_that_was_superseded_ends_before_it_touches_the_board(rig: Rig) -> None:
     """R13."""
     old = rig.brain

@@ -15,6 +15,7 @@ from watchbill.errors import IllegalTransition, OursError
 from watchbill.files import checked_log
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import places, signals
+from watchbill.fleet.abilities import Ability, Need
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.entries import (
@@ -256,12 +257,15 @@ def judged(
     end: End,
     state: TaskState | None = None,
     *,
-    living: tuple[str, ...] = ("a", "b"),
+    able: tuple[str, ...] = ("a", "b"),
     vram_mb_max: int = 4_000,
 ):
     spec = Spec(Node("t"), TaskClass.SCRIPT, vram_mb=1_000)
-    crowd = Crowd(frozenset(living), vram_mb_max, 2)
-    return judge("t", state or TaskState(attempt=1), spec, Result("n", "a", 1, end), crowd)
+    crowd = Crowd(tuple(Ability(name, 1, True, False, 4_000) for name in able), vram_mb_max, 2)
+    has_other = crowd.has_other("a", Need(TaskClass.SCRIPT, 1_000))
+    return judge(
+        "t", state or TaskState(attempt=1), spec, Result("n", "a", 1, end), crowd, has_other=has_other
+    )
 
 
 @pytest.mark.parametrize(("failures", "delay_ms"), [(0, 10_000), (1, 60_000)])
@@ -277,7 +281,7 @@ def test_the_third_failure_is_the_last() -> None:
 
 
 def test_the_only_agent_is_not_avoided() -> None:
-    assert judged(End.FAILED, living=("a",)).avoid == ()
+    assert judged(End.FAILED, able=("a",)).avoid == ()
 
 
 def test_out_of_memory_asks_for_half_as_much_again_up_to_the_largest_budget() -> None:

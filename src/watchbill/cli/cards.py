@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 from watchbill.cli.fleet_root import open_fleet
+from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Watcher, read_heartbeat
+from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.values import Fields
 from watchbill.limits import GPUS_LOOK_MS
 
@@ -29,7 +30,7 @@ _COLUMNS = (
 
 def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> int:
     """`gpus`."""
-    _, disk = open_fleet(root)
+    folder, disk = open_fleet(root)
     terminal, watcher = Terminal(quiet=quiet), Watcher(boot_id())
     while True:
         found = _read(disk, watcher)
@@ -37,6 +38,7 @@ def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> i
             terminal.show_json(json_module.dumps({"agents": found}).encode())
         else:
             terminal.show(*_draw(found, terminal))
+            terminal.show(*_held(folder, found))
         if not follow:
             return 0
         time.sleep(GPUS_LOOK_MS / 1000)
@@ -63,6 +65,14 @@ def _draw(found: dict[str, dict[str, object]], terminal: Terminal) -> list[str]:
     if not found:
         return ["no agent has joined this folder yet; start one with: watchbill agent NAME --root FOLDER"]
     return terminal.table(_COLUMNS, [_row(name, Fields(values)) for name, values in sorted(found.items())])
+
+
+def _held(root: Path, found: dict[str, dict[str, object]]) -> list[str]:
+    """How to let agents go on that claim nothing."""
+    living = {
+        name: Heartbeat(Pulse.of(Fields(values)), values) for name, values in found.items() if values["alive"]
+    }
+    return [plain(told_hold(root, name, beat.hold)) for name, beat in living.items() if beat.hold is not None]
 
 
 def _row(name: str, values: Fields) -> list[str]:

@@ -12,10 +12,9 @@ from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
-from watchbill.fleet.abilities import ability_of
 from watchbill.fleet.board import Board, Holdings
 from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
+from watchbill.fleet.heartbeat import HELD, Heartbeat, HeldWhy, OnHold, Pulse, heartbeats, kernel_says
 from watchbill.fleet.progress import BatchProgress, BatchState, TaskStage, progress_of
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.requests import has_request
@@ -24,7 +23,7 @@ from watchbill.units import format_millis
 
 __all__ = [
     "BatchView", "coordinator_of", "fleet_command", "follow", "overview", "overview_fields", "show_batch",
-    "show_overview", "wait",
+    "show_overview", "told_hold", "wait",
 ]  # fmt: skip
 
 _STYLES = {
@@ -84,6 +83,7 @@ class AgentView:
     is_dead: bool
     constraints: list[object]
     sandbox: str = ""
+    hold: OnHold | None = None
 
     def fields(self) -> dict[str, object]:
         return {
@@ -92,6 +92,7 @@ class AgentView:
             "is_dead": self.is_dead,
             "constraints": self.constraints,
             "sandbox": self.sandbox,
+            "hold": None if self.hold is None else self.hold.fields(),
         }
 
 
@@ -104,8 +105,19 @@ def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
     running = len(holdings.processing.get(name, ()))
     return AgentView(
         name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints"),
-        fields.text("sandbox"),
+        fields.text("sandbox"), heartbeat.hold,
     )  # fmt: skip
+
+
+def told_hold(root: Path, agent: str, hold: OnHold) -> str:
+    """That an agent claims nothing, why, and the command that lets it go on."""
+    lift = fleet_command(root, "signal", agent, "resume")
+    if hold.why is HeldWhy.PERSON:
+        return f"{agent} is held: it was told to claim nothing; let it go on: {lift}"
+    left = "soon" if hold.left_ms is None else f"in about {format_millis(hold.left_ms)}"
+    return (
+        f"{agent} is held: tasks failed on it that did not fail elsewhere; it goes on {left}; at once: {lift}"
+    )
 
 
 # ------------------------------------------------------------------ one batch
@@ -126,12 +138,15 @@ class BatchView:
         )  # before the journal: it is in one of the two
         ledger = self._follower.read()
         if ledger.is_open:
-            living = [
-                ability_of(name, beat) for name, beat in heartbeats(self._disk).items() if beat.may_live
-            ]
+            living = {name: beat for name, beat in heartbeats(self._disk).items() if beat.may_live}
             found = progress_of(ledger, Board(self._disk).look_around(), living)
             return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
         return _without_journal(self._disk, self._place)
+
+    @property
+    def root(self) -> Path:
+        """The shared folder."""
+        return self._disk.root
 
     @property
     def refusal(self) -> str:
@@ -159,15 +174,16 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
 def show_batch(view: BatchView, terminal: Terminal, *, tasks_max: int) -> BatchProgress:
     """Print a batch: head, counts, agents, and the tasks that are not simply done."""
     progress = view.look()
-    terminal.show(*_lines(progress, view.refusal, terminal, tasks_max))
+    terminal.show(*_lines(progress, view, terminal, tasks_max))
     return progress
 
 
-def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max: int) -> Iterable[str]:
+def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_max: int) -> Iterable[str]:
     state = terminal.mark(progress.state.value, _STYLES[progress.state])
     yield f"{plain(progress.batch)}  {plain(progress.plan)}  {state}{_times(progress)}"
-    if refusal:
+    if refusal := view.refusal:
         yield plain(refusal)
+    yield from _told_holds(progress, view.root)
     if progress.total:
         yield f"{_bar(progress, terminal)}  {_counted(progress)}"
     if progress.agents:
@@ -182,7 +198,7 @@ def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max:
         for each in progress.tasks
         if each.state in (TaskStage.RUNNING, TaskStage.FAILED, TaskStage.MANUAL)
     ]
-    told += [each for each in progress.tasks if each.has_no_agent]
+    told += [each for each in progress.tasks if each.unclaimed is not None]
     told += [each for each in progress.tasks if each.state is TaskStage.SKIPPED]
     if told:
         rows = [
@@ -197,6 +213,13 @@ def _lines(progress: BatchProgress, refusal: str, terminal: Terminal, tasks_max:
         yield from ("", *terminal.table(columns, rows))
         if len(told) > tasks_max:
             yield f"{len(told) - tasks_max:,} more; --json lists all"
+
+
+def _told_holds(progress: BatchProgress, root: Path) -> list[str]:
+    """The agents that take none of its tasks, while it has some."""
+    if progress.state.has_ended:
+        return []
+    return [plain(told_hold(root, name, hold)) for name, hold in progress.held.items()]
 
 
 def _exit(code: int | None) -> str:
@@ -227,9 +250,12 @@ def _times(progress: BatchProgress) -> str:
 
 def follow(view: BatchView, terminal: Terminal, *, json: bool) -> BatchProgress:
     """Show a batch until it has ended: a line whenever something changed."""
-    last = ""
+    last, held = "", frozenset[str]()
     while True:
         progress = view.look()
+        if not json and held != frozenset(progress.held):
+            held = frozenset(progress.held)
+            terminal.show(*_told_holds(progress, view.root))
         line = jsonlib.dumps(_short(progress)) if json else _one_line(progress, terminal)
         if line != last:
             terminal.show(line)
@@ -300,13 +326,14 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
         terminal.show(f"coordinator: {plain(brain.host)}, pid {brain.pid}, epoch {brain.epoch}")
     living = [each for each in found.agents if not each.is_dead]
     for each in living:
-        limits_told = (
-            f", constrained: {plain(', '.join(map(str, each.constraints)))}" if each.constraints else ""
-        )
+        constraints = [str(word) for word in each.constraints if word != HELD]
+        limits_told = f", constrained: {plain(', '.join(constraints))}" if constraints else ""
         terminal.show(
             f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running, "
             f"sandbox {plain(each.sandbox) or 'unknown'}{limits_told}"
         )
+        if each.hold is not None:
+            terminal.show(plain(told_hold(found.root, each.name, each.hold)))
     if not living:
         terminal.show("agents: none lives; tasks wait in tasks/queue/")
     if not found.batches:

@@ -16,7 +16,7 @@ from watchbill.fleet.shared_paths import model_of
 from watchbill.fleet.values import Fields
 from watchbill.plans.task import TaskClass
 
-__all__ = ["Ability", "Lack", "Need", "ability_of", "lack_of", "need_of", "offered"]
+__all__ = ["Ability", "Lack", "Need", "ability_of", "can_be_spared", "lack_of", "need_of", "offered"]
 
 
 class Lack(Enum):
@@ -113,6 +113,18 @@ def lack_of(need: Need, agents: Iterable[Ability]) -> Lack | None:
         return None
     order = list(Lack)
     return max((each for each in lacks if each is not None), key=order.index, default=Lack.AGENT)
+
+
+def can_be_spared(agent: Ability, others: Iterable[Ability]) -> bool:
+    """Whether everything that an agent could run, one of the others could run as well."""
+    rest = [each for each in others if each.agent not in (agent.agent, places.BRAIN)]
+    needs = [Need(TaskClass.CPU)] if agent.cpu_slots > 0 else []
+    if agent.has_card:
+        needs.append(Need(TaskClass.SCRIPT, agent.budget_mb))
+    needs += [Need(TaskClass.LLM, model=model, needs_pair=agent.is_pair) for model in agent.models]
+    if agent.own_model:
+        needs.append(Need(TaskClass.LLM, needs_pair=agent.is_pair))
+    return all(lack_of(need, rest) is None for need in needs)
 
 
 def offered(agents: Iterable[Ability]) -> str:

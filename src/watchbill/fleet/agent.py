@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -32,7 +33,7 @@ from watchbill.fleet.claiming import Standing
 from watchbill.fleet.desk import Desk, Look
 from watchbill.fleet.file_thread import FileThread
 from watchbill.fleet.headway import Headway
-from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Pulse, kernel_says
+from watchbill.fleet.heartbeat import HELD, STOPPED, Heartbeat, HeldWhy, OnHold, Pulse, kernel_says
 from watchbill.fleet.memory import Memory, NoDevice
 from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.results import End, Result
@@ -60,6 +61,18 @@ class AgentOptions:
     cpu_slots: int
     once: bool = False  # leave when the queue has nothing for this agent
     key: str = ""  # for the host daemon
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """Why this agent claims nothing, and until when by its monotonic clock."""
+
+    why: HeldWhy
+    until: float | None = None
+
+    def shown(self) -> OnHold:
+        left_ms = None if self.until is None else max(0, round((self.until - time.monotonic()) * 1000))
+        return OnHold(self.why, left_ms)
 
 
 @dataclass(slots=True)
@@ -98,7 +111,8 @@ class Agent:
         self._completed = self._failed = 0
         self._sandboxes: frozenset[Sandbox] = frozenset()
         self._held_file = options.folder / "held"
-        self._is_held = self._held_file.exists()
+        self._hold = _Hold(HeldWhy.PERSON) if self._held_file.exists() else None
+        self._is_on_probation = False  # after a hold for failures, until a task succeeds
         self._is_leaving = False
         self._found_nothing = False
         self._work = asyncio.Event()
@@ -146,6 +160,10 @@ class Agent:
     async def _serve(self, desk: Desk) -> None:
         await self._beat(desk)
         _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
+        if self._hold is not None:
+            _LOG.warning(
+                "it was told to hold before this start, and claims nothing until: %s", self._how_to_lift()
+            )
         async with asyncio.TaskGroup() as cycles:
             work = cycles.create_task(self._work_cycle(desk))
             care = cycles.create_task(self._care_cycle(desk))
@@ -288,7 +306,8 @@ class Agent:
         standing = Standing(
             self._options.name,
             cpu_slots_free=self._options.cpu_slots - classes.count(TaskClass.CPU),
-            is_held=self._is_held,
+            is_held=self._hold is not None,
+            takes_one=self._is_on_probation,
             only_addressed=self._options.name == places.BRAIN,
             has_device=state.is_open,
             health=state.health,
@@ -302,7 +321,8 @@ class Agent:
             vram_mb_free=state.budget_mb - sum(each.prepared.slip.vram_mb for each in gpu_tasks),
         )
         is_full = standing.cpu_slots_free <= 0 and not standing.has_device
-        return None if is_full else standing
+        is_trying = self._is_on_probation and bool(self._running)
+        return None if is_full or is_trying else standing
 
     def _setting(self) -> Setting:
         state, options = self._memory.state, self._options
@@ -336,6 +356,7 @@ class Agent:
     def _count(self, result: Result) -> None:
         if result.end is End.DONE:
             self._completed += 1
+            self._is_on_probation = False
         else:
             self._failed += 1
         _LOG.info("reported %s: %s", result.name, result.end.value)
@@ -394,6 +415,7 @@ class Agent:
         for signal in look.signals:
             await self._obey(desk, signal)
         await self._confirm(desk)
+        self._end_hold_in_time()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
             await self._beat(desk)
             self._forgive()
@@ -428,9 +450,10 @@ class Agent:
         self._pulse = Pulse(self._pulse.boot_id, self._pulse.pid, self._pulse.start_time, self._pulse.seq + 1)
         heartbeat = self._heartbeat()
         asked_at = time.monotonic()
+        # Before the folder takes it: what begins or ends meanwhile is not in it, and makes the next one due sooner.
+        self._beat_due_at = asked_at + limits.AGENT_EXTERNAL_MS / 1000
         await self._files.do(lambda: desk.beat(heartbeat))
         self._reached_at = asked_at
-        self._beat_due_at = asked_at + limits.AGENT_EXTERNAL_MS / 1000
         self._lease += 1
         self._lease_sent_at = time.monotonic()
         self._crew.lease(self._lease, limits.AGENT_LEASE_MS - int((self._lease_sent_at - asked_at) * 1000))
@@ -448,21 +471,49 @@ class Agent:
             case Order.STOP:
                 self.leave()
             case Order.HOLD | Order.RESUME:
-                await self._hold(is_held=signal.order is Order.HOLD)
+                await self._obey_hold(signal)
             case Order.ABORT | Order.KILL:
                 if self._end_task(signal):
                     self._obeying.append(signal)
                     return
         await self._files.do(lambda: desk.obeyed(signal))
 
-    async def _hold(self, *, is_held: bool) -> None:
-        _LOG.info("told to claim nothing" if is_held else "told to claim again")
-        self._is_held, self._beat_due_at = is_held, 0.0
-        await self._files.do(self._note_hold if is_held else lambda: self._held_file.unlink(missing_ok=True))
+    async def _obey_hold(self, signal: Signal) -> None:
+        """A person's word counts for more than the coordinator's: neither its hold nor its resume changes it."""
+        is_persons = self._hold is not None and self._hold.why is HeldWhy.PERSON
+        if signal.why is HeldWhy.FAILURES and is_persons:
+            return
+        if signal.order is Order.RESUME:
+            if self._hold is not None:
+                _LOG.info("told to claim again: it goes on")
+            await self._files.do(lambda: self._held_file.unlink(missing_ok=True))
+            self._set_hold(None)
+        elif signal.why is HeldWhy.PERSON:
+            _LOG.info("told to claim nothing, until: %s", self._how_to_lift())
+            await self._files.do(self._note_hold)
+            self._set_hold(_Hold(HeldWhy.PERSON))
+        else:
+            seconds = signal.for_ms // 1000
+            _LOG.warning("told to claim nothing for %d s: tasks failed here that did not fail elsewhere; at once: %s",
+                         seconds, self._how_to_lift())  # fmt: skip
+            self._set_hold(_Hold(HeldWhy.FAILURES, time.monotonic() + signal.for_ms / 1000))
+
+    def _end_hold_in_time(self) -> None:
+        if self._hold is not None and self._hold.until is not None and time.monotonic() >= self._hold.until:
+            _LOG.info("the hold is over: it goes on with one task at a time, until one succeeds")
+            self._is_on_probation = True
+            self._set_hold(None)
+
+    def _set_hold(self, hold: "_Hold | None") -> None:
+        self._hold, self._beat_due_at = hold, 0.0
         self._work.set()
 
     def _note_hold(self) -> None:
         replace_file(self._held_file, b"")
+
+    def _how_to_lift(self) -> str:
+        words = ["watchbill", "signal", self._options.name, "resume", "--root", str(self._options.root)]
+        return shlex.join(words)
 
     def _end_task(self, signal: Signal) -> bool:
         """Ends the tasks that a signal names; False where there is none."""
@@ -534,7 +585,8 @@ class Agent:
             "active_workers": len(tasks),
             "active_tasks": [self._as_fields(job, each) for job, each in self._running.items()],
             "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
-            "constraints": [*device.constraints, *(["held"] if self._is_held else [])],
+            "constraints": [*device.constraints, *([HELD] if self._hold is not None else [])],
+            "hold": None if self._hold is None else self._hold.shown().fields(),
             "cpu_slots": self._options.cpu_slots,
             "sandbox": max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
             "host": host_name(),

@@ -50,6 +50,7 @@ class Standing:
     agent: str
     cpu_slots_free: int
     is_held: bool = False
+    takes_one: bool = False  # on probation after a hold: one task at a time
     only_addressed: bool = False
     has_device: bool = False
     health: Health = Health.HEALTHY
@@ -151,4 +152,6 @@ def choose(offered: Iterable[str], standing: Standing, declined: Iterable[str] =
             assert headline is not None
             standing = standing.after(headline)
             chosen.append(name)
+            if standing.takes_one:
+                break
     return chosen

@@ -30,6 +30,7 @@ from watchbill.fleet.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.heating import Heating
+from watchbill.fleet.holding import Holding
 from watchbill.fleet.inbox import Inbox
 from watchbill.fleet.judging import Judging
 from watchbill.fleet.ledger import Ledger, Phase
@@ -92,7 +93,8 @@ class Coordinator:
         self._active = ActiveBatches(disk, wall_ms)
         self._acts = Acts(disk, self._board, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
-        self._judging = Judging(disk, self._board, self._active, self._acts)
+        self._holding = Holding(disk, self._acts)
+        self._judging = Judging(disk, self._board, self._active, self._acts, self._holding)
         self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
         self._dropped = 0
@@ -233,7 +235,9 @@ class Coordinator:
         budgets = [heartbeat.budget_mb for heartbeat in living.values()]
         slots = sum(max(1, budget // _SLOT_MB) for budget in budgets)
         self._living = living
-        self._crowd = Crowd(frozenset(living), max(budgets, default=0), slots, _has_judge(living))
+        self._holding.look(living, now_ms)
+        free = self._holding.free_of(living)
+        self._crowd = Crowd(free, max(budgets, default=0), slots, _has_judge(living))
         self._look_at_waiting_tasks(now_ms)
 
     def _look_at_waiting_tasks(self, now_ms: int) -> None:

@@ -112,6 +112,11 @@ class FolderDisk:
         self._root = root
         self._filled = filled
 
+    @property
+    def root(self) -> Path:
+        """The folder itself."""
+        return self._root
+
     def names(self, folder: str) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))

@@ -9,6 +9,7 @@ a heartbeat is for people: one from the future or of last year changes nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import cast
 
 from watchbill import limits
@@ -20,7 +21,8 @@ from watchbill.fleet.headway import Headway
 from watchbill.fleet.values import Fields, encode, fields_of
 
 __all__ = [
-    "Heartbeat", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat", "write_heartbeat",
+    "Heartbeat", "HeldWhy", "OnHold", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
+    "write_heartbeat",
 ]  # fmt: skip
 
 #: The constraint of an agent that was told to claim nothing: it says nothing about its device.
@@ -29,6 +31,24 @@ HELD = "held"
 STOPPED = "stopped"
 #: Asks the kernel whether this process still runs: pid and start time.
 Kernel = Callable[[int, int], bool]
+
+
+class HeldWhy(Enum):
+    """Why an agent claims nothing."""
+
+    PERSON = "person"  # until a person lets it go on, also after a new start
+    FAILURES = "failures"  # tasks failed on it that run elsewhere: for some time, in this life of the agent
+
+
+@dataclass(frozen=True, slots=True)
+class OnHold:
+    """An agent claims nothing."""
+
+    why: HeldWhy
+    left_ms: int | None = None  # until it goes on by itself; None: until a person says so
+
+    def fields(self) -> dict[str, object]:
+        return {"why": self.why.value, "left_ms": self.left_ms}
 
 
 def kernel_says(pid: int, started: int) -> bool:
@@ -81,6 +101,16 @@ class Heartbeat:
     def is_constrained(self) -> bool:
         """Whether its device is too hot, too full or short of power: then its tasks may stand still."""
         return any(each != HELD for each in Fields(self.values).items("constraints"))
+
+    @property
+    def hold(self) -> OnHold | None:
+        """Whether its agent claims nothing, and why."""
+        fields = Fields(self.values)
+        if HELD not in fields.items("constraints"):
+            return None
+        hold = fields.fields("hold")
+        is_for_failures = hold.text("why") == HeldWhy.FAILURES.value
+        return OnHold(HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON, hold.optional_whole("left_ms"))
 
     @property
     def headway(self) -> dict[tuple[str, str], Headway]:

@@ -9,31 +9,28 @@ Holds what waits for its files or its score. A successor that knows nothing of t
 """
 
 import glob
-import logging
 from dataclasses import dataclass, replace
 
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import places
+from watchbill.fleet.abilities import need_of
 from watchbill.fleet.active import ActiveBatches
 from watchbill.fleet.acts import Acts
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import Accept, Fail, Hold, Lost
 from watchbill.fleet.evaluation import Evaluations, is_evaluated
+from watchbill.fleet.holding import Holding
 from watchbill.fleet.ledger import Ledger
 from watchbill.fleet.policy import Crowd, judge
 from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.shared_paths import patterns_of
-from watchbill.fleet.signals import Order, send
 from watchbill.fleet.values import Fields
-from watchbill.fleet.watchers import BadAgents
 
 __all__ = ["Judging"]
-
-_LOG = logging.getLogger("watchbill.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +44,13 @@ class _Unseen:
 class Judging:
     """The results of one epoch."""
 
-    def __init__(self, disk: Disk, board: Board, active: ActiveBatches, acts: Acts) -> None:
+    def __init__(self, disk: Disk, board: Board, active: ActiveBatches, acts: Acts, holding: Holding) -> None:
         self._disk = disk
         self._board = board
         self._active = active
         self._acts = acts
+        self._holding = holding
         self._evaluations = Evaluations()
-        self._bad_agents = BadAgents()
         self._unseen: list[_Unseen] = []
 
     def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
@@ -143,15 +140,13 @@ class Judging:
     def _judge(self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int) -> None:
         if result.end is End.DONE:
             result = self._prepared_for_publication(ledger, task, result)
-        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd)
+        has_other = result.end is not End.DONE and crowd.has_other(result.agent, need_of(ledger, task))
+        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd, has_other=has_other)
         if isinstance(entry, Accept):
             self.publish_answer(ledger, task)
         self._active.decide(ledger.batch, entry, now_ms)
         self._acts.put_away(result.name, self._folder_after(entry), result.agent)
-        if self._bad_agents.hear(result.agent, task, result.end):
-            _LOG.warning("action=hold agent=%s why=%d different tasks failed in a row", result.agent,
-                         limits.FAILURES_IN_A_ROW_MAX)  # fmt: skip
-            self._acts.later(lambda: send(self._disk, result.agent, Order.HOLD))
+        self._holding.hear(ledger, task, result)
 
     def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
         """The result, or that of a failed attempt where its answer cannot be written to `output`."""

@@ -23,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from watchbill import limits
+from watchbill.fleet.abilities import Ability, Need, lack_of
 from watchbill.fleet.entries import Accept, Cause, Fail, Hold, Lost, Spec
 from watchbill.fleet.ledger import TaskState
 from watchbill.fleet.results import End, Result
@@ -37,19 +38,23 @@ _LOSSES = (End.LOST, End.UNREADABLE)
 class Crowd:
     """The agents as far as decisions need them."""
 
-    living: frozenset[str] = frozenset()
+    free: tuple[Ability, ...] = ()  # those that claim tasks: the living ones that are not on hold
     vram_mb_max: int = 0  # the largest budget of a living agent; 0 where none is known
     slots: int = 0  # of all living agents
     has_judge: bool = True  # whether the coordinator has a model that scores answers, as far as is known
+
+    def has_other(self, agent: str, need: Need) -> bool:
+        """Whether an agent beside this one could take a task."""
+        return any(each.agent != agent and lack_of(need, [each]) is None for each in self.free)
 
 
 # ------------------------------------------------------------------ after an attempt
 
 
 def judge(
-    task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd
+    task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd, *, has_other: bool
 ) -> Accept | Fail | Lost | Hold:
-    """What a result under the current token leads to."""
+    """What a result under the current token leads to; `has_other`: an agent beside its own could take the task."""
     if result.end is End.DONE:
         return Accept(task, state.attempt, result.agent, result.ms, result.peak_vram_mb)
     if result.end in _LOSSES:
@@ -65,7 +70,7 @@ def judge(
         is_counted=is_counted,
         delay_ms=_delay_ms(result, failures),
         vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
-        avoid=_avoid(result, crowd),
+        avoid=_avoid(result) if has_other else (),
     )  # fmt: skip
 
 
@@ -92,11 +97,9 @@ def _more_vram(vram_mb: int, crowd: Crowd) -> int:
     return max(vram_mb, min(more, crowd.vram_mb_max)) if crowd.vram_mb_max else more
 
 
-def _avoid(result: Result, crowd: Crowd) -> tuple[str, ...]:
-    """The agent it failed on, where another one lives: a slip that nobody may take would wait for ever."""
-    if result.end in (End.SOFT_STOP, End.POOR) or not crowd.living - {result.agent}:
-        return ()
-    return (result.agent,)
+def _avoid(result: Result) -> tuple[str, ...]:
+    """The agent it failed on: only where another one could run it, or the slip would wait for long."""
+    return () if result.end in (End.SOFT_STOP, End.POOR) else (result.agent,)
 
 
 def hold_of(task: str, state: TaskState) -> Hold | None:

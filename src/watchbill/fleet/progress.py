@@ -4,12 +4,13 @@ Rates and the time left come from the coordinator's own times in the journal; cl
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from watchbill.fleet.abilities import Ability, lack_of, need_of
+from watchbill.fleet.abilities import ability_of, lack_of, need_of
 from watchbill.fleet.board import Holdings
+from watchbill.fleet.heartbeat import Heartbeat, OnHold
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.results import End
 from watchbill.plans.summary import Outcome
@@ -54,6 +55,13 @@ class TaskStage(StrEnum):
         return self not in (TaskStage.WAITING, TaskStage.READY, TaskStage.QUEUED, TaskStage.RUNNING)
 
 
+class Unclaimed(Enum):
+    """Why no agent takes a task that is queued."""
+
+    NO_LIVING_AGENT = "no_living_agent"  # that could run it
+    AGENTS_HELD = "agents_held"  # all that could run it are on hold
+
+
 @dataclass(frozen=True, slots=True)
 class TaskLine:
     """A task as `plan status` lists it."""
@@ -66,13 +74,14 @@ class TaskLine:
     finished: int | None
     exit: int | None
     end: End | None  # of its last attempt, where that was no success
-    has_no_agent: bool  # queued, and no living agent could run it
+    unclaimed: Unclaimed | None  # why no agent takes it, where it is queued
     culprit: str
 
     @property
     def why(self) -> str:
         """Why it is not complete, in one word."""
-        return "no_living_agent" if self.has_no_agent else "" if self.end is None else self.end.value
+        said = self.unclaimed or self.end
+        return "" if said is None else said.value
 
 
 @dataclass(slots=True)
@@ -98,6 +107,7 @@ class BatchProgress:
     finished: int | None = None
     rate_per_min: float | None = None
     left_ms: int | None = None
+    held: Mapping[str, OnHold] = field(default_factory=dict[str, OnHold])  # living agents that claim nothing
 
     @property
     def total(self) -> int:
@@ -117,6 +127,7 @@ class BatchProgress:
                 name: {"running": share.running, "complete": share.complete, "failed": share.failed}
                 for name, share in self.agents.items()
             },
+            "held": {name: hold.fields() for name, hold in self.held.items()},
             "tasks": [
                 {
                     "id": each.id, "state": each.state, "attempt": each.attempt, "agent": each.agent or None,
@@ -128,17 +139,34 @@ class BatchProgress:
         }  # fmt: skip
 
 
-def progress_of(ledger: Ledger, holdings: Holdings, living: Sequence[Ability]) -> BatchProgress:
-    """How far a batch is. A task that waits for an agent although none of the living could run it says so."""
+class _Agents:
+    """The living agents, and which of them claim tasks."""
+
+    def __init__(self, living: Mapping[str, Heartbeat]) -> None:
+        self.held = {name: hold for name, beat in living.items() if (hold := beat.hold) is not None}
+        self._living = [ability_of(name, beat) for name, beat in living.items()]
+        self._free = [each for each in self._living if each.agent not in self.held]
+
+    def why_unclaimed(self, ledger: Ledger, task: str) -> Unclaimed | None:
+        """Why no agent takes a task; None where one could."""
+        need = need_of(ledger, task)
+        if lack_of(need, self._living) is not None:
+            return Unclaimed.NO_LIVING_AGENT
+        return Unclaimed.AGENTS_HELD if lack_of(need, self._free) is not None else None
+
+
+def progress_of(ledger: Ledger, holdings: Holdings, living: Mapping[str, Heartbeat]) -> BatchProgress:
+    """How far a batch is. A task that waits for an agent although none of the living could take it says so."""
     holders = {name: agent for agent, held in holdings.processing.items() for name in held}
     culprits = {report.name: report.culprit for report in ledger.reports() if report.culprit}
-    tasks = [_line(ledger, task, holders, culprits, living) for task in ledger.tasks()]
+    agents = _Agents(living)
+    tasks = [_line(ledger, task, holders, culprits, agents) for task in ledger.tasks()]
     rate = _rate_per_min(ledger)
     left = sum(each.finished is None and not each.state.has_ended for each in tasks)
     return BatchProgress(
         ledger.batch, ledger.plan, _state_of(ledger), Counter(each.state for each in tasks), tasks, _shares(tasks),
         ledger.opened_ms or None, ledger.ended_ms or None, rate,
-        round(left / rate * 60_000) if rate and left else None,
+        round(left / rate * 60_000) if rate and left else None, agents.held,
     )  # fmt: skip
 
 
@@ -155,17 +183,17 @@ def _line(
     task: str,
     holders: Mapping[str, str],
     culprits: Mapping[str, str],
-    living: Sequence[Ability],
+    agents: _Agents,
 ) -> TaskLine:
     phase, state = ledger.phase(task), ledger.state(task)
     agent = holders.get(state.token, "") if phase is Phase.ISSUED else state.agent
     stage = _stage_of(phase, is_held=bool(agent))
-    has_no_agent = stage is TaskStage.QUEUED and lack_of(need_of(ledger, task), living) is not None
+    unclaimed = agents.why_unclaimed(ledger, task) if stage is TaskStage.QUEUED else None
     has_ended = phase in (Phase.COMPLETE, Phase.FAILED) and state.at_ms
     return TaskLine(
         task, stage, state.attempt, agent, max(0, state.at_ms - state.ms) if has_ended else None,
         state.at_ms if has_ended else None, state.rc if phase is not Phase.ISSUED else None,
-        None if phase is Phase.COMPLETE else state.end, has_no_agent, culprits.get(task, ""),
+        None if phase is Phase.COMPLETE else state.end, unclaimed, culprits.get(task, ""),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Signals: small files by which the coordinator, or a person with nothing but a shell, tells an agent to do something.
 
     signals/AGENT.stop            finish, report, exit
-    signals/AGENT.hold            claim nothing more, also after a new start
+    signals/AGENT.hold            claim nothing more, also after a new start; with `for_ms` in the file for so long
     signals/AGENT.resume          claim again
     signals/AGENT.abort[.TASK]    terminate the worker of one task; its id is in the name, or in the file as JSON
     signals/AGENT.kill[.TASK]     the same, with SIGKILL
@@ -16,7 +16,8 @@ from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
-from watchbill.fleet.values import encode, fields_of
+from watchbill.fleet.heartbeat import HeldWhy
+from watchbill.fleet.values import Fields, encode, fields_of
 from watchbill.names import check_plain_name
 
 __all__ = ["Order", "Signal", "obeyed", "pending", "send"]
@@ -43,14 +44,27 @@ class Signal:
     order: Order
     task: str  # "" for those about the agent, and where an abort names none
     file: str
+    why: HeldWhy = HeldWhy.PERSON  # of a hold, and which hold a resume lifts: a person's lifts every one
+    for_ms: int = 0  # how long a hold lasts; 0: until a resume
 
 
-def send(disk: Disk, agent: str, order: Order, task: str = "") -> None:
+def send(
+    disk: Disk,
+    agent: str,
+    order: Order,
+    task: str = "",
+    *,
+    why: HeldWhy = HeldWhy.PERSON,
+    for_ms: int = 0,
+) -> None:
     """Leave a signal. Sending it again changes nothing."""
     name = f"{places.check_agent_name(agent)}.{order.value}"
     if task:
         name += f".{check_plain_name(task, 'a task')}"
-    disk.put(f"{places.SIGNALS}/{name}", encode({"task_id": task}) + b"\n")
+    about: dict[str, object] = (
+        {"task_id": task} if why is HeldWhy.PERSON else {"why": why.value, "for_ms": for_ms}
+    )
+    disk.put(f"{places.SIGNALS}/{name}", encode(about) + b"\n")
 
 
 def pending(disk: Disk, agent: str) -> list[Signal]:
@@ -71,15 +85,17 @@ def _signal(disk: Disk, agent: str, name: str) -> Signal | None:
         order = Order(word)
     except ValueError:
         return None
-    if order.is_about_a_task and not task:
-        task = _task_inside(disk, name)
-    return Signal(order, task, name)
+    said = _said(disk, name)
+    if order.is_about_a_task:
+        return Signal(order, task or said.text("task_id") or said.text("task"), name)
+    is_for_failures = said.text("why") == HeldWhy.FAILURES.value
+    why = HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON
+    return Signal(order, "", name, why, max(0, said.whole("for_ms")) if is_for_failures else 0)
 
 
-def _task_inside(disk: Disk, name: str) -> str:
-    """The task id in the file: an object with `task_id`, as the signal's sender writes it by hand."""
+def _said(disk: Disk, name: str) -> Fields:
+    """What is in the file, as its sender or a person wrote it; mostly nothing."""
     try:
-        fields = fields_of(disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX))
+        return fields_of(disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
-        return ""
-    return fields.text("task_id") or fields.text("task")
+        return Fields({})

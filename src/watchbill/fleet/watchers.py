@@ -7,9 +7,8 @@ has one. Then:
     2. kill      two minutes later, if the task is still held
     3. give up   two minutes later: the task is left to a person
 
-Time in which the agent's device is constrained does not count: a card that cools down is not stuck (FLEET-04). An agent
-on which different tasks fail one after the other is **bad**: it is told to hold, because an agent that pulls its
-tasks cannot be kept from claiming otherwise. A task is **stranded** when no living agent could run it.
+Time in which the agent's device is constrained does not count: a card that cools down is not stuck (FLEET-04). A task
+is **stranded** when no living agent could run it.
 """
 
 from collections.abc import Iterable
@@ -19,9 +18,8 @@ from enum import IntEnum
 from watchbill import limits
 from watchbill.fleet.abilities import Ability, Lack, Need, lack_of
 from watchbill.fleet.headway import Headway
-from watchbill.fleet.results import End
 
-__all__ = ["BadAgents", "Held", "Ladder", "Step", "Stranded"]
+__all__ = ["Held", "Ladder", "Step", "Stranded"]
 
 
 class Step(IntEnum):
@@ -85,24 +83,6 @@ class Ladder:
         if climb.step is Step.GIVE_UP or now_ms - climb.step_ms < limits.STUCK_STEP_MS:
             return Step.NONE
         return Step(climb.step + 1)
-
-
-class BadAgents:
-    """Agents on which different tasks failed one after the other."""
-
-    def __init__(self) -> None:
-        self._in_a_row: dict[str, dict[str, None]] = {}
-
-    def hear(self, agent: str, task: str, end: End) -> bool:
-        """Whether this result makes the agent a bad one: True once per row."""
-        if end is End.DONE:
-            self._in_a_row.pop(agent, None)
-        elif end in (End.FAILED, End.NOT_RUNNABLE):
-            failed = self._in_a_row.setdefault(agent, {})
-            is_new = task not in failed
-            failed[task] = None
-            return is_new and len(failed) == limits.FAILURES_IN_A_ROW_MAX
-        return False
 
 
 class Stranded:
