@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from watchbill.errors import ModelNotFound
+from watchbill.limits import QUEUE_KEY_SHARES
 from watchbill.units import Bytes, Millis
 
 __all__ = [
@@ -176,6 +177,11 @@ class Lane:
         """Whether nothing of its own keeps a request from a model that is free."""
         return self.concurrency is None and self.queue_max > 0 and self.policy != LATEST_WINS
 
+    @property
+    def key_share(self) -> int:
+        """How many requests of one key may wait in it where there are several keys."""
+        return max(1, self.queue_max // QUEUE_KEY_SHARES)
+
 
 #: The lane of our own background rotation: served last, and with a short wait.
 ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000), queue_max=64)
@@ -252,6 +258,12 @@ class Server:
     def key_bodies_max(self) -> Bytes:
         """What a key that says nothing about it may take of `bodies_max`: a quarter, and always one body."""
         return Bytes(max(self.body_max, self.bodies_max // 4))
+
+    def sharer(self, key: ApiKey) -> str | None:
+        """The name under which a key's requests count against its share of a lane's queue. None where it may have all
+        of it: it is the only key, an operator's, or has a bound of its own."""
+        is_free = key.admin or key.waiting_max is not None or len(self.keys) == 1
+        return None if is_free else key.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ CONCURRENCY_MAX = 1024
 CONTEXT_TOKENS_MAX = 2**24
 THREADS_MAX = 1024
 QUEUE_LEN_MAX = 1_000_000
+#: One key of several has at most this part of a lane's queue, 1 / N, unless it has a `waiting_max` of its own.
+QUEUE_KEY_SHARES = 2
+#: Requests of operators that may wait in a lane beyond its `queue_max`.
+QUEUE_OPERATOR_RESERVE = 256
 PARALLEL_LOADS_MAX = 64
 BODY_BYTES_MAX = 2**30
 
@@ -320,7 +324,10 @@ FIRST_EVENTS_BYTES_MAX = 2**20
 RESUME_TOKENS_MAX = 64
 #: A longer text is not kept to be continued; its safe boundary is its end.
 RESUME_TEXT_CHARS_MAX = 2**20
+#: Listeners to the journal: in all, of one key, and those of admin keys beyond the first figure.
 EVENT_STREAMS_MAX = 32
+EVENT_STREAMS_KEY_MAX = 8
+EVENT_STREAMS_ADMIN_RESERVE = 8
 EVENT_HEARTBEAT_MS = 15_000
 #: The time for running answers at shutdown; the daemon promises to be gone within 30 s.
 DRAIN_MS = 20_000

@@ -57,7 +57,10 @@ class LaneTable(Table):
         "makes room for others do not count; max_wait and timeout together bound every request.",
     )
     queue_max: int = Field(
-        default=256, ge=1, le=limits.QUEUE_LEN_MAX, description="Requests that may wait in it."
+        default=256,
+        ge=1,
+        le=limits.QUEUE_LEN_MAX,
+        description="Requests that may wait in it. Of several keys, each has at most half of it.",
     )
     concurrency: int | None = Field(
         default=None, ge=1, description="How many of its requests may run at once, on all models together."

@@ -72,7 +72,11 @@ class KeyTable(Table):
     )
     max_priority: Priority = Field(default=1, description="The best priority that its requests may have.")
     requests_max: int | None = Field(default=None, ge=1, description="Requests open at once; more get 429.")
-    waiting_max: int | None = Field(default=None, ge=1, description="Requests waiting at once; more get 429.")
+    waiting_max: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests waiting at once; more get 429. Default, with several keys: half of a lane's queue.",
+    )
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,

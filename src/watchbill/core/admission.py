@@ -14,7 +14,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from watchbill.catalog import LATEST_WINS, WorkClass
+from watchbill.catalog import LATEST_WINS, Lane, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
 from watchbill.core.forecast import can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request
@@ -24,6 +24,7 @@ from watchbill.core.reasons import InPlaceOf
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
 from watchbill.core.state import State
 from watchbill.ladder import ladder
+from watchbill.limits import QUEUE_OPERATOR_RESERVE
 from watchbill.units import format_bytes
 
 __all__ = ["Admission"]
@@ -60,9 +61,10 @@ class Admission:
         """Lets a request in, or refuses it.
 
         1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
-        2. a request that it supersedes is told; its lane is full: refused for now
-        3. one of the candidates can start it in time by the optimistic forecast: admitted
-        4. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
+        2. a request that it supersedes is told; its model has a place for it now: admitted
+        3. its lane is full, or its caller has its share of it: refused for now
+        4. one of the candidates can start it in time by the optimistic forecast: admitted
+        5. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
         """
         request = event.request
         model = self._state.models[request.model]
@@ -72,9 +74,10 @@ class Admission:
             return
         asked = choices[0] if request.companions else model
         self._supersede(request)
-        if self._is_full(request):
+        can_start = not request.companions and choices[0].serving.can_start(request.work_class, now)
+        if not (can_start and self._starts(request, choices[0].serving)) and self._is_full(request):
             return
-        if not request.companions and choices[0].serving.can_start(request.work_class, now):
+        if can_start:
             self._admit(request, choices[0], 0, now)
             return
         forecasts: list[float] = []
@@ -162,11 +165,27 @@ class Admission:
     def _is_full(self, request: Request) -> bool:
         lane = self._state.catalog.find_lane(request.lane)
         waiting = self._state.lane_waiting.get(request.lane, 0)
-        if waiting < lane.queue_max:
+        if waiting >= lane.queue_max + (QUEUE_OPERATOR_RESERVE if request.operator else 0):
+            text = (
+                f"lane {lane.name} already holds {waiting} waiting requests, its queue_max; try again later"
+            )
+        elif request.caller is not None and self._has_its_share(request.caller, lane):
+            text = (
+                f"{request.caller} has its share of lane {lane.name}, {lane.key_share} waiting requests; try again "
+                "later, or give the key a waiting_max of its own"
+            )
+        else:
             return False
-        text = f"lane {lane.name} already holds {waiting} waiting requests, its queue_max; try again later"
         self._state.refuse(request.id, Refusal.LANE_FULL, text, CLOSING_RETRY_MS)
         return True
+
+    def _has_its_share(self, caller: str, lane: Lane) -> bool:
+        return self._state.caller_waiting.get((lane.name, caller), 0) >= lane.key_share
+
+    def _starts(self, request: Request, model: ModelState) -> bool:
+        """Whether nothing but a slot, which is free, decides: then a full queue does not concern the request."""
+        is_sound = model.silence is None and not model.is_suspect
+        return is_sound and not self.policy.in_order and request.lane in self._state.open_lanes
 
     def _admit(
         self, request: Request, model: Candidate, forecast: float, now: int, due: int | None = None

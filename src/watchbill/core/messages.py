@@ -85,6 +85,7 @@ class Request(Struct, frozen=True, gc=False):
     ends_at: int = 0
     # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
     bound_at: int = 0
+    caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
 
 
 # ------------------------------------------------------------------ events

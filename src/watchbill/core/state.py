@@ -82,6 +82,7 @@ class State:
         self.add((spec, known.get(name, _EMPTY)) for name, spec in catalog.models.items())
         self.home: dict[str, Candidate] = {}  # request id -> where it waits or runs
         self.lane_waiting: dict[str, int] = {}
+        self.caller_waiting: dict[tuple[str, str], int] = {}  # in a lane, of a caller that has a share of it
         self.waiting = 0  # requests in all lines
         self.patience = Patience()  # their deadlines
         self.has_held_turns = False  # there may be held turns; False: there are none
@@ -337,7 +338,7 @@ class State:
         self.wakes.append(due)
         self.home[request.id] = model
         self.waiting += 1
-        self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + 1
+        self._count_waiting(request, 1)
 
     def withdraw(self, model: Candidate, request_id: str) -> Request:
         """Removes a request from its line and its lane."""
@@ -346,8 +347,14 @@ class State:
         if model.held_turn is not None and not model.line:
             self.wakes.append(model.held_turn_ends)
         self.waiting -= 1
-        self.lane_waiting[request.lane] -= 1
+        self._count_waiting(request, -1)
         return request
+
+    def _count_waiting(self, request: Request, change: int) -> None:
+        self.lane_waiting[request.lane] = self.lane_waiting.get(request.lane, 0) + change
+        if request.caller is not None:
+            place = (request.lane, request.caller)
+            self.caller_waiting[place] = self.caller_waiting.get(place, 0) + change
 
     def rest(self, model: ModelState) -> None:
         """Schedules a check of a model without work for the end of its idle time."""

@@ -146,6 +146,7 @@ class CallerOptions:
             tier is not None and self._is_exact(tier),
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
+            None if key is None else catalog.server.sharer(key),
         )
 
     def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:

@@ -240,6 +240,7 @@ class Driver:
             submission.supersede_key,
             submission.keep_alive_ms,
             submission.companions,
+            caller=submission.caller,
         )
 
     def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:

@@ -88,6 +88,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     exact: bool = False  # no lower tier of the model's family may serve it
     supersede_key: str | None = None  # latest-wins: only the newest waiting request with this key runs
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
+    caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
