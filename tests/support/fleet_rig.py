@@ -30,14 +30,18 @@ def now_ms() -> int:
 class AgentProcess:
     """`watchbill agent` as a process of its own."""
 
-    def __init__(self, rig: "FleetRig", name: str, *options: str, **environment: str) -> None:
+    def __init__(
+        self, rig: "FleetRig", name: str, *options: str, user: int | None = None, **environment: str
+    ) -> None:
         self.rig, self.name = rig, name
         self.home = rig.root.parent / f"home-{name}"
         self.log = rig.root.parent / f"{name}.log"
         words = [sys.executable, "-m", "watchbill", "agent", name, "--root", str(rig.root), *options]
         env = {**os.environ, "WATCHBILL_HOME": str(self.home), **environment}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(words, env=env, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                words, env=env, stdout=log, stderr=log, start_new_session=True, user=user, group=user
+            )
 
     @property
     def folder(self) -> Path:
