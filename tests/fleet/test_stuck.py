@@ -1,20 +1,18 @@
 """Signs of progress: a task that is quiet and works is left alone, and one that does nothing is found (FLEET-07)."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.eventually import eventually
-from support.fleet_rig import FleetRig, marked_processes
+from support.fleet_rig import FleetRig, marked_processes, quicken, running_agent
 from watchbill import limits
 from watchbill.fleet import places
-from watchbill.fleet.agent import Agent, AgentOptions
+from watchbill.fleet.agent import AgentOptions
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import read_heartbeat
 from watchbill.fleet.watchers import Held, Ladder, Step
@@ -182,25 +180,12 @@ def _command(pid: int) -> str:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetRig:
-    for name, millis in {
-        "AGENT_INTERNAL_MS": 50, "AGENT_EXTERNAL_MS": 50, "AGENT_POLL_BUSY_MS": 50, "AGENT_POLL_IDLE_MS": 100,
-        "HEADWAY_CPU_MS": 20,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(limits, name, millis)
+    quicken(monkeypatch, HEADWAY_CPU_MS=20)
     return FleetRig(tmp_path / "shared")
 
 
-@asynccontextmanager
-async def running(rig: FleetRig) -> AsyncIterator[None]:
-    folder = rig.root.parent / "private"
-    folder.mkdir()
-    agent = Agent(AgentOptions("cpu-1", rig.root, folder, cpu_slots=8))
-    serving = asyncio.create_task(agent.run())
-    try:
-        yield
-    finally:
-        agent.leave(0)
-        await serving
+def options(rig: FleetRig) -> AgentOptions:
+    return AgentOptions("cpu-1", rig.root, rig.root.parent / "private", cpu_slots=8)
 
 
 def told(rig: FleetRig) -> dict[str, Headway]:
@@ -233,7 +218,7 @@ ELSEWHERE = {"makes": "made", "tells": "tasks/tells/a1/alive"}
 async def test_quiet_tasks_that_work_are_left_alone_and_an_idle_one_is_aborted(rig: FleetRig) -> None:
     """FLEET-07: real tasks, their agent's heartbeats, and three hours by the coordinator's clock."""
     rig.submit("b1", "".join(QUIET.values()) + task("sleeps", "sleep 1000"))
-    async with running(rig):
+    async with running_agent(options(rig)):
         await eventually(lambda: not rig.turn() and len(told(rig)) == 6)
         clock_ms = int(time.monotonic() * 1000)
         for _ in range(36):
@@ -268,7 +253,7 @@ async def test_files_that_other_tasks_write_are_no_progress_of_this_one(rig: Fle
     keys = ("produces**: {BATCH_PATH}/results/*.json",)
     rig.submit("b1", task("sleeps", "sleep 1000", *keys))
     results = rig.batch_folder("b1") / "results"
-    async with running(rig):
+    async with running_agent(options(rig)):
         await eventually(lambda: not rig.turn() and "sleeps" in told(rig))
         results.mkdir(exist_ok=True)
         clock_ms = int(time.monotonic() * 1000)

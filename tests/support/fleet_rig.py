@@ -1,17 +1,24 @@
 """A fleet of real processes for tests: a shared folder, a coordinator in this process, agents that are programs."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.eventually import PATIENCE_S
+from watchbill import limits
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import places
+from watchbill.fleet.agent import Agent, AgentOptions
 from watchbill.fleet.coordinator import Coordinator
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.entries import encode_entry
@@ -20,7 +27,35 @@ from watchbill.fleet.journals import read_past
 from watchbill.fleet.signals import Order, send
 from watchbill.plans.batch import ExecutePlan
 
-__all__ = ["AgentProcess", "FleetRig", "marked_processes"]
+__all__ = ["AgentProcess", "FleetRig", "marked_processes", "quicken", "running_agent"]
+
+
+#: The cycles of an agent, short enough for a test that waits for them.
+_QUICK = {
+    "AGENT_INTERNAL_MS": 50,
+    "AGENT_EXTERNAL_MS": 100,
+    "AGENT_POLL_BUSY_MS": 50,
+    "AGENT_POLL_IDLE_MS": 100,
+}
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
+    """Make the cycles of agents in this process short, and set other bounds."""
+    for name, value in {**_QUICK, **others}.items():
+        monkeypatch.setattr(limits, name, value)
+
+
+@asynccontextmanager
+async def running_agent(options: AgentOptions) -> AsyncIterator[Agent]:
+    """An agent in this process, until it is told to leave at once."""
+    options.folder.mkdir(exist_ok=True)
+    agent = Agent(options)
+    serving = asyncio.create_task(agent.run())
+    try:
+        yield agent
+    finally:
+        agent.leave(0)
+        await serving
 
 
 def now_ms() -> int:

@@ -85,11 +85,10 @@ def agent(
     slots = cpu_slots if cpu_slots is not None else min(os.cpu_count() or 1, limits.AGENT_SLOTS_MAX)
     if not 0 <= slots <= limits.AGENT_SLOTS_MAX:
         raise ConfigError(f"--cpu-slots must be from 0 to {limits.AGENT_SLOTS_MAX}")
-    logging.basicConfig(
-        level=logging.WARNING if quiet else log_level(os.environ.get("GPU_LOG_LEVEL", "")),
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
     from watchbill.fleet.agent_process import DeviceOptions, run_agent
+    from watchbill.fleet.logs import set_up_logs
+
+    set_up_logs(os.environ, [logging.StreamHandler()], logging.WARNING if quiet else logging.NOTSET)
 
     devices = tuple(filter(None, (each.strip() for each in (card.device or "").split(","))))
     if card.port and not devices and not card.model:
@@ -142,8 +141,3 @@ def signal(
     about = f" {task}" if task else ""
     Terminal(quiet=quiet).note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
     return 0
-
-
-def log_level(word: str) -> int:
-    """The level that a variable of the environment asks for; INFO where it names none."""
-    return logging.getLevelNamesMapping().get(word.strip().upper(), logging.INFO)

@@ -16,6 +16,7 @@ from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.fleet import places
+from watchbill.fleet.logs import Part, set_up_logs
 from watchbill.fleet.retention import Keeping
 from watchbill.fleet.service import Leaving, Service, Settings
 from watchbill.processes import Keeper, reap
@@ -25,9 +26,7 @@ from watchbill.units import parse_millis
 
 __all__ = ["coordinator"]
 
-LEVEL_VARIABLE = "BRAIN_LOG_LEVEL"
-DECISIONS = "brain_decisions.log"
-_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_DECISIONS = "brain_decisions.log"
 
 
 def coordinator(
@@ -79,7 +78,7 @@ async def _coordinate(folder: Path, settings: Settings, brain: "_Brain", termina
     """Coordinate in a thread of its own; beside it an agent that runs the tasks for the coordinator itself."""
     loop = asyncio.get_running_loop()
     service = Service(folder, settings, on_start=lambda: brain.prepare(loop))
-    _set_up_log(folder)
+    set_up_logs(os.environ, [logging.StreamHandler(sys.stderr), _decisions(folder)])
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
     watched = "polled" if service.mount.is_network else "watched"
@@ -103,7 +102,7 @@ class _Brain:
         private = self._state / "coordinators" / places.check_root(self._folder)
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in reap(private):
-            logging.getLogger("watchbill.coordinator").warning("ended what was left behind: pid %d", left.pid)
+            Part.COORDINATOR.logger.warning("ended what was left behind: pid %d", left.pid)
         loop.call_soon_threadsafe(self._start, private)
 
     def _start(self, private: Path) -> None:
@@ -118,17 +117,9 @@ class _Brain:
             await self._children.close()
 
 
-def _set_up_log(folder: Path) -> None:
-    level = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
-    known = level if level in logging.getLevelNamesMapping() else "INFO"
-    logging.basicConfig(
-        level=known, format=_FORMAT, handlers=[logging.StreamHandler(sys.stderr), _decisions(folder)]
-    )
-
-
 def _decisions(folder: Path) -> logging.Handler:
     return _Decisions(
-        folder / places.LOGS / DECISIONS, maxBytes=limits.LOG_FILE_BYTES_MAX, backupCount=limits.LOG_FILES_MAX - 1,
+        folder / places.LOGS / _DECISIONS, maxBytes=limits.LOG_FILE_BYTES_MAX, backupCount=limits.LOG_FILES_MAX - 1,
         encoding="utf-8", errors="replace", delay=True,
     )  # fmt: skip
 

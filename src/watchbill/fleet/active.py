@@ -35,6 +35,7 @@ from watchbill.fleet.entries import (
 )
 from watchbill.fleet.journals import Journal, read_past
 from watchbill.fleet.ledger import Effect, Ledger, Phase
+from watchbill.fleet.logs import Part
 from watchbill.fleet.policy import Lineup
 from watchbill.fleet.resuming import carry_over, strays
 from watchbill.fleet.shared_paths import model_of
@@ -45,7 +46,7 @@ from watchbill.plans.task import TaskClass
 
 __all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Offer"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 
 
 @dataclass(slots=True)

@@ -29,11 +29,12 @@ from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import places
-from watchbill.fleet.claiming import Standing
+from watchbill.fleet.claiming import Health, Standing
 from watchbill.fleet.desk import Desk, Look
 from watchbill.fleet.file_thread import FileThread
 from watchbill.fleet.headway import Headway
 from watchbill.fleet.heartbeat import HELD, STOPPED, Heartbeat, HeldWhy, OnHold, Pulse, kernel_says
+from watchbill.fleet.logs import Part
 from watchbill.fleet.memory import Memory, NoDevice
 from watchbill.fleet.model_work import ModelWork
 from watchbill.fleet.results import End, Result
@@ -46,7 +47,7 @@ from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
 __all__ = ["Agent", "AgentOptions"]
 
-_LOG = logging.getLogger("watchbill.agent")
+_LOG, _WORKER = Part.AGENT.logger, Part.WORKER.logger
 #: What a cpu task counts for in the figures of a heartbeat (FLEET-02).
 _CPU_TASK_MB = 1024
 
@@ -113,6 +114,7 @@ class Agent:
         self._held_file = options.folder / "held"
         self._hold = _Hold(HeldWhy.PERSON) if self._held_file.exists() else None
         self._is_on_probation = False  # after a hold for failures, until a task succeeds
+        self._health = Health.HEALTHY  # of the device, as it was last told
         self._is_leaving = False
         self._found_nothing = False
         self._work = asyncio.Event()
@@ -287,8 +289,14 @@ class Agent:
         for result in done.reported:
             self._count(result)
         for prepared in done.prepared:
+            _LOG.info("claimed %s", prepared.name)
             await self._start(desk, prepared)
         if standing is not None:
+            _LOG.debug(
+                "looked at the queue: cpu_slots_free=%d llm_slots_free=%d vram_mb_free=%d claimed=%d has_later=%s",
+                standing.cpu_slots_free, standing.llm_slots_free, standing.vram_mb_free, len(done.prepared),
+                done.has_later,
+            )  # fmt: skip
             self._found_nothing = done.is_empty and not done.has_later
         if not done.is_empty:
             self._work.set()  # there may be more than fitted into one round
@@ -338,7 +346,9 @@ class Agent:
             return
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
         self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
-        _LOG.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
+        _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
+        _WORKER.debug("%s: class=%s vram_mb=%d timeout_ms=%s items=%d", slip.task, prepared.task_class.value,
+                      slip.vram_mb, job.timeout_ms, len(slip.items))  # fmt: skip
         if prepared.question is not None:
             self._model_work.ask(job, prepared.question)
         elif prepared.order is not None:
@@ -359,7 +369,11 @@ class Agent:
             self._is_on_probation = False
         else:
             self._failed += 1
-        _LOG.info("reported %s: %s", result.name, result.end.value)
+        _WORKER.log(
+            logging.INFO if result.end is End.DONE else logging.WARNING,
+            "ended %s after %d ms: %s", result.name, result.ms, result.end.value,
+        )  # fmt: skip
+        _LOG.info("reported %s", result.name)
 
     # ------------------------------------------------------------ the crew
 
@@ -416,9 +430,17 @@ class Agent:
             await self._obey(desk, signal)
         await self._confirm(desk)
         self._end_hold_in_time()
+        self._tell_health()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
             await self._beat(desk)
             self._forgive()
+
+    def _tell_health(self) -> None:
+        """Say when the device becomes constrained, and when it recovers."""
+        before, self._health = self._health, self._memory.state.health
+        if self._health is not before:
+            level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
+            _LOG.log(level, "the device is %s", self._health.value)
 
     def _mind_the_guard(self) -> None:
         """Replaces a guard that is dead or does not answer."""

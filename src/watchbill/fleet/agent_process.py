@@ -10,7 +10,6 @@ The folder's mark is in the environment of every task, so that the next start fi
 """
 
 import asyncio
-import logging
 import os
 import signal
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.agent import Agent, AgentOptions
 from watchbill.fleet.host import HostMemory, PrivateDaemon, find_host
+from watchbill.fleet.logs import Part
 from watchbill.processes import reap
 from watchbill.processes.device_lock import HostLock, LockHeld
 from watchbill.root import Root
 
 __all__ = ["DeviceOptions", "private_folder", "run_agent"]
 
-_LOG = logging.getLogger("watchbill.agent")
+_LOG = Part.AGENT.logger
 
 
 def private_folder(state: Path, name: str, fleet_id: str) -> Path:

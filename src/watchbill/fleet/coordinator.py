@@ -14,7 +14,6 @@ An error of the disk ends this coordinator, because its memory may be ahead of i
 the files, in the same process or in another. The clocks and the disk are given from outside; nothing here waits.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -34,6 +33,7 @@ from watchbill.fleet.holding import Holding
 from watchbill.fleet.inbox import Inbox
 from watchbill.fleet.judging import Judging
 from watchbill.fleet.ledger import Ledger, Phase
+from watchbill.fleet.logs import Part
 from watchbill.fleet.opening import expansion, read_manifest
 from watchbill.fleet.pictures import draw, draw_last, summary_of
 from watchbill.fleet.policy import Crowd, hold_of, window_of
@@ -47,7 +47,7 @@ from watchbill.plans.task import TaskClass
 
 __all__ = ["Coordinator", "Turn"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 
 #: A slot of an agent, in MiB of its budget: what a cpu task counts for (FLEET-02).
 _SLOT_MB = 1024

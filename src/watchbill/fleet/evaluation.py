@@ -9,13 +9,13 @@ does not answer.
 """
 
 import json
-import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from watchbill import limits
 from watchbill.fleet import places
 from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.logs import Part
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.shared_paths import text_of
 from watchbill.fleet.slips import Headline, Slip, slip_name
@@ -25,7 +25,7 @@ from watchbill.plans.task import TaskClass, TaskType
 
 __all__ = ["Evaluations", "Examination", "is_evaluated"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 _LEAST_SCORE = 3
 _SCHEMA = {
     "type": "object", "required": ["score", "reason"],

@@ -4,7 +4,6 @@ An order is a slip of class `meta` for one agent. It belongs to no batch and sta
 anew from what it sees, and puts away what it finds on the board. Times are of the coordinator's monotonic clock.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
@@ -13,6 +12,7 @@ from watchbill.fleet.abilities import Need
 from watchbill.fleet.claiming import Health
 from watchbill.fleet.heartbeat import Heartbeat
 from watchbill.fleet.heat import Command, Demand, Temperature, Told, orders
+from watchbill.fleet.logs import Part
 from watchbill.fleet.results import End, Result
 from watchbill.fleet.slips import Headline, Slip, slip_name
 from watchbill.fleet.values import Fields
@@ -20,7 +20,7 @@ from watchbill.plans.task import TaskClass
 
 __all__ = ["Heating"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 #: The first: a load is done before the tasks that need it.
 _PRIORITY = 1
 

@@ -5,7 +5,6 @@ It is lifted before that when others fail the same tasks. The last free agent fo
 model is never held: a fleet that does its work badly is better than one that does nothing.
 """
 
-import logging
 from collections.abc import Mapping
 
 from watchbill import limits
@@ -15,12 +14,13 @@ from watchbill.fleet.bad_agents import BadAgents, Failure
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.heartbeat import Heartbeat, HeldWhy
 from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.logs import Part
 from watchbill.fleet.results import Result
 from watchbill.fleet.signals import Order, send
 
 __all__ = ["Holding"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 
 
 class Holding:

@@ -11,7 +11,6 @@ daemon lost in a restart are asked for again.
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from watchbill.engines.base import Endpoint, endpoint_of
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.claiming import Health
+from watchbill.fleet.logs import Part
 from watchbill.fleet.memory import DeviceState
 from watchbill.fleet.values import Fields
 from watchbill.processes.detach import exit_code_of, spawn_detached
@@ -36,7 +36,7 @@ from watchbill.root import Root
 
 __all__ = ["HostMemory", "PrivateDaemon", "find_host"]
 
-_LOG = logging.getLogger("watchbill.agent")
+_LOG = Part.AGENT.logger
 _MIB = 2**20
 #: The part of a card that tasks may have (FLEET-02).
 BUDGET_SHARE = 0.8

@@ -9,7 +9,6 @@ Anybody may write a file here. One that makes no sense goes to brain/refused/. A
 needs the next epoch: journals are files of epochs, and this epoch may have closed its own.
 """
 
-import logging
 from collections.abc import Iterator
 from enum import Enum
 
@@ -23,6 +22,7 @@ from watchbill.fleet.approving import Answer, entries_of
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import Cancel
 from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.logs import Part
 from watchbill.fleet.opening import opening, reopening
 from watchbill.fleet.requests import Reopening
 from watchbill.fleet.values import encode
@@ -30,7 +30,7 @@ from watchbill.plans.batch import ExecutePlan, decoded_inputs
 
 __all__ = ["Inbox", "StartAnew"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 
 
 class StartAnew(Exception):

@@ -9,13 +9,13 @@ on a host. A task that is stopped closes its stream, and the engine stops with i
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from watchbill.errors import WatchbillError
 from watchbill.fleet.answers import Answers
+from watchbill.fleet.logs import Part
 from watchbill.fleet.memory import Memory
 from watchbill.fleet.questions import Question
 from watchbill.plans.task import MetaCommand
@@ -23,7 +23,7 @@ from watchbill.processes.crew import Cause, Ended, Job, Output
 
 __all__ = ["ModelWork"]
 
-_LOG = logging.getLogger("watchbill.agent")
+_LOG = Part.AGENT.logger
 
 
 @dataclass(slots=True)

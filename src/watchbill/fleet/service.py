@@ -10,7 +10,6 @@ One thread does everything: a hung mount stops this process and nothing else.
 
 import contextlib
 import fcntl
-import logging
 import os
 import time
 from collections.abc import Callable, Generator
@@ -29,11 +28,12 @@ from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.epochs import Incumbent, Office, Superseded
 from watchbill.fleet.heartbeat import Pulse, Watcher
 from watchbill.fleet.inbox import StartAnew
+from watchbill.fleet.logs import Part
 from watchbill.fleet.retention import Keeping, clean
 
 __all__ = ["Leaving", "Service", "Settings"]
 
-_LOG = logging.getLogger("watchbill.coordinator")
+_LOG = Part.COORDINATOR.logger
 _LOCK = "brain/.lock"
 
 

@@ -13,6 +13,7 @@ import functools
 import glob
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,7 +28,8 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
 from watchbill.fleet import places
 from watchbill.fleet.approving import digest_of
-from watchbill.fleet.permissions import Line, Ruling, decide, load_book
+from watchbill.fleet.logs import Part
+from watchbill.fleet.permissions import Line, Ruling, Why, decide, load_book
 from watchbill.fleet.questions import Question, decision
 from watchbill.fleet.results import End, Result, end_of
 from watchbill.fleet.rules import FILE, Action, Network, RuleBook, SandboxRules
@@ -61,6 +63,7 @@ _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 #: What says that there is no such file, and nothing about the folder as a whole.
 _NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG})
 _PATTERN = re.compile(r"[*?[]")
+_EXECUTOR = Part.EXECUTOR.logger
 #: The classes that use the device.
 ON_GPU = (TaskClass.SCRIPT, TaskClass.LLM)
 
@@ -289,11 +292,16 @@ class _Preparation:
         env = {key: given.text(key) for key in given.all()}
         text = self._work.text("command")
         lines = (Line(text, value_of, env, str(self._plan_path), str(self._batch_path)) for value_of in rows)
-        rulings = (decide(line, book) for line in lines)
-        forbidden = [ruling for ruling in rulings if ruling.action is not Action.ALLOW]
-        if self._is_approved():
-            forbidden = [ruling for ruling in forbidden if not ruling.yields_to_a_person]
-        return next(iter(forbidden), None)
+        rulings = [decide(line, book) for line in lines]
+        is_approved = self._is_approved()
+        for ruling in rulings:
+            if ruling.action is not Action.ALLOW and not (is_approved and ruling.yields_to_a_person):
+                level = logging.WARNING if ruling.why is Why.BROKEN else logging.INFO
+                _EXECUTOR.log(level, "%s of %s: %s", self._slip.task, self._slip.batch, ruling)
+                return ruling
+        for ruling in rulings:
+            _EXECUTOR.debug("%s of %s: %s", self._slip.task, self._slip.batch, ruling)
+        return None
 
     def _is_approved(self) -> bool:
         slip = self._slip

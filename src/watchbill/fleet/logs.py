@@ -1,0 +1,67 @@
+"""Logs of a fleet: which part says what, and the variables that set how much each part says (FLEET-11).
+
+    part          variable             INFO                               WARNING                 DEBUG
+    agent         GPU_LOG_LEVEL        starts and ends, claims, reports   a constrained device    memory and slots free
+    executor      EXECUTOR_LOG_LEVEL   blocked, needs approval            unreadable rules        allowed commands
+    worker        WORKER_LOG_LEVEL     a task starts, a task completes    a task fails            its class and limits
+    coordinator   BRAIN_LOG_LEVEL      decisions about batches            stuck tasks, refusals   decisions about tasks
+    the rest      WATCHBILL_LOG_LEVEL
+
+Every level is INFO unless its variable names another one.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+__all__ = ["FORMAT", "Part", "set_levels", "set_up_logs"]
+
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+#: The level of everything that is no part of its own.
+_REST = "WATCHBILL_LOG_LEVEL"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class Part(Enum):
+    """A part of a fleet with a level of its own: the value is the name of its logger."""
+
+    AGENT = "watchbill.agent"
+    EXECUTOR = "watchbill.executor"
+    WORKER = "watchbill.worker"
+    COORDINATOR = "watchbill.coordinator"
+
+    @property
+    def logger(self) -> logging.Logger:
+        return logging.getLogger(self.value)
+
+
+_VARIABLES = {
+    Part.AGENT: "GPU_LOG_LEVEL",
+    Part.EXECUTOR: "EXECUTOR_LOG_LEVEL",
+    Part.WORKER: "WORKER_LOG_LEVEL",
+    Part.COORDINATOR: "BRAIN_LOG_LEVEL",
+}
+
+
+def set_up_logs(
+    environment: Mapping[str, str], handlers: Sequence[logging.Handler], least: int = logging.NOTSET
+) -> None:
+    """Send what is logged to the handlers, at the levels of the environment and never below `least`."""
+    logging.basicConfig(format=FORMAT, handlers=handlers)
+    set_levels(environment, least)
+
+
+def set_levels(environment: Mapping[str, str], least: int = logging.NOTSET) -> None:
+    """Set the level of every part. A word that is no level counts as INFO, with a warning."""
+    logging.getLogger().setLevel(max(least, _level(environment, _REST)))
+    for part, variable in _VARIABLES.items():
+        part.logger.setLevel(max(least, _level(environment, variable)))
+
+
+def _level(environment: Mapping[str, str], variable: str) -> int:
+    word = environment.get(variable, "").strip().upper()
+    if word and word not in _LEVELS:
+        logging.getLogger("watchbill").warning(
+            "%s=%s is no level and counts as INFO; use one of %s", variable, ascii(word), ", ".join(_LEVELS)
+        )
+    return logging.getLevelNamesMapping()[word] if word in _LEVELS else logging.INFO

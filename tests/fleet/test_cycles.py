@@ -1,0 +1,64 @@
+"""The two cycles of an agent, and that it does not wait for them where it can hear the folder."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from support.eventually import eventually
+from support.fleet_rig import FleetRig, quicken, running_agent
+from watchbill import limits
+from watchbill.fleet.agent import AgentOptions
+from watchbill.fleet.heartbeat import read_heartbeat
+from watchbill.fleet.signals import Order, pending, send
+
+HOUR_MS = 3_600_000
+NEVER = ("AGENT_INTERNAL_MS", "AGENT_EXTERNAL_MS", "AGENT_POLL_BUSY_MS", "AGENT_POLL_IDLE_MS")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> FleetRig:
+    return FleetRig(tmp_path / "shared")
+
+
+def options(rig: FleetRig) -> AgentOptions:
+    return AgentOptions("cpu-1", rig.root, rig.root.parent / "private", cpu_slots=2)
+
+
+def beats(rig: FleetRig) -> int:
+    """How often the agent has shown that it lives."""
+    heartbeat = read_heartbeat(rig.disk, "cpu-1")
+    return 0 if heartbeat is None else heartbeat.pulse.seq
+
+
+def test_the_cycles_take_5_and_30_seconds() -> None:
+    """FLEET-03: the internal one for signals and finished workers, the external one for the heartbeat."""
+    assert (limits.AGENT_INTERNAL_MS, limits.AGENT_EXTERNAL_MS) == (5_000, 30_000)
+
+
+async def test_work_and_signals_are_heard_at_once_between_two_cycles(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-03: with cycles of an hour a task is claimed, run and reported, its successor follows as soon as the worker
+    is done, and a signal is obeyed."""
+    for name in NEVER:
+        monkeypatch.setattr(limits, name, HOUR_MS)
+    async with running_agent(options(rig)):
+        await eventually(lambda: beats(rig) > 0)
+        rig.submit("b1", "### a\n- **command**: `true`\n### b\n- **command**: `true`\n- **depends_on**: a\n")
+        await eventually(rig.turn)
+        assert [result["why"] for result in rig.results("cpu-1")] == ["done", "done"]
+        send(rig.disk, "cpu-1", Order.HOLD)
+        await eventually(lambda: not pending(rig.disk, "cpu-1"))
+
+
+async def test_an_idle_agent_beats_with_its_external_cycle_only(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-03: three heartbeats without any change take at least two external cycles, not internal ones."""
+    quicken(monkeypatch, AGENT_INTERNAL_MS=10, AGENT_EXTERNAL_MS=300)
+    async with running_agent(options(rig)):
+        await eventually(lambda: beats(rig) > 0)
+        first, began = beats(rig), time.monotonic()
+        await eventually(lambda: beats(rig) >= first + 3)
+        assert time.monotonic() - began >= 2 * 0.3
