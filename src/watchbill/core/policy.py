@@ -25,17 +25,17 @@ set-up times, and the machine does nothing but load. A turn therefore lasts at l
 quanta of others.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
-from watchbill.core.cover import Cover, can_cover, cover
+from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
+from watchbill.core.cover import Cover, cover
 from watchbill.core.forecast import Forecast, forecast_start
-from watchbill.core.hard_turns import Due, HardTurn, hard_turns
+from watchbill.core.hard_turns import Due, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AGING_STEPS, AWAY, PAUSE_MS, Candidate, ModelState, Stage
+from watchbill.core.model_state import AWAY, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
     Fits,
     Outweighs,
@@ -44,12 +44,22 @@ from watchbill.core.reasons import (
     Reason,
     TaskDue,
     TurnCame,
-    Uncertain,
-    Uncertainty,
     WaitedLongest,
 )
 from watchbill.core.resources import Needs, shortage
 from watchbill.core.state import State
+from watchbill.core.turns import (
+    Rank,
+    Turn,
+    by_class_and_age,
+    dues_of,
+    gives_way,
+    is_before,
+    passed_until,
+    soft_at,
+    turns_of,
+    waiting_before,
+)
 
 __all__ = ["POLICIES", "Balance", "Fifo", "Plan", "Policy", "Rate", "Turn", "Turns", "uncertainty"]
 
@@ -79,84 +89,18 @@ class Policy(Protocol):
         ...
 
 
-# ------------------------------------------------------------------ confidence in the learned figures
-
-
-def uncertainty(state: State, candidates: Iterable[Candidate]) -> Uncertainty | None:
-    """Why rates cannot be compared now; None when they can."""
-    short = [model for model in candidates if state.shortage_of(model)]
-    if not short:
-        return None  # models that fit need no comparison
-    for model in (*short, *state.in_stage(Stage.READY)):
-        figure = None if model.spec.permanent else _uncertain_figure(model)
-        if figure is not None and any(_share_room(s, model) for s in short):
-            return Uncertainty(figure, model.name)
-    return None
-
-
-def _uncertain_figure(model: Candidate) -> Uncertain | None:
-    if model.load.is_guess:
-        return Uncertain.LOAD_UNMEASURED
-    if model.load.is_off:
-        return Uncertain.LOAD_OFF
-    if model.is_idle:
-        return None  # its answers count in no price
-    if model.service.is_guess:
-        return Uncertain.ANSWERS_UNMEASURED
-    return Uncertain.ANSWERS_OFF if model.service.is_off else None
-
-
 # ------------------------------------------------------------------ the shipped policies
 
 
-#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times. The
-#: first figure holds behind a lower class, the second behind equals where an interactive request waits. Two equals
-#: that are both kept busy then load a third of the time. Background work has no soft turn behind equals: swapping
-#: batches sooner makes each of them later.
-SOFT_TURN_LOWER = 1.0
-SOFT_TURN = 3.0
 #: In favour of a lower class, an idle model leaves right after an answer once this share of its turn is over.
 LINGER_LOWER = 0.5
 #: The length of "right after": a caller that sends its next request at once has done so, and the timer is not exact.
 JUST_MS = 3 * PAUSE_MS
-_Rank = tuple[WorkClass, bool, int]
 #: A load under way is aborted for a higher class at most this often per target.
 ABORTS_MAX = 2
 
 
 # ------------------------------------------------------------------ shared by all policies
-
-
-def wanting(state: State) -> list[Candidate]:
-    """The models and sets that have work and are not in memory."""
-    away = (*state.in_stage(*AWAY), *state.companion_sets.values())
-    return [s for s in away if s.wants_memory]
-
-
-def waiting(state: State, now: int) -> list[Candidate]:
-    """The models that should be loaded and may be tried."""
-    return [s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now)]
-
-
-def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
-    """The models that may leave for another one: not members of its own set, nor of a set under way."""
-    own = () if target is None else target.members
-    return [
-        s
-        for s in state.in_stage(Stage.READY, Stage.ASLEEP)
-        if not (s.spec.permanent or s.is_kept_for_set or s in own or state.is_reserved_core(s))
-        and s.silence is None  # its host cannot be asked to unload it, so it frees no memory
-    ]
-
-
-def yielding(state: State, target: Candidate, now: int) -> list[ModelState]:
-    """The loads that seem to hang and make room for this model; for rotation only those that no request waits for."""
-    explicit = target.top_class() is not WorkClass.ROTATION
-    return [
-        s
-        for s in state.in_stage(Stage.LOADING)
-        if s not in target.members and s.yields(now) and (explicit or s.is_idle)
-    ]
 
 
 def returning(state: State, now: int) -> Plan | None:
@@ -279,17 +223,6 @@ class Balance:
         return self.pressure > self.momentum
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A model whose turn has come."""
-
-    model: Candidate
-    is_hard: bool  # its oldest request would run out of patience otherwise
-    due: float
-    hard: HardTurn  # when its hard turn comes
-    since: float = 0.0  # when it came
-
-
 class Rate:
     """Turns by class, priority and patience, quanta, and a balance for models that ran dry."""
 
@@ -301,17 +234,17 @@ class Rate:
         """What the rule does if no further request comes: the turns before it, its own turn, its load."""
         if model.stage not in AWAY:
             return forecast_start(state, model, request, now)
-        turns = self._turns(state, now)
-        dues = _dues(s for s in wanting(state) if s is not model)
+        turns = turns_of(state, now)
+        dues = dues_of(s for s in wanting(state) if s is not model)
         if own := Due.of(model, request):
             dues.append(own)
         hard = hard_turns(state, dues, movable(state), now)
         mine = hard[model.name]
-        ahead = [turn.model for turn in turns if _is_before(turn, model, request, mine.latest, now)]
-        ahead += self._better(state, model, request, [turn.model for turn in turns], now)
-        oldest = min(model.line.oldest_of_top() or request, request, key=_by_class_and_age)
-        soft_at = _soft_at(state, model, oldest, now, unsure=uncertainty(state, [model]) is not None)
-        begins = min(soft_at, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
+        ahead = [turn.model for turn in turns if is_before(turn, model, request, mine.latest, now)]
+        ahead += waiting_before(state, model, request, [turn.model for turn in turns], now)
+        oldest = min(model.line.oldest_of_top() or request, request, key=by_class_and_age)
+        softly = soft_at(state, model, oldest, now, unsure=uncertainty(state, [model]) is not None)
+        begins = min(softly, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
         turn_in_ms = max(0.0, begins - now)
         weight = state.catalog.policy.weights[request.work_class]
 
@@ -322,24 +255,8 @@ class Rate:
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
         found = forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
-        passed_until = min(mine.begins, _passed_until(state, model, request, now))
-        return found.after(passed_until - now + model.load.ms)
-
-    @staticmethod
-    def _better(
-        state: State, model: Candidate, request: Request, counted: Sequence[Candidate], now: int
-    ) -> list[Candidate]:
-        """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
-        mine = _rank_with(model, request, now)
-        return [
-            other
-            for other in wanting(state)
-            if other is not model
-            and other not in counted
-            and (came := other.line.oldest_arrival()) is not None
-            and (other.rank(now), came) <= (mine, request.arrived_at)
-            and _share_room(other, model)
-        ]
+        until = min(mine.begins, passed_until(state, model, request, now))
+        return found.after(until - now + model.load.ms)
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. models that fit, or tip the balance, beside it."""
@@ -348,7 +265,7 @@ class Rate:
         candidates = waiting(state, now)
         if not candidates:
             return None
-        turns = [turn for turn in self._turns(state, now) if turn.model in candidates]
+        turns = [turn for turn in turns_of(state, now) if turn.model in candidates]
         if not turns:
             return self._best(state, candidates, None, (), now)
         head = turns[0].model
@@ -361,75 +278,6 @@ class Rate:
         return self._best(state, candidates, head, earmarked, now)
 
     # -- turns
-
-    def _turns(self, state: State, now: int) -> list[Turn]:
-        """The models whose turn has come, in the order of their turns.
-
-        Hard turns go first: without one a request would run out of patience. Then class, then priority.
-        """
-        due: list[Turn] = []
-        later: list[Turn] = []
-        wanted = wanting(state)
-        unsure = uncertainty(state, wanted) is not None
-        dues = _dues(wanted)
-        hard = hard_turns(state, dues, movable(state), now)
-        for each in dues:
-            model, oldest, its = each.model, each.due, hard[each.model.name]
-            if model.in_epoch:
-                oldest, its = min(oldest, now), its._replace(begins=now, latest=now)
-            top = model.line.oldest_of_top()
-            soft_at = math.inf if top is None else _soft_at(state, model, top, now, unsure=unsure)
-            turn = Turn(model, now >= its.begins, oldest, its, soft_at)
-            if now >= min(its.begins, soft_at):
-                due.append(turn)
-            else:
-                state.wakes.append(min(its.begins, soft_at))
-            if not turn.is_hard:
-                later.append(turn)
-        due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
-        passes = self._passing(due, later, now) if due else None
-        return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
-
-    def _passing(self, due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
-        """The model that goes before the first one, if any does."""
-        if due[0].is_hard:
-            return self._passing_hard(due, later, now)
-        return self._passing_soft(due[0], later, now)
-
-    @staticmethod
-    def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
-        """Gives a turn to the best class and priority that waits for this room, even before its own turn has come."""
-        first = head.model.rank(now)
-        better = [
-            (turn.model.rank(now), turn.due, turn.model.name, turn)
-            for turn in waiting
-            if turn.model.rank(now) < first and _share_room(turn.model, head.model)
-        ]
-        return min(better)[3] if better else None
-
-    @staticmethod
-    def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
-        """A model of a better class or priority goes before the first turn if it cannot wait for the end of that turn,
-        or if all the others can wait for its own.
-
-        Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left, and
-        where several are due together, the order of arrival decides instead of the priorities. Overdue models are never
-        overtaken: the turns of a lower class are delayed, not dropped.
-        """
-        head = due[0]
-        if head.due <= now:
-            return None
-        every = {t.model.name: t for t in (*due, *later)}.values()  # a soft turn is in both
-        rivals = [t for t in every if _share_room(t.model, head.model)]
-        mine = head.model.rank(now)
-        better = [
-            t
-            for t in rivals
-            if t.model.rank(now) < mine
-            and (t.is_hard or not _can_wait_for(head, t.hard.latest, now) or _all_can_wait(rivals, t, now))
-        ]
-        first = min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
-        return None if first is None else replace(first, is_hard=True)
 
     def _turn(self, state: State, turn: Turn, now: int) -> Plan | None:
         head = turn.model
@@ -456,7 +304,7 @@ class Rate:
         done = [
             s
             for s in movable(state, turn.model)
-            if self._is_done(s, work_class, now) and _gives_way(s, turn, now)
+            if self._is_done(s, work_class, now) and gives_way(s, turn, now)
         ]
         return done + yielding(state, turn.model, now)
 
@@ -491,7 +339,7 @@ class Rate:
 
         A model replaces nothing while one of a better class or priority waits for the same room.
         """
-        passed_over: list[tuple[_Rank, Candidate]] = []
+        passed_over: list[tuple[Rank, Candidate]] = []
         for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
             rank = target.rank(now)
             plan = self._option(state, target, head, earmarked, now)
@@ -534,7 +382,7 @@ class Rate:
     def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
         """Weighs the waiting work against the work of the leaving models."""
         leased_counts = not state.local_interactive_waits()
-        lines = [s for s in state.lines() if s.wants_memory and _share_room(s, target)]
+        lines = [s for s in state.lines() if s.wants_memory and share_room(s, target)]
         return Balance(
             waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
             coming=target.rate.seen(now) * target.quantum_ms,
@@ -578,7 +426,7 @@ class Rate:
         """
         if model in target.members or model.spec.permanent or model.plan_for != model.name:
             return False
-        waits_for_load = any(_share_room(s, model) for s in state.in_stage(Stage.LOADING))
+        waits_for_load = any(share_room(s, model) for s in state.in_stage(Stage.LOADING))
         is_cleared = not any(s.leaving_for == model.plan_for for s in state.managed)
         return waits_for_load and is_cleared and not model.sleeps and target.rank(now) < model.rank(now)
 
@@ -593,118 +441,9 @@ class Rate:
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
 
 
-def _dues(waiting: Iterable[Candidate]) -> list[Due]:
-    """What is due of these models: rotation is promised no turn."""
-    dues = (Due.of(model) for model in waiting if model.is_promised)
-    return [each for each in dues if each is not None]
-
-
-def _by_class_and_age(request: Request) -> tuple[WorkClass, int]:
-    return (request.work_class, request.arrived_at)
-
-
-def _soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsure: bool) -> float:
-    """When a model has waited long enough behind the resident models, although its patience is not over.
-
-    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
-    """
-    mine, since = oldest.work_class, oldest.arrived_at
-    if unsure:
-        return since
-    short = state.shortage_of(model)
-    others = [(s.worth_class(now), s) for s in movable(state, model)]
-    if can_cover(short, [s for work_class, s in others if work_class > mine]):
-        return since + SOFT_TURN_LOWER * model.load.ms
-    is_person = mine is WorkClass.INTERACTIVE
-    if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
-        return since + SOFT_TURN * model.load.ms
-    return math.inf
-
-
-def _passed_until(state: State, model: Candidate, request: Request, now: int) -> float:
-    """When a request stops being passed by models that take turns before it; 0 when there are no such models.
-
-    One busy model of a better class or priority stays in memory, and its turn ends by itself. Two replace each other,
-    and each time the one that waits goes first, until the request has aged to the priority of the lesser of the best
-    two. Class does not age: behind a better one only its patience helps.
-    """
-    busy = [
-        s
-        for s in state.managed
-        if s not in model.members
-        and not s.spec.permanent
-        and _share_room(s, model)
-        and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
-        and s.is_frequented(now)
-    ]
-    if len(busy) < 2 or request.operator:
-        return 0.0
-    if can_cover(state.shortage_of(model), [s for s in movable(state, model) if s not in busy]):
-        return 0.0  # the room of others is enough
-    work_class, priority = sorted((s.worth_class(now), s.spec.priority) for s in busy)[1]
-    if work_class < request.work_class:
-        return math.inf
-    return request.arrived_at + (request.priority - priority) * request.max_wait_ms / AGING_STEPS
-
-
-def _gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
-    """Whether a model whose quantum is over makes room for this turn.
-
-    For a hard turn it does, unless it holds a request of the same or a higher class with less patience. For a soft turn
-    it does, unless it serves a higher class. Against an equal it may finish: a line that is served within one more
-    quantum would only have to come back, and while one answer takes longer than a quantum the other slots would be idle
-    until it ends.
-    """
-    mine, its = turn.model.turn_class(), victim.worth_class(now)
-    if turn.is_hard:
-        due = turn.model.due()
-        return its > mine or due is None or (victim.due() or due) >= due
-    if its != mine or victim.is_idle:
-        return its > mine or victim.is_idle
-    ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
-    return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
-        ends_soon and now < turn.since + victim.quantum_ms
-    )
-
-
-def _is_passed(target: Candidate, rank: _Rank, others: Iterable[tuple[_Rank, Candidate]]) -> bool:
+def _is_passed(target: Candidate, rank: Rank, others: Iterable[tuple[Rank, Candidate]]) -> bool:
     """Whether a model of a better class or priority waits for the same room."""
-    return any(better < rank and _share_room(s, target) for better, s in others)
-
-
-def _is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
-    """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
-    other = turn.model
-    if other is model or not _share_room(other, model):
-        return False
-    if turn.is_hard:
-        return other.rank(now) <= _rank_with(model, request, now) or _can_wait_for(turn, hard_at, now)
-    return other.turn_class() <= request.work_class
-
-
-def _rank_with(model: Candidate, request: Request, now: int) -> _Rank:
-    """A model's rank once the request has joined its line."""
-    mine = (request.work_class, not request.operator, request.priority)
-    return min(mine, model.rank(now)) if model.line else mine
-
-
-def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
-    """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
-    return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
-
-
-def _all_can_wait(turns: Iterable[Turn], first: Turn, now: int) -> bool:
-    """Whether every turn that would begin before this one is still in time after it."""
-    return all(
-        max(now, turn.hard.begins) + first.hard.lasts_ms <= turn.hard.latest
-        for turn in turns
-        if turn is not first and turn.hard.begins <= first.hard.begins
-    )
-
-
-def _share_room(one: Candidate, other: Candidate) -> bool:
-    """Whether two models need something of the same resource."""
-    return not one.needs.keys().isdisjoint(other.needs)
+    return any(better < rank and share_room(s, target) for better, s in others)
 
 
 def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Needs:

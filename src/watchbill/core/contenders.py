@@ -1,0 +1,74 @@
+"""Contenders: the models that want memory, those that may leave for them, and whether their figures can be compared.
+
+Questions about the state that every policy asks. A policy chooses only among these.
+"""
+
+from collections.abc import Iterable
+
+from watchbill.catalog import WorkClass
+from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
+from watchbill.core.reasons import Uncertain, Uncertainty
+from watchbill.core.state import State
+
+__all__ = ["movable", "share_room", "uncertainty", "waiting", "wanting", "yielding"]
+
+
+def wanting(state: State) -> list[Candidate]:
+    """The models and sets that have work and are not in memory."""
+    away = (*state.in_stage(*AWAY), *state.companion_sets.values())
+    return [s for s in away if s.wants_memory]
+
+
+def waiting(state: State, now: int) -> list[Candidate]:
+    """The models that should be loaded and may be tried."""
+    return [s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now)]
+
+
+def movable(state: State, target: Candidate | None = None) -> list[ModelState]:
+    """The models that may leave for another one: not members of its own set, nor of a set under way."""
+    own = () if target is None else target.members
+    return [
+        s
+        for s in state.in_stage(Stage.READY, Stage.ASLEEP)
+        if not (s.spec.permanent or s.is_kept_for_set or s in own or state.is_reserved_core(s))
+        and s.silence is None  # its host cannot be asked to unload it, so it frees no memory
+    ]
+
+
+def yielding(state: State, target: Candidate, now: int) -> list[ModelState]:
+    """The loads that seem to hang and make room for this model; for rotation only those that no request waits for."""
+    explicit = target.top_class() is not WorkClass.ROTATION
+    return [
+        s
+        for s in state.in_stage(Stage.LOADING)
+        if s not in target.members and s.yields(now) and (explicit or s.is_idle)
+    ]
+
+
+def share_room(one: Candidate, other: Candidate) -> bool:
+    """Whether two models need something of the same resource."""
+    return not one.needs.keys().isdisjoint(other.needs)
+
+
+def uncertainty(state: State, candidates: Iterable[Candidate]) -> Uncertainty | None:
+    """Why rates cannot be compared now; None when they can."""
+    short = [model for model in candidates if state.shortage_of(model)]
+    if not short:
+        return None  # models that fit need no comparison
+    for model in (*short, *state.in_stage(Stage.READY)):
+        figure = None if model.spec.permanent else _uncertain_figure(model)
+        if figure is not None and any(share_room(s, model) for s in short):
+            return Uncertainty(figure, model.name)
+    return None
+
+
+def _uncertain_figure(model: Candidate) -> Uncertain | None:
+    if model.load.is_guess:
+        return Uncertain.LOAD_UNMEASURED
+    if model.load.is_off:
+        return Uncertain.LOAD_OFF
+    if model.is_idle:
+        return None  # its answers count in no price
+    if model.service.is_guess:
+        return Uncertain.ANSWERS_UNMEASURED
+    return Uncertain.ANSWERS_OFF if model.service.is_off else None

@@ -1,0 +1,245 @@
+"""Turns: which models have waited long enough for a place in memory, and in which order they get it (RES-11, LANE-06).
+
+A model has its turn when its requests have waited long enough behind the resident models (a soft turn), and always
+before their patience ends (a hard turn, whose time `hard_turns` computes). Class first, then priority; a better one
+passes the first where all others can wait for it.
+
+Questions only: `policy` makes plans of the turns, and `forecast` promises by them.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from watchbill.catalog import WorkClass
+from watchbill.core.contenders import movable, share_room, uncertainty, wanting
+from watchbill.core.cover import can_cover
+from watchbill.core.hard_turns import Due, HardTurn, hard_turns
+from watchbill.core.messages import Request
+from watchbill.core.model_state import AGING_STEPS, Candidate, ModelState
+from watchbill.core.state import State
+
+__all__ = [
+    "SOFT_TURN",
+    "SOFT_TURN_LOWER",
+    "Rank",
+    "Turn",
+    "by_class_and_age",
+    "dues_of",
+    "gives_way",
+    "is_before",
+    "passed_until",
+    "soft_at",
+    "turns_of",
+    "waiting_before",
+]
+
+#: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times. The
+#: first figure holds behind a lower class, the second behind equals where an interactive request waits. Two equals
+#: that are both kept busy then load a third of the time. Background work has no soft turn behind equals: swapping
+#: batches sooner makes each of them later.
+SOFT_TURN_LOWER = 1.0
+SOFT_TURN = 3.0
+Rank = tuple[WorkClass, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A model whose turn has come."""
+
+    model: Candidate
+    is_hard: bool  # its oldest request would run out of patience otherwise
+    due: float
+    hard: HardTurn  # when its hard turn comes
+    since: float = 0.0  # when it came
+
+
+def turns_of(state: State, now: int) -> list[Turn]:
+    """The models whose turn has come, in the order of their turns.
+
+    Hard turns go first: without one a request would run out of patience. Then class, then priority.
+    """
+    due: list[Turn] = []
+    later: list[Turn] = []
+    wanted = wanting(state)
+    unsure = uncertainty(state, wanted) is not None
+    dues = dues_of(wanted)
+    hard = hard_turns(state, dues, movable(state), now)
+    for each in dues:
+        model, oldest, its = each.model, each.due, hard[each.model.name]
+        if model.in_epoch:
+            oldest, its = min(oldest, now), its._replace(begins=now, latest=now)
+        top = model.line.oldest_of_top()
+        softly = math.inf if top is None else soft_at(state, model, top, now, unsure=unsure)
+        turn = Turn(model, now >= its.begins, oldest, its, softly)
+        if now >= min(its.begins, softly):
+            due.append(turn)
+        else:
+            state.wakes.append(min(its.begins, softly))
+        if not turn.is_hard:
+            later.append(turn)
+    due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
+    passes = _passing(due, later, now) if due else None
+    return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
+
+
+def _passing(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
+    """The model that goes before the first one, if any does."""
+    if due[0].is_hard:
+        return _passing_hard(due, later, now)
+    return _passing_soft(due[0], later, now)
+
+
+def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
+    """Gives a turn to the best class and priority that waits for this room, even before its own turn has come."""
+    first = head.model.rank(now)
+    better = [
+        (turn.model.rank(now), turn.due, turn.model.name, turn)
+        for turn in waiting
+        if turn.model.rank(now) < first and share_room(turn.model, head.model)
+    ]
+    return min(better)[3] if better else None
+
+
+def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
+    """A model of a better class or priority goes before the first turn if it cannot wait for the end of that turn,
+    or if all the others can wait for its own.
+
+    Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left, and
+    where several are due together, the order of arrival decides instead of the priorities. Overdue models are never
+    overtaken: the turns of a lower class are delayed, not dropped.
+    """
+    head = due[0]
+    if head.due <= now:
+        return None
+    every = {t.model.name: t for t in (*due, *later)}.values()  # a soft turn is in both
+    rivals = [t for t in every if share_room(t.model, head.model)]
+    mine = head.model.rank(now)
+    better = [
+        t
+        for t in rivals
+        if t.model.rank(now) < mine
+        and (t.is_hard or not _can_wait_for(head, t.hard.latest, now) or _all_can_wait(rivals, t, now))
+    ]
+    first = min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+    return None if first is None else replace(first, is_hard=True)
+
+
+def waiting_before(
+    state: State, model: Candidate, request: Request, counted: Sequence[Candidate], now: int
+) -> list[Candidate]:
+    """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
+    mine = _rank_with(model, request, now)
+    return [
+        other
+        for other in wanting(state)
+        if other is not model
+        and other not in counted
+        and (came := other.line.oldest_arrival()) is not None
+        and (other.rank(now), came) <= (mine, request.arrived_at)
+        and share_room(other, model)
+    ]
+
+
+def dues_of(waiting: Iterable[Candidate]) -> list[Due]:
+    """What is due of these models: rotation is promised no turn."""
+    dues = (Due.of(model) for model in waiting if model.is_promised)
+    return [each for each in dues if each is not None]
+
+
+def by_class_and_age(request: Request) -> tuple[WorkClass, int]:
+    return (request.work_class, request.arrived_at)
+
+
+def soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsure: bool) -> float:
+    """When a model has waited long enough behind the resident models, although its patience is not over.
+
+    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
+    """
+    mine, since = oldest.work_class, oldest.arrived_at
+    if unsure:
+        return since
+    short = state.shortage_of(model)
+    others = [(s.worth_class(now), s) for s in movable(state, model)]
+    if can_cover(short, [s for work_class, s in others if work_class > mine]):
+        return since + SOFT_TURN_LOWER * model.load.ms
+    is_person = mine is WorkClass.INTERACTIVE
+    if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
+        return since + SOFT_TURN * model.load.ms
+    return math.inf
+
+
+def passed_until(state: State, model: Candidate, request: Request, now: int) -> float:
+    """When a request stops being passed by models that take turns before it; 0 when there are no such models.
+
+    One busy model of a better class or priority stays in memory, and its turn ends by itself. Two replace each other,
+    and each time the one that waits goes first, until the request has aged to the priority of the lesser of the best
+    two. Class does not age: behind a better one only its patience helps.
+    """
+    busy = [
+        s
+        for s in state.managed
+        if s not in model.members
+        and not s.spec.permanent
+        and share_room(s, model)
+        and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
+        and s.is_frequented(now)
+    ]
+    if len(busy) < 2 or request.operator:
+        return 0.0
+    if can_cover(state.shortage_of(model), [s for s in movable(state, model) if s not in busy]):
+        return 0.0  # the room of others is enough
+    work_class, priority = sorted((s.worth_class(now), s.spec.priority) for s in busy)[1]
+    if work_class < request.work_class:
+        return math.inf
+    return request.arrived_at + (request.priority - priority) * request.max_wait_ms / AGING_STEPS
+
+
+def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
+    """Whether a model whose quantum is over makes room for this turn.
+
+    For a hard turn it does, unless it holds a request of the same or a higher class with less patience. For a soft turn
+    it does, unless it serves a higher class. Against an equal it may finish: a line that is served within one more
+    quantum would only have to come back, and while one answer takes longer than a quantum the other slots would be idle
+    until it ends.
+    """
+    mine, its = turn.model.turn_class(), victim.worth_class(now)
+    if turn.is_hard:
+        due = turn.model.due()
+        return its > mine or due is None or (victim.due() or due) >= due
+    if its != mine or victim.is_idle:
+        return its > mine or victim.is_idle
+    ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
+    return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
+        ends_soon and now < turn.since + victim.quantum_ms
+    )
+
+
+def is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
+    """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
+    other = turn.model
+    if other is model or not share_room(other, model):
+        return False
+    if turn.is_hard:
+        return other.rank(now) <= _rank_with(model, request, now) or _can_wait_for(turn, hard_at, now)
+    return other.turn_class() <= request.work_class
+
+
+def _rank_with(model: Candidate, request: Request, now: int) -> Rank:
+    """A model's rank once the request has joined its line."""
+    mine = (request.work_class, not request.operator, request.priority)
+    return min(mine, model.rank(now)) if model.line else mine
+
+
+def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
+    """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
+    return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
+
+
+def _all_can_wait(turns: Iterable[Turn], first: Turn, now: int) -> bool:
+    """Whether every turn that would begin before this one is still in time after it."""
+    return all(
+        max(now, turn.hard.begins) + first.hard.lasts_ms <= turn.hard.latest
+        for turn in turns
+        if turn is not first and turn.hard.begins <= first.hard.begins
+    )
