@@ -241,6 +241,27 @@ def test_a_load_that_hangs_and_that_nobody_waits_for_makes_room(world_of: WorldO
     assert caller.outcome == "answered"
 
 
+@pytest.mark.parametrize("before", [(1,), (1, 2), (4,)])
+@pytest.mark.parametrize("service_ms", [300, 1_000, 2_500])
+def test_a_forecast_counts_the_busy_model_that_leaves_for_others_and_comes_back_first(
+    world_of: WorldOf, model: ModelOf, before: tuple[int, ...], service_ms: int
+) -> None:
+    """RES-11: a busy model of a better priority waits again as soon as it has left, and goes before the request."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 45_000)}
+    models = [model(f"p{number}", priority=number) for number in range(1, 6)]
+    world = world_of(*models, load_ms=2_000, lanes=lanes, known_service_ms=service_ms)
+    keep_asking(world, "p3", service_ms)
+    world.run(20_000)
+    for number in before:
+        world.arrive(f"p{number}", service_ms, lane="chat")
+        world.run(world.now + 50)
+    caller = world.arrive("p5", service_ms, lane="chat")
+    world.run(90_000)
+    assert caller.started_at is not None and caller.forecast_ms is not None
+    kept = caller.started_at - caller.request.arrived_at
+    assert 0.85 * kept <= caller.forecast_ms <= 1.15 * kept
+
+
 def hung_first_load(world_of: WorldOf, model: ModelOf, policy: str = "rate") -> tuple[World, Caller]:
     """A world after 10 s: one model is known and idle, the other's first load hangs, and its caller waits."""
     lanes = {

@@ -56,6 +56,7 @@ from watchbill.core.turns import (
     gives_way,
     is_before,
     passed_until,
+    returns_before,
     soft_at,
     turns_of,
     waiting_before,
@@ -255,6 +256,9 @@ class Rate:
             return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
 
         found = forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+        back = returns_before(state, model, request, ahead, now)
+        ends_in_ms = max(0.0, min(back.until, mine.begins) - now + model.load.ms - found.ms)
+        found = found.plus(min(back.ms, ends_in_ms), guessed_by=back.models)
         until = min(mine.begins, passed_until(state, model, request, now))
         return found.after(until - now + model.load.ms)
 

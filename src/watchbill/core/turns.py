@@ -10,6 +10,7 @@ Questions only: `policy` makes plans of the turns, and `forecast` promises by th
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
 from watchbill.core.contenders import movable, share_room, uncertainty, wanting
@@ -23,12 +24,14 @@ __all__ = [
     "SOFT_TURN",
     "SOFT_TURN_LOWER",
     "Rank",
+    "Returns",
     "Turn",
     "by_class_and_age",
     "dues_of",
     "gives_way",
     "is_before",
     "passed_until",
+    "returns_before",
     "soft_at",
     "turns_of",
     "waiting_before",
@@ -52,6 +55,18 @@ class Turn:
     due: float
     hard: HardTurn  # when its hard turn comes
     since: float = 0.0  # when it came
+
+
+class Returns(NamedTuple):
+    """Models that come back before a request that waits."""
+
+    models: tuple[ModelState, ...]
+    until: float  # when the request has aged so far that they no longer do
+
+    @property
+    def ms(self) -> float:
+        """How long their turns take."""
+        return sum(s.load.ms + max(s.quantum_ms, s.service.ms) + s.halt.ms for s in self.models)
 
 
 def turns_of(state: State, now: int) -> list[Turn]:
@@ -139,6 +154,30 @@ def waiting_before(
         and (other.rank(now), came) <= (mine, request.arrived_at)
         and share_room(other, model)
     ]
+
+
+def returns_before(
+    state: State, model: Candidate, request: Request, ahead: Sequence[Candidate], now: int
+) -> Returns:
+    """The busy models that leave for the turns ahead and come back before this one: their callers wait again.
+
+    They do so until the request has aged to their priority.
+    """
+    better = [
+        s
+        for s in movable(state, model)
+        if s not in ahead
+        and share_room(s, model)
+        and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
+        and s.is_frequented(now)
+    ]
+    if not ahead or not better or request.operator:
+        return Returns((), 0.0)
+    if can_cover(state.shortage_of(ahead[0]), [s for s in movable(state, model) if s not in better]):
+        return Returns((), 0.0)  # the room of others is enough
+    work_class, priority = min((s.worth_class(now), s.spec.priority) for s in better)
+    steps = math.inf if work_class < request.work_class else request.priority - priority
+    return Returns(tuple(better), request.arrived_at + steps * request.max_wait_ms / AGING_STEPS)
 
 
 def dues_of(waiting: Iterable[Candidate]) -> list[Due]:
