@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -461,10 +462,13 @@ def test_folders_on_two_file_systems_are_refused_at_start(
 ) -> None:
     """SPOOL-01: a lease is a rename; two file systems are found at once, not at the first lease."""
     other = small_disk("size=1m")
-    path.mkdir()
-    (path / "queue-done").symlink_to(other)
-    with pytest.raises(SpoolLayout, match="another file system"):
-        Spool(path)
+    (path / "queue-done").mkdir(parents=True)
+    subprocess.run(["mount", "--bind", other, path / "queue-done"], check=True)
+    try:
+        with pytest.raises(SpoolLayout, match="another file system"):
+            Spool(path)
+    finally:
+        subprocess.run(["umount", "-l", path / "queue-done"], check=True)
     (path / "file").write_text("")
     with pytest.raises(SpoolLayout, match="not a folder"):
         Spool(path / "file")

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 __all__ = [
     "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "make_folder", "make_subfolder",
     "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular",
-    "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable",
-    "writing",
+    "refuse_link", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file",
+    "write_file_durable", "writing",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -146,6 +146,12 @@ def make_folder(path: Path) -> None:
         fsync_folder(folder.parent)
 
 
+def refuse_link(folder: Path) -> None:
+    """Raises NotADirectoryError when a link is in place of a folder that only Watchbill makes."""
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "a link is in place of this folder", os.fspath(folder))
+
+
 def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: bool = True) -> None:
     """Make one folder. In a parent with the setgid bit, which a group shares, it gets the parent's group permissions,
     whatever the umask: otherwise other members of the group could not move its files."""
@@ -165,7 +171,7 @@ def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: boo
 def open_shared(path: Path, flags: int) -> int:
     """Open a file that several users write to (a lock, a corpus), or create it. In a folder that a group shares, a
     new file gets the group's write permission."""
-    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     status = os.fstat(fd)
     wanted = FILE_MODE & _GROUP_BITS
     if status.st_mode & wanted != wanted and status.st_uid == os.geteuid():

@@ -43,7 +43,7 @@ class Owner:
         try:
             self._lock_fd = _new_lock(hidden / LOCK_NAME)
             hidden.rename(self.path)
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             remove_folder(hidden)
             if self._lock_fd >= 0:
@@ -90,10 +90,13 @@ def _new_lock(path: Path) -> int:
 def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
     """Lock a dead owner's folder and return the descriptor; None while its owner lives.
 
+    A link is no owner's folder.
     With `make_lock` a folder without a lock file counts as dead: after a power cut the file may be missing.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = folder / LOCK_NAME
+    if folder.is_symlink():
+        return None
     try:
         fd = open_shared(lock, flags) if make_lock else os.open(lock, flags)
     except OSError as error:

@@ -28,8 +28,8 @@ from pathlib import Path
 from watchbill.files.atomic import make_subfolder, rename_noreplace, write_file
 from watchbill.files.host import host_name
 from watchbill.files.owner import Owner
-from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.layout import Layout, State
+from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, disk_fault
+from watchbill.spool.layout import FOLDER, Layout, State
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, RESTING_MAX
 from watchbill.spool.names import attempt_of, next_attempt, safe_stem, stem_of, with_attempt
 from watchbill.spool.scan import Candidates
@@ -182,19 +182,20 @@ class Consumer:
             self.release(lease, _TROUBLE_REST_S)
         except LeaseLost:
             return
-        except (SpoolFull, SpoolBroken):
+        except (SpoolFull, SpoolBroken, SpoolLayout):
             self._orphans.append(lease)
 
     def poison(self, lease: Lease, reason: Mapping[str, object]) -> None:
         """Give an event up, with its reason beside it."""
         self._refuse_settled(lease)
-        folder, root = State.POISON.value, self._layout.root_fd
+        folder = State.POISON.value
         name = lease.name if lease.own else _free_name(lease.name, self._layout.folder(State.POISON))
         temporary = f".{os.urandom(4).hex()}.reason"
         try:
             self._make(folder)
-            write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
-            os.rename(temporary, f"{folder}/{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=root)
+            with self._layout.entered(folder) as target:
+                write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
+                os.rename(temporary, f"{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=target)
         except OSError as error:
             raise disk_fault(error, f"write the reason of {name}") from error
         self._move(lease, folder, name)
@@ -268,7 +269,7 @@ class Consumer:
         if not self._batch:
             name = f"{time.time_ns():019d}-batch-{os.urandom(4).hex()}"
             make_subfolder(name, dir_fd=self._owner.fd, exist_ok=False)
-            self._batch_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
+            self._batch_fd = os.open(name, FOLDER, dir_fd=self._owner.fd)
             self._batch = name + "/"
         return self._batch_fd, self._batch
 
@@ -287,12 +288,13 @@ class Consumer:
 
     def _move(self, lease: Lease, folder: str, name: str) -> None:
         """Move a leased file; a foreign one finds another name rather than replace a file."""
-        source, root = self._owner.fd, self._layout.root_fd
+        source = self._owner.fd
         try:
-            if lease.own:
-                os.rename(lease.path, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
-            else:
-                move_unique(lease.path, f"{folder}/{name}", src_dir_fd=source, dst_dir_fd=root)
+            with self._layout.entered(folder) as target:
+                if lease.own:
+                    os.rename(lease.path, name, src_dir_fd=source, dst_dir_fd=target)
+                else:
+                    move_unique(lease.path, name, src_dir_fd=source, dst_dir_fd=target)
         except FileNotFoundError as error:
             raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
         except OSError as error:
@@ -323,8 +325,10 @@ class Consumer:
         folder = done_folder(day)
         try:
             self._make(State.DONE.value)
-            self._make(folder)
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._layout.root_fd)
+            with self._layout.entered(State.DONE.value) as done:
+                make_subfolder(os.path.basename(folder), dir_fd=done)
+            with self._layout.entered(folder) as today:
+                fd = os.dup(today)
         except OSError as error:
             raise disk_fault(error, f"open {folder}") from error
         if self._done_fd >= 0:

@@ -21,6 +21,7 @@ from watchbill.files.atomic import (
     make_folder,
     open_shared,
     pwrite_all,
+    refuse_link,
     sync_data,
     write_file_durable,
 )
@@ -198,6 +199,7 @@ class Corpus:
         return -1
 
     def _keep(self, tail: bytes, offset: int) -> None:
+        refuse_link(self._quarantine)
         make_folder(self._quarantine)
         path = self._quarantine / f"{self.path.name}-{offset}-{time.time_ns()}.torn"
         reason = {

@@ -22,7 +22,7 @@ from watchbill.files.atomic import make_folder, open_shared
 from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
-from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
+from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, SpoolLayout, disk_fault
 from watchbill.spool.item import BadLine, Item, read_events
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
 from watchbill.spool.queue import Spool
@@ -106,7 +106,7 @@ class Drain:
                 if not self._may_go() or not self.step():
                     self.spool.wait(self._poll_s)
                 pause_s = BACKOFF_FIRST_S
-            except (SpoolFull, SpoolBroken) as error:
+            except (SpoolFull, SpoolBroken, SpoolLayout) as error:
                 self.last_error = str(error)
                 self._stop.wait(pause_s)
                 pause_s = min(BACKOFF_LAST_S, pause_s * 2)
@@ -141,7 +141,7 @@ class Drain:
         self._active_at_s = time.monotonic()
         try:
             self._store([item for item in items if self._accept(item)])
-        except (SpoolFull, SpoolBroken):
+        except (SpoolFull, SpoolBroken, SpoolLayout):
             for item in items:
                 if not item.lease.settled:
                     self.spool.give_back(item)
@@ -253,7 +253,7 @@ class Drain:
         while True:
             try:
                 result = corpus.append(events)
-            except (SpoolFull, SpoolBroken) as error:
+            except (SpoolFull, SpoolBroken, SpoolLayout) as error:
                 self.last_error = str(error)
                 self.report.corpus_failures += 1
                 if self._progress is not None:

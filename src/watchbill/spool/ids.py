@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from watchbill.files.atomic import make_subfolder, open_shared, write_all
+from watchbill.files.atomic import make_subfolder, open_shared, refuse_link, write_all
 from watchbill.spool.limits import IDS_DAYS, IDS_MAX
 
 __all__ = ["Ids"]
@@ -86,6 +86,7 @@ class Ids:
             *(each.hex() for each in self._unwritten),
             "",
         ]
+        refuse_link(self._folder)
         make_subfolder(self._folder)
         today = self._folder / f"{datetime.datetime.now(datetime.UTC).date().isoformat()}.txt"
         fd = open_shared(today, os.O_WRONLY | os.O_APPEND)
@@ -111,7 +112,7 @@ class Ids:
         self._covered = 0
 
     def _files(self) -> list[Path]:
-        if not self._folder.is_dir():
+        if not self._folder.is_dir() or self._folder.is_symlink():
             return []
         return sorted(self._folder / name for name in os.listdir(self._folder) if name.endswith(".txt"))
 

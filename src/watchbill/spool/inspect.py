@@ -292,16 +292,14 @@ def _refuse_living(layout: Layout, entry: Entry, force: bool, holder: bool) -> N
 
 
 def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:
-    source = os.fspath(entry.path.relative_to(layout.root))
+    inside = os.fspath(entry.path.parent.relative_to(layout.root))
     try:
-        target = move_unique(
-            source, f"{state.value}/{name}", src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd
-        )
+        with layout.entered(inside) as source, layout.entered(state.value) as folder:
+            return move_unique(entry.path.name, name, src_dir_fd=source, dst_dir_fd=folder)
     except FileNotFoundError as error:
         raise SpoolLayout(f"{entry.name} has moved meanwhile; look again") from error
     except OSError as error:
         raise disk_fault(error, f"move {entry.name}") from error
-    return os.path.basename(target)
 
 
 def _arrival(found: _Found) -> str:

@@ -6,10 +6,15 @@ rename does not cross file systems). Holds open the folders that every operation
 Users of one group share a spool, and one of them may make a file that the others cannot read or move. Such a file must
 not stop the rest, and must not be skipped silently: a process that meets one notes it as barred, and `drain --once` and
 the daemon report it.
+
+One of them may also put a link in place of a folder, to have others move files out of, or into, a folder of their own.
+No link is followed: folders are opened one by one below the root, and a spool with a link in place of a folder is
+refused, also while it is in use. The root itself is the operator's choice, and may be a link.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,7 +25,14 @@ from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event
 
-__all__ = ["Layout", "State", "storage_warnings", "walk_events"]
+__all__ = ["FOLDER", "Layout", "State", "storage_warnings", "walk_events"]
+
+#: How a folder is opened: never through a link.
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER = (
+    "{} is a link or a file in place of a folder of the spool, and nothing is read or written through it; "
+    "find out who put it there, and put the folder back"
+)
 
 
 class State(Enum):
@@ -75,12 +87,37 @@ class Layout:
         try:
             _make_folders(root)
             _check_one_filesystem(root, [root / state.value for state in State])
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            return cls(root, os.open(root, flags), os.open(root / "queue", flags))
+            root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return cls(root, root_fd, os.open("queue", FOLDER, dir_fd=root_fd))
         except (NotADirectoryError, FileExistsError) as error:
             raise SpoolLayout(f"{error.filename} is not a folder; a spool needs folders there") from error
         except OSError as error:
             raise disk_fault(error, f"open the spool {root}") from error
+
+    def check(self) -> None:
+        """Raises SpoolLayout when a link is in place of a folder."""
+        for folder in _folders(self.root):
+            _refuse_link(folder)
+        _refuse_link(self.signatures)
+
+    @contextlib.contextmanager
+    def entered(self, inside: str) -> Generator[int]:
+        """A folder below the root, for what is moved into it or out of it. Raises OSError, and SpoolLayout for a link
+        on the way."""
+        fd = os.dup(self.root_fd)
+        try:
+            for name in inside.split("/"):
+                fd, outer = self._enter(name, fd, inside), fd
+                os.close(outer)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _enter(self, name: str, outer: int, inside: str) -> int:
+        try:
+            return os.open(name, FOLDER, dir_fd=outer)
+        except NotADirectoryError as error:
+            raise SpoolLayout(_NO_FOLDER.format(self.root / inside)) from error
 
     def folder(self, state: State) -> Path:
         return self.root / state.value
@@ -115,9 +152,19 @@ class Layout:
         os.close(self.root_fd)
 
 
+def _folders(root: Path) -> tuple[Path, ...]:
+    return (*(root / state.value for state in State), root / "queue" / ".tmp", root / "queue-wal")
+
+
 def _make_folders(root: Path) -> None:
-    for folder in (*(root / state.value for state in State), root / "queue" / ".tmp", root / "queue-wal"):
+    for folder in _folders(root):
+        _refuse_link(folder)
         make_folder(folder)
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise SpoolLayout(_NO_FOLDER.format(folder))
 
 
 def storage_warnings(path: Path) -> list[str]:
@@ -140,7 +187,9 @@ def storage_warnings(path: Path) -> list[str]:
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:
     """Yield every event below a folder. Entries that vanish meanwhile and folders that this user may not list are left
-    out; hidden folders are not entered."""
+    out; neither links nor hidden folders are entered."""
+    if os.path.islink(folder):
+        return
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

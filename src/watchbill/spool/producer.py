@@ -22,7 +22,7 @@ from watchbill.files.disk import mount_id
 from watchbill.files.host import boot_id
 from watchbill.files.owner import Owner
 from watchbill.spool.faults import SpoolBroken, SpoolFull, disk_fault
-from watchbill.spool.layout import Layout
+from watchbill.spool.layout import FOLDER, Layout
 from watchbill.spool.limits import (
     CHECKPOINT_FILES_MAX,
     CLOSE_WAIT_S,
@@ -346,7 +346,7 @@ class Producer:
             finally:
                 os.close(fd)
         for folder in {os.path.dirname(path) or "." for path in self._recent} | {"."}:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=queue)
+            fd = os.open(folder, FOLDER, dir_fd=queue)
             try:
                 os.fsync(fd)
             finally:

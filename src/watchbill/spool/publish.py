@@ -16,7 +16,7 @@ from itertools import islice
 
 from watchbill.files.atomic import make_subfolder, write_file
 from watchbill.files.owner import Owner
-from watchbill.spool.layout import Layout
+from watchbill.spool.layout import FOLDER, Layout
 from watchbill.spool.limits import (
     BUCKET_FILES_MAX,
     FLAT_FILES_MAX,
@@ -110,7 +110,7 @@ class Publisher:
 
     def _write_folder(self, folder: str, records: Sequence[Record], sync: bool) -> None:
         make_subfolder(folder, dir_fd=self._owner.fd, exist_ok=False)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._owner.fd)
+        fd = os.open(folder, FOLDER, dir_fd=self._owner.fd)
         try:
             for record in records:
                 write_file(record.name, record.content + b"\n", dir_fd=fd, sync=sync)
@@ -129,10 +129,10 @@ class Publisher:
         folder = self._layout.signatures
         if not folder.is_dir():
             make_subfolder(folder)
-        for record in records:
-            write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
-            target = f"{folder.name}/{record.name}"
-            os.rename(record.name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.root_fd)
+        with self._layout.entered(folder.name) as target:
+            for record in records:
+                write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
+                os.rename(record.name, record.name, src_dir_fd=self._owner.fd, dst_dir_fd=target)
         if sync:
             self._sync_folder(self._layout.root_fd, folder.name)
             os.fsync(self._layout.root_fd)
@@ -144,7 +144,7 @@ class Publisher:
 
     @staticmethod
     def _sync_folder(dir_fd: int, name: str) -> None:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = os.open(name, FOLDER, dir_fd=dir_fd)
         try:
             os.fsync(fd)
         finally:

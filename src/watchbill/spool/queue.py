@@ -25,7 +25,15 @@ from typing import Any, Literal, Self
 from watchbill.files.watch import Watch
 from watchbill.spool.consumer import Consumer, Lease, rest_after
 from watchbill.spool.events import encode, refuse_bundle
-from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, disk_fault
+from watchbill.spool.faults import (
+    EventRefused,
+    LeaseLost,
+    PoisonEvent,
+    SpoolBroken,
+    SpoolFull,
+    SpoolLayout,
+    disk_fault,
+)
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
 from watchbill.spool.layout import Layout, State, storage_warnings
 from watchbill.spool.limits import (
@@ -216,7 +224,7 @@ class Spool:
                     rescan=not items, retries=not (items and retries_alone), batch=count > 1
                 )
                 item = self._read(consumer, lease) if lease is not None else None
-            except (SpoolFull, SpoolBroken):
+            except (SpoolFull, SpoolBroken, SpoolLayout):
                 if items:
                     break  # the events leased so far can be delivered
                 raise
@@ -394,7 +402,7 @@ class Spool:
                     self.split_out(item, bad)
                 self.given_up += len(item.bad)
             return item
-        except (SpoolFull, SpoolBroken):
+        except (SpoolFull, SpoolBroken, SpoolLayout):
             consumer.give_back(lease)
             raise
 

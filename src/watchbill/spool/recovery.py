@@ -50,6 +50,7 @@ class Rules:
 
 def recover(layout: Layout, rules: Rules) -> Recovered:
     """Put back the events of dead workers. Raises OSError on a disk that cannot be written."""
+    layout.check()
     result = Recovered()
     folder = layout.folder(State.IN_FLIGHT)
     for name in sorted(os.listdir(folder)):
@@ -124,15 +125,15 @@ def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, atte
             f"retries exhausted: its worker died, or its lease ran out, in try {attempt} of {rules.attempts}"
         )
         reason = {"reason": text, "error": "worker died"}
-        write_file(
-            f"{state.value}/{name}.reason.json", reason_bytes(name, attempt, reason), dir_fd=layout.root_fd
-        )
-    source, target = os.fspath(path.relative_to(layout.root)), f"{state.value}/{name}"
+        with layout.entered(state.value) as target:
+            write_file(f"{name}.reason.json", reason_bytes(name, attempt, reason), dir_fd=target)
+    inside = os.fspath(path.parent.relative_to(layout.root))
     try:
-        if is_own(name):
-            os.rename(source, target, src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd)
-        else:
-            move_unique(source, target, src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd)
+        with layout.entered(inside) as source, layout.entered(state.value) as target:
+            if is_own(name):
+                os.rename(path.name, name, src_dir_fd=source, dst_dir_fd=target)
+            else:
+                move_unique(path.name, name, src_dir_fd=source, dst_dir_fd=target)
     except FileNotFoundError:
         return  # its holder finished it, or another recovery was faster
     result.returned += not worn_out

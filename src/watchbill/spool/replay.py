@@ -43,6 +43,7 @@ def replay_dead(layout: Layout, *, wait: bool = False) -> int:
     Returns 0 on a disk that cannot be written now. While another process replays it returns 0 or, with `wait`,
     waits: a consumer that starts must not lease a file whose content is about to be restored.
     """
+    layout.check()
     if not _has_work(layout):
         return 0
     try:

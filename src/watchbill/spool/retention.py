@@ -58,11 +58,12 @@ def gc(
     result = Collected()
     layout = spool.layout
     try:
+        layout.check()
         replay_dead(layout)
         held = log_names(layout)
         for path in _days(layout):
             over = _age_s(path) > keep_done_s
-            if path.is_dir() and (over or compact):
+            if path.is_dir() and not path.is_symlink() and (over or compact):
                 _collect_folder(layout, path, held, result, over=over, archive=archive)
             elif over and is_event(path.name) and stem_of(path.name) not in held:
                 _put_away(path, archive, result)

@@ -1,0 +1,159 @@
+"""Links in place of a spool's folders: a member of a shared spool's group can make one; nobody follows it."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.eventually import wait_until
+from watchbill.files.owner import take_dead
+from watchbill.spool import Drain, Spool, SpoolBroken, SpoolLayout, gc
+from watchbill.spool.corpus import Corpus
+from watchbill.spool.recovery import Rules, recover
+from watchbill.spool.replay import replay_dead
+
+OWN = ["queue", "queue-in-flight", "queue-done", "queue-poison", "queue-wal", "queue/.tmp"]
+DIARY = b'{"id":"DIARY","kind":"note","ts":0}\n'
+EVENT = {"id": "1", "kind": "note", "ts": 0}
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A folder that is none of the spool's business."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    (folder / "diary.jsonl").write_bytes(DIARY)
+    os.utime(folder / "diary.jsonl", (1, 1))
+    return folder
+
+
+def is_untouched(private: Path) -> bool:
+    return os.listdir(private) == ["diary.jsonl"] and (private / "diary.jsonl").read_bytes() == DIARY
+
+
+def swap(folder: Path, private: Path) -> None:
+    """Puts a link where a folder was."""
+    folder.rename(folder.with_name(f"{folder.name.lstrip('.')}-before"))
+    folder.symlink_to(private)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_spool_with_a_link_in_place_of_a_folder_is_refused(
+    name: str, tmp_path: Path, private: Path
+) -> None:
+    """R50: with the path, and what to do; nothing is read or written behind it."""
+    root = tmp_path / "spool"
+    Spool(root).close()
+    swap(root / name, private)
+    with pytest.raises(SpoolLayout, match="link") as refused:
+        Spool(root)
+    assert str(root / name) in str(refused.value)
+    assert is_untouched(private)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_link_that_appears_while_a_spool_is_drained_is_not_followed(
+    name: str, tmp_path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: good events and bad ones stay where they are, or go where they would have gone."""
+    root = tmp_path / "spool"
+    with Spool(root) as spool:
+        drain = Drain(spool, Corpus(tmp_path / "corpus.jsonl"))
+        spool.enqueue({**EVENT, "id": "before"})
+        drain.run_once()
+        (root / "queue" / "bad.jsonl").write_bytes(b"no JSON\n")
+        spool.enqueue(EVENT)
+        swap(root / name, private)
+        monkeypatch.setattr("watchbill.spool.queue.RECOVER_EVERY_S", -1.0)
+        for act in (
+            drain.step,
+            spool.recover,
+            lambda: spool.enqueue(EVENT),
+            lambda: gc(spool, keep_done_s=0),
+        ):
+            try_to(act)
+        assert is_untouched(private)
+    assert is_untouched(private)
+    assert b"DIARY" not in (tmp_path / "corpus.jsonl").read_bytes()
+
+
+def try_to(act: Callable[[], object]) -> None:
+    """Whether it is refused or done elsewhere is not asked here."""
+    with contextlib.suppress(SpoolLayout, SpoolBroken):
+        act()
+
+
+def test_a_drain_says_so_and_goes_on_when_the_folder_is_back(tmp_path: Path, private: Path) -> None:
+    """R50, P7: its complaint names the link."""
+    root = tmp_path / "spool"
+    with Spool(root) as spool:
+        drain = Drain(spool, Corpus(tmp_path / "corpus.jsonl"), poll_s=0.05)
+        swap(root / "queue-poison", private)
+        (root / "queue" / "bad.jsonl").write_bytes(b"no JSON\n")
+        thread = threading.Thread(target=drain.run)
+        thread.start()
+        try:
+            wait_until(lambda: "queue-poison" in drain.last_error)
+            (root / "queue-poison").unlink()
+            (root / "queue-poison-before").rename(root / "queue-poison")
+            wait_until(lambda: any(n.endswith(".reason.json") for n in os.listdir(root / "queue-poison")))
+        finally:
+            drain.stop()
+            thread.join(30)
+    assert is_untouched(private)
+
+
+def test_folders_of_workers_writers_and_days_are_no_links(tmp_path: Path, private: Path) -> None:
+    """R50: recovery, replay and collection leave a link below the spool's folders alone."""
+    root = tmp_path / "spool"
+    with Spool(root) as spool:
+        (root / "queue-in-flight" / "host.1.0123abcd").symlink_to(private)
+        (root / "queue-in-flight" / "foreign").symlink_to(private)
+        (root / "queue" / ".tmp" / "0123456789abcdef").symlink_to(private)
+        (root / "queue-done" / "2020-01-01").symlink_to(private)
+        (root / "queue" / "bucket").symlink_to(private)
+        recover(spool.layout, Rules(1, foreign_lease_s=0.0))
+        replay_dead(spool.layout)
+        gc(spool, keep_done_s=0.0)
+        assert spool.recover() is not None and spool.lease() is None
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        (root / "queue-done" / today).symlink_to(private)
+        spool.enqueue(EVENT)
+        item = spool.lease()
+        assert item is not None
+        with pytest.raises(SpoolLayout, match="link"):
+            spool.done(item)
+    assert is_untouched(private)
+
+
+def test_a_dead_owners_folder_is_no_link(tmp_path: Path, private: Path) -> None:
+    """R50: no lock is made behind it."""
+    (tmp_path / "owner").symlink_to(private)
+    assert take_dead(tmp_path / "owner") is None
+    assert is_untouched(private)
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.ids"])
+def test_a_corpus_is_not_written_through_a_link(name: str, tmp_path: Path, private: Path) -> None:
+    """R50: neither the file nor the folder of its ids."""
+    target = private / "diary.jsonl" if name.endswith("jsonl") else private
+    (tmp_path / name).symlink_to(target)
+    with Spool(tmp_path / "spool") as spool:
+        spool.enqueue(EVENT)
+        drain = Drain(spool, Corpus(tmp_path / "corpus.jsonl"))
+        try_to_append(drain)
+    assert is_untouched(private)
+
+
+def try_to_append(drain: Drain) -> None:
+    thread = threading.Thread(target=drain.run)
+    thread.start()
+    wait_until(
+        lambda: bool(drain.last_error) or drain.report.corpus_failures > 0 or drain.report.appended > 0
+    )
+    drain.stop()
+    thread.join(30)
