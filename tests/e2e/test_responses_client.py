@@ -1,5 +1,6 @@
 """The real `openai` client asks the real llama.cpp for responses, through the real daemon."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -25,11 +26,61 @@ threads = 1
 
 """
 
+#: How models that call tools are told about them, and write their calls; llama.cpp finds both out from the template.
+CALLS = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n# Tools\n\n<tools>' }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "</tools>\nCall one as <tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call><|im_end|>\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}
+            {{- tool_call.name }}
+            {{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+TOOL: Any = {
+    "type": "function", "name": "look", "strict": True,
+    "parameters": {
+        "type": "object", "properties": {"at": {"enum": ["sky", "sea"]}}, "required": ["at"],
+        "additionalProperties": False,
+    },
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def daemon(shared_place: Place, gguf_files: GgufFiles) -> Daemon:
     slow = scripted("slow", 'service = "60s", tokens = 200', "concurrency = 1")
-    shared_place.config.write_text(CONFIG.format(chat=gguf_files.chat("5MB")) + slow)
+    caller = (
+        CONFIG.partition("[models.chatty]")[2]
+        + f"arguments = ['--jinja', '--chat-template', {json.dumps(CALLS)}]\n"
+    )
+    config = f"{CONFIG}[models.caller]{caller}"
+    shared_place.config.write_text(config.replace("{chat}", str(gguf_files.chat("5MB"))) + slow)
     return shared_place.up()
 
 
@@ -66,6 +117,20 @@ def test_a_structured_answer_is_parsed(client: openai.OpenAI) -> None:
     """LANE-01: llama.cpp keeps to the schema."""
     parsed = client.responses.parse(model="chatty", input="Where?", text_format=Where, max_output_tokens=200)
     assert parsed.status == "completed" and parsed.output_parsed.at in ("sky", "sea")
+
+
+def test_calls_and_their_results_reach_the_model(client: openai.OpenAI) -> None:
+    """LANE-01: llama.cpp's template is given the tools and a turn that called one. A model of noise calls none."""
+    call: Any = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "sky"}'}
+    result: Any = {"type": "function_call_output", "call_id": "c1", "output": "blue"}
+    ask: dict[str, Any] = {"model": "caller", "max_output_tokens": 8}
+    first = client.responses.create(**ask, input="Where?", tools=[TOOL, {"type": "web_search"}])
+    assert [tool.type for tool in first.tools] == ["function"]
+    last = client.responses.create(**ask, input=[call, result], previous_response_id=first.id, tools=[TOOL])
+    assert len(last.output_text) == 8
+    plain = client.responses.input_tokens.count(model="caller", input="Where?")
+    offered = client.responses.input_tokens.count(model="caller", input="Where?", tools=[TOOL])
+    assert plain.input_tokens < offered.input_tokens < last.usage.input_tokens
 
 
 def test_a_kept_response_outlives_a_daemon_that_is_killed(place: Place, gguf_files: GgufFiles) -> None:

@@ -95,6 +95,33 @@ async def test_the_anthropic_client_is_served(talk: Talk) -> None:
         assert opened.outcomes() == {"ok": 3}
 
 
+@pytest.mark.parametrize("talk", [HELLO, stream_of(native_events())], ids=["translated", "passed"])
+async def test_every_answer_names_its_request_as_anthropics_client_expects(talk: Talk) -> None:
+    """api.md: in a whole answer, in a stream and in an error."""
+    async with served(talk) as (_opened, client):
+        whole = await client.messages.with_raw_response.create(**ASK)
+        assert whole.headers["request-id"] == whole.headers["x-watchbill-request-id"]
+        async with client.messages.stream(**ASK) as stream:
+            assert stream.response.headers["request-id"]
+        with pytest.raises(anthropic.NotFoundError) as lost:
+            await client.messages.create(**{**ASK, "model": "nobody"})
+        assert lost.value.request_id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know(stream: bool) -> None:
+    """api.md: clients shorten their conversation when they read them."""
+    said = {
+        "code": 400,
+        "message": "the request exceeds the context size",
+        "type": "exceed_context_size_error",
+    }
+    refuse = stream_of(json.dumps({"error": said}).encode(), content_type="application/json", status=400)
+    async with served(refuse) as (_opened, client):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the request exceeds"):
+            await client.messages.create(**ASK, stream=stream)
+
+
 async def test_the_anthropic_client_lists_models() -> None:
     """api.md: at the same address as OpenAI's, page by page, of which there is one."""
     async with served(HELLO) as (opened, client):

@@ -205,7 +205,7 @@ class Gateway(Services):
 
     def _refuse(self, context: RequestContext, error: TheirsError) -> Response:
         beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None
-        return refusal(context.request.path, error, context.lines(), beside)
+        return refusal(context, error, beside)
 
     def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
         state = self.driver.model_status(context.model) if context.model else None
@@ -215,7 +215,7 @@ class Gateway(Services):
     def _broken(self, context: RequestContext, error: Exception) -> Response:
         _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
         bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
-        return refusal(context.request.path, bug, context.lines())
+        return refusal(context, bug)
 
     # ------------------------------------------------------------------ what no handler serves
 

@@ -38,9 +38,13 @@ class Out(ABC):
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
             }
-            self._response = Stream(self.context.request, headers, lines=self.context.lines())
+            self._response = Stream(self.context.request, headers, lines=self.lines())
             await self._response.open()
         return self._response
+
+    def lines(self) -> str:
+        """The headers that say how the request was served."""
+        return self.context.lines()
 
     async def send(self, content: bytes) -> None:
         """Sends bytes of the answer, after the headers."""

@@ -15,18 +15,20 @@ from watchbill.gateway.answers import as_response
 from watchbill.gateway.dialects.anthropic.response import error_response as anthropic_error
 from watchbill.gateway.dialects.ollama.response import error_response as ollama_error
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.request_context import RequestContext
 
 __all__ = ["refusal"]
 
 
 def refusal(
-    path: str, error: TheirsError, lines: str, beside: Mapping[str, object] | None = None
+    context: RequestContext, error: TheirsError, beside: Mapping[str, object] | None = None
 ) -> Response:
     """A whole answer that says what went wrong; `beside` goes next to the error where the dialect has room for it."""
+    path, lines = context.request.path, context.lines()
     if path.startswith("/lane/"):
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or path.startswith("/api/"):
         return ollama_error(error, lines)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return anthropic_error(error, lines, beside)
+        return anthropic_error(error, context, beside)
     return as_response(error, lines, beside)

@@ -60,7 +60,7 @@ class AnthropicApi:
             told = response.named(answer.fields(), context.id, context.model)
         else:
             told = response.message(answer.fields(), context.id, context.model)
-        return json_response(told, context.lines())
+        return json_response(told, response.lines(context))
 
     async def count_tokens(self, context: RequestContext) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
@@ -80,7 +80,7 @@ class AnthropicApi:
                 "input_tokens": request.estimate_tokens(body, context.lifted.size if context.lifted else 0),
                 "watchbill": {"estimated": True},
             }
-        return json_response(told, context.lines())
+        return json_response(told, response.lines(context))
 
     async def _read(self, context: RequestContext) -> tuple[Fields, Submission]:
         body = await self._gateway.bodies.read_object(context)
@@ -126,6 +126,9 @@ class MessagesOut(StreamOut):
         self._asking = asking
         self._events: Events | None = None
         self._opening: Opening | None = None
+
+    def lines(self) -> str:
+        return response.lines(self.context)
 
     async def comment(self, text: str) -> None:
         await self.send(PING)

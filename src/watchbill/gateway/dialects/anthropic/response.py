@@ -14,11 +14,12 @@ from typing import cast
 
 from watchbill.engines.sse import EventReader
 from watchbill.errors import EngineFailed, TheirsError
-from watchbill.gateway.answers import engine_error, refuse, status_of
+from watchbill.gateway.answers import EngineRefused, engine_error, refuse, status_of
 from watchbill.gateway.body import encode
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
-from watchbill.gateway.http.messages import Response
+from watchbill.gateway.http.messages import Response, header
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, decode_fields, event, read_chunk
 from watchbill.limits import FIRST_EVENTS_BYTES_MAX
@@ -32,6 +33,7 @@ __all__ = [
     "error_response",
     "fallen_back",
     "fallen_back_events",
+    "lines",
     "message",
     "named",
 ]
@@ -61,6 +63,9 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+#: llama.cpp's own type of the error that a prompt is longer than the context.
+_TOO_LONG = "exceed_context_size_error"
 
 PING = event({"type": "ping"}, "ping")
 
@@ -336,6 +341,11 @@ def _object(value: object) -> Fields:
     return cast("Fields", value) if isinstance(value, dict) else {}
 
 
+def lines(context: RequestContext) -> str:
+    """The headers of an answer; Anthropic's clients look for the request's id under a name of their own."""
+    return context.lines() + header("request-id", context.given or context.id)
+
+
 # ------------------------------------------------------------------ errors
 
 
@@ -343,11 +353,16 @@ def error_fields(error: TheirsError, beside: Mapping[str, object] | None = None)
     """An error in Anthropic's shape; `code` is ours, for scripts."""
     status = status_of(error)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    said = {"type": kind, "message": str(error), "code": error.code}
+    is_too_long = isinstance(error, EngineRefused) and error.kind == _TOO_LONG
+    # Clients shorten a conversation by themselves when they read these words.
+    message = f"prompt is too long: {error}" if is_too_long else str(error)
+    said = {"type": kind, "message": message, "code": error.code}
     return {"type": "error", "error": said, **(beside or {})}
 
 
-def error_response(error: TheirsError, lines: str, beside: Mapping[str, object] | None = None) -> Response:
+def error_response(
+    error: TheirsError, context: RequestContext, beside: Mapping[str, object] | None = None
+) -> Response:
     """The answer to a request that failed."""
     body = encode(error_fields(error, beside))
-    return refuse(error, body, "application/json; charset=utf-8", lines, status_of(error))
+    return refuse(error, body, "application/json; charset=utf-8", lines(context), status_of(error))
