@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from support.peer import Asked, Talk, chat_events, sse, stream_of, tool_events
 from watchbill.catalog import ApiKey, EngineRules, Lane, Server
 from watchbill.errors import EngineFailed, Preempted, RequestError, RunTimeout
 from watchbill.gateway import relay
-from watchbill.gateway.dialects.responses import request
+from watchbill.gateway.dialects.responses import request, store
 from watchbill.gateway.dialects.responses.items import seal
 from watchbill.gateway.dialects.responses.response import Making
 from watchbill.units import Millis
@@ -318,6 +319,41 @@ async def test_a_response_is_made_in_the_background() -> None:
         assert (await client.responses.cancel(made.id)).status == "completed"
         await opened.until_idle()
         assert not opened.gateway.is_busy
+
+
+async def test_a_response_that_ends_while_it_is_looked_up_is_not_taken_for_a_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LANE-01: the file that is read says queued, and the response is done before it is read."""
+    reading, release = threading.Event(), threading.Event()
+    read_regular = store.read_regular
+
+    def slowly(name: str, **how: Any) -> bytes:
+        content = read_regular(name, **how)
+        reading.set()
+        release.wait(30)
+        return content
+
+    async with served() as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(model="a", input="hi", background=True)
+        monkeypatch.setattr(store, "read_regular", slowly)
+        looking: asyncio.Task[Any] | None = None
+
+        async def is_read() -> bool:  # while the file is being written, the response comes from memory
+            nonlocal looking
+            if looking is None or looking.done():
+                looking = asyncio.create_task(client.responses.retrieve(made.id))
+            return reading.is_set()
+
+        try:
+            await eventually(is_read)
+            opened.engine.gate.set()
+            await opened.until_idle()
+            await eventually(lambda: opened.gateway.open_requests == 1)  # the one that looks
+        finally:
+            release.set()
+        assert looking is not None and (await looking).status == "completed"
 
 
 async def test_a_response_in_the_background_is_cancelled() -> None:

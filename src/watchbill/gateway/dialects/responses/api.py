@@ -57,6 +57,7 @@ class _Record(msgspec.Struct):
 
     response: Fields
     input: list[Fields]
+    size: int = 0  # in bytes, as it is kept
 
     def items(self) -> list[Fields]:
         """What it adds to its conversation."""
@@ -230,13 +231,15 @@ class ResponsesApi:
         return record
 
     async def _record(self, owner: str, id: str) -> _Record | None:
+        # Looked for first: it may end while its file, which says that it has not, is being read.
+        made = self._background.get(id)
         content = await self._store.get(owner, id)
         if content is None:
             return None
         record = _decode(content)
         if record.response.get("status") in _UNFINISHED:
-            made = self._background.get(id)
             record.response = restarted(record.response) if made is None else made.now()
+        record.size = len(content)
         return record
 
     async def _keep(self, context: RequestContext, asked: Asked, final: Fields) -> None:
@@ -257,18 +260,17 @@ class ResponsesApi:
         turns: list[list[Fields]] = [await self._resolved(owner, asked.input)]
         previous, size = asked.previous, 0
         while previous is not None:
-            content = await self._store.get(owner, previous)
-            if content is None:
+            record = await self._record(owner, previous)
+            if record is None:
                 raise PreviousNotFound(
                     f"no response {previous[:60]!a} is kept here for this key; send its items as input"
                 )
-            size += len(content)
+            size += record.size
             if size > RESPONSE_TURNS_BYTES_MAX or len(turns) > RESPONSE_TURNS_MAX:
                 raise TooLarge(
                     "the conversation before this response is too long; begin a new one with its last items"
                 )
-            record = _decode(content)
-            if record.response.get("status") in _UNFINISHED and previous in self._background:
+            if record.response["status"] in _UNFINISHED:
                 raise RequestError(f"{previous} is still being made; wait for its end")
             turns.append(await self._resolved(owner, record.items()))
             before = record.response.get("previous_response_id")
