@@ -121,6 +121,39 @@ async def test_a_request_that_is_over_leaves_nothing_of_its_body(storm: Storm) -
             gc.enable()
 
 
+LONG_ANSWERS = {
+    "/v1/embeddings": b'{"data":[{"embedding":[' + b"0.25," * (SIZE // 5) + b'1]}],"usage":{}}',
+    "/api/embed": b'{"data":[{"embedding":[' + b"0.25," * (MIB // 6) + b'1]}],"usage":{}}',
+    "/v1/chat/completions": b'{"choices":[{"message":{"content":"' + b"x" * SIZE + b'"}}]}',
+}
+
+
+@pytest.mark.parametrize("path", LONG_ANSWERS)
+async def test_an_answer_that_was_read_leaves_nothing_of_itself(path: str) -> None:
+    """LANE-08: it is gone with its connection; nothing waits for the garbage collector."""
+    content = LONG_ANSWERS[path]
+
+    async def tell(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+
+    asking = {"model": "a", "input": "x", "messages": []}
+    async with open_gateway(tell) as opened:
+        await opened.ask(path, asking)
+        await eventually(lambda: opened.connections == 0)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(STORM):
+                assert (await opened.ask(path, asking)).status == 200
+            await eventually(lambda: opened.connections == 0)
+            await eventually(lambda: tracemalloc.get_traced_memory()[0] < len(content))
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
 async def send_slowly(opened: OpenGateway, size: int, sent: int, **headers: str) -> asyncio.StreamReader:
     """Announces a body and sends a part of it."""
     reader, writer = await opened.connect()

@@ -168,6 +168,21 @@ class ClientConnection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         """Answers one request after the other until the connection ends."""
+        try:
+            await self._answer_all()
+        except ConnectionError:  # the client left while it was being answered
+            self.abort()
+        except asyncio.CancelledError:  # of this task, or of what it waited for
+            # The connection is over. The cancellation ends here: a task that ends as cancelled keeps the error and its
+            # frames, which hold the last answer and this connection, which holds the task.
+            self.abort()
+        except Exception:  # noqa: BLE001  an error must not end more than its own connection
+            _log.exception("an answer could not be sent")
+            self.abort()
+        finally:
+            self._answering = None
+
+    async def _answer_all(self) -> None:
         inbox, handle = self._inbox, self._handle
         while not self._is_leaving:
             if not inbox.requests:
@@ -181,36 +196,23 @@ class ClientConnection(asyncio.Protocol):
                 await waiter
                 continue
             request = self._answering = inbox.requests.popleft()
-            try:
-                answer = await handle(request)
-                rest = self._write(request, answer)
-                self._is_ready = True
-                for piece in rest:
-                    await self.send(piece)
-                    await asyncio.sleep(0)  # however fast the client reads, others have their turn
-                if self._blocked_since is not None:
-                    await self._until_read()
-                self._is_ready = False
-                if answer.closes or not request.keeps_alive or self._is_leaving:
-                    self._leave(request)
-                elif not request.is_whole:
-                    await self._read_over(request)
-                if inbox.requests:
-                    await asyncio.sleep(0)  # requests that were sent together are answered one in a turn
-            except ConnectionError:  # the client left while it was being answered
-                self.abort()
-                return
-            except asyncio.CancelledError:  # of this task, or of what it waited for
-                # The connection is over. The cancellation ends here: a task that ends as cancelled keeps the error and
-                # its frames, which hold this connection, which holds the task.
-                self.abort()
-                return
-            except Exception:  # noqa: BLE001  an error must not end more than its own connection
-                _log.exception("an answer could not be sent")
-                self.abort()
-                return
-            finally:
-                self._answering = None
+            answer = await handle(request)
+            rest = self._write(request, answer)
+            self._is_ready = True
+            for piece in rest:
+                await self.send(piece)
+                await asyncio.sleep(0)  # however fast the client reads, others have their turn
+            if self._blocked_since is not None:
+                await self._until_read()
+            self._is_ready = False
+            if answer.closes or not request.keeps_alive or self._is_leaving:
+                self._leave(request)
+            elif not request.is_whole:
+                await self._read_over(request)
+            if inbox.requests:
+                await asyncio.sleep(0)  # requests that were sent together are answered one in a turn
+            self._answering = None
+            del request, answer, rest  # a connection that only waits holds neither
 
     def _write(self, request: Request, answer: Answer) -> Iterable[bytes]:
         """Sends an answer, unless it was streamed, and returns what is left of a long one. Raises ConnectionError when
