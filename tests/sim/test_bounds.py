@@ -368,3 +368,52 @@ def test_a_small_model_replaces_background_work_beside_the_large_ones_that_wait(
     assert caller.started_at is not None
     assert caller.started_at - 15_000 <= 3 * 1_500 + 1_500
     assert not world.judge.broken
+
+
+def ask_now_and_then(world: World, name: str, gap_ms: int, until_ms: int, asked: list[Caller]) -> None:
+    """A caller that asks again some time after each answer."""
+
+    def again(_: object = None) -> None:
+        if world.now < until_ms:
+            world.at(
+                world.now + gap_ms, lambda: asked.append(world.arrive(name, 500, lane="chat", then=again))
+            )
+
+    again()
+
+
+@pytest.mark.parametrize("gap_ms", [7_000, 13_000, 20_000])
+@pytest.mark.parametrize("max_wait_ms", [15_000, 18_000])
+def test_a_quantum_is_cut_short_where_all_can_be_served_only_so(
+    world_of: WorldOf, model: ModelOf, max_wait_ms: int, gap_ms: int
+) -> None:
+    """LANE-04, LANE-06: two models in loops and calls of a third that would fit into the patience of all, if turns are
+    short; a whole quantum each refused one call in ten."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, max_wait_ms)}
+    models = [model("now and then", priority=2), model("loop", priority=3), model("lesser loop", priority=4)]
+    world = world_of(*models, load_ms=3_000, lanes=lanes, known_service_ms=500)
+    asked: list[Caller] = []
+    for name, gap in (("loop", 5), ("lesser loop", 5), ("now and then", gap_ms)):
+        ask_now_and_then(world, name, gap, 240_000, asked)
+    world.run(300_000)
+    in_vain = [each for each in asked if each.outcome != "answered"]
+    assert len(asked) > 150 and len(in_vain) <= 1 and not world.judge.broken
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_where_not_all_can_be_served_no_quantum_is_cut_short(
+    world_of: WorldOf, model: ModelOf, count: int
+) -> None:
+    """RES-11: short turns would only serve fewer of them."""
+
+    def answered(max_wait_ms: int) -> int:
+        lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, max_wait_ms)}
+        models = [model(f"m{number}") for number in range(count)]
+        world = world_of(*models, load_ms=3_000, lanes=lanes, known_service_ms=500)
+        asked: list[Caller] = []
+        for each in models:
+            ask_now_and_then(world, each.name, 200, 60_000, asked)
+        world.run(70_000)
+        return sum(each.outcome == "answered" for each in asked)
+
+    assert answered(8_000) >= 0.8 * answered(120_000)

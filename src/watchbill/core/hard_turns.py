@@ -4,12 +4,16 @@ Models that wait for the same room are loaded one after the other. So a turn has
 request and for every turn that is due after it: the plan is made from the last one backwards. Without it, models that
 become due together all begin when the time is enough for one, and the others are refused.
 
+If whole quanta leave too little time, there is a second plan with turns of one answer each (`squeezed`). When that plan
+must begin, and everybody can be served by it, the quantum of a resident model may end early.
+
 A turn is brought forward only after its request has waited a few load times. Where not all can be served in time, a
 better priority may still come, and swapping earlier would serve nobody sooner.
 """
 
 import math
-from collections.abc import Callable, KeysView, Sequence
+from collections import defaultdict
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
@@ -58,6 +62,18 @@ class HardTurn(NamedTuple):
     begins: float  # early enough for the turns after it, too
     latest: float  # when it would still be in time by itself
     lasts_ms: float  # its share of the room's time: until the next turn can begin
+    shortest_ms: float  # the same without a quantum
+    squeezed: (
+        float  # when it and all the turns after it would still be in time if each were as short as can be
+    )
+    margin_ms: float  # how much later that may be
+    slack_ms: (
+        float  # what is left of its patience after the shortest turn of everybody who waits for its room
+    )
+
+    def is_pressing(self, now: float) -> bool:
+        """Whether everybody can still be served in time, but only if nobody has a whole quantum from now on."""
+        return self.squeezed <= now <= self.squeezed + self.margin_ms and self.slack_ms >= 0
 
 
 def hard_turns(
@@ -65,25 +81,55 @@ def hard_turns(
 ) -> dict[str, HardTurn]:
     """When each turn begins, by the name of its model."""
     drains = [(s.needs.keys(), s.drain_ms(now)) for s in may_leave]
-    beside = _models_at_once(state) if len(dues) > 1 else None
-    rivals = _longest_turns(dues) if beside is not None else {}
+    beside = _models_at_once(state) if len(dues) > 1 else _one_at_once
+    rivals = _longest_turns(dues)
+    round_ms = _shortest_round(state, dues, beside, now)
     turns: dict[str, HardTurn] = {}
     next_start: dict[Resource, float] = {}
+    next_squeezed: dict[Resource, float] = {}
     for each in sorted(dues, key=lambda each: (-each.due, each.model.name)):
-        model = each.model
-        entry_ms = model.load.ms + _drain_ms(model, drains)
+        model, drain_ms = each.model, _drain_ms(each.model, drains)
         margin_ms = min(TURN_MARGIN * each.patience_ms, model.load.ms)
-        begins = latest = each.due - (entry_ms + model.service.ms + margin_ms)
-        turn_ms = entry_ms + max(model.quantum_ms, model.service.ms)
-        if beside is not None:
-            turn_ms /= beside(model)
-            after = min((next_start[r] for r in model.needs if r in next_start), default=math.inf)
+        latest = each.due - (model.load.ms + drain_ms + model.service.ms + margin_ms)
+        turn_ms = (model.load.ms + drain_ms + max(model.quantum_ms, model.service.ms)) / beside(model)
+        shortest_ms = _shortest_turn(model) / beside(model)
+        squeezed = min(latest + drain_ms, _first(next_squeezed, model) - shortest_ms)
+        begins = latest
+        if len(dues) > 1:
             rival_ms = max(ms for r in model.needs for name, ms in rivals[r] if name != model.name)
-            forward = min(after - turn_ms, latest - rival_ms)
+            forward = min(_first(next_start, model) - turn_ms, latest - rival_ms)
             begins = min(latest, max(forward, each.came + FORWARD_LOADS * model.load.ms))
-            next_start |= dict.fromkeys(model.needs, begins)
-        turns[model.name] = HardTurn(begins, latest, turn_ms)
+        next_start |= dict.fromkeys(model.needs, begins)
+        next_squeezed |= dict.fromkeys(model.needs, squeezed)
+        slack_ms = each.patience_ms - margin_ms - max((round_ms[r] for r in model.needs), default=0.0)
+        turns[model.name] = HardTurn(
+            begins, latest, turn_ms, drain_ms + shortest_ms, squeezed - drain_ms, margin_ms, slack_ms
+        )
     return turns
+
+
+def _shortest_turn(model: Candidate) -> float:
+    """One load and one answer."""
+    return model.load.ms + model.service.ms
+
+
+def _first(starts: Mapping[Resource, float], model: Candidate) -> float:
+    """When the first of the turns begins that need the room of this model."""
+    return min((starts[r] for r in model.needs if r in starts), default=math.inf)
+
+
+def _shortest_round(
+    state: State, dues: Sequence[Due], beside: Callable[[Candidate], int], now: int
+) -> dict[Resource, float]:
+    """How long one short turn for everybody takes, for each resource: those that wait, and those that are asked often
+    and so will wait soon."""
+    taken: dict[Resource, float] = defaultdict(float)
+    wait = [each.model for each in dues]
+    often = [s for s in state.managed if not s.spec.permanent and s.is_frequented(now) and s not in wait]
+    for model in (*wait, *often):
+        for resource in model.needs:
+            taken[resource] += _shortest_turn(model) / beside(model)
+    return taken
 
 
 def _longest_turns(dues: Sequence[Due]) -> dict[Resource, list[tuple[str, float]]]:
@@ -106,6 +152,10 @@ def _drain_ms(model: Candidate, drains: Sequence[_Drain]) -> float:
         if drain_ms > longest and not needs.isdisjoint(taken):
             longest = drain_ms
     return longest
+
+
+def _one_at_once(_: Candidate) -> int:
+    return 1
 
 
 def _models_at_once(state: State) -> Callable[[Candidate], int]:

@@ -68,6 +68,8 @@ PAUSE_MS = 20
 #: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
 PRIORITY_LOWEST = 5
 AGING_STEPS = 3
+#: A turn that was cut short is followed by this many whole ones of the same model.
+WHOLE_TURNS = 2
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -327,6 +329,7 @@ class ModelState(Candidate):
         self.keep_alive_ms: int | None = None  # asked for by its last caller, in place of its own idle time
         self.idle_ms: int = spec.idle_ms  # how long it stays without work: one or the other
         self.ready_at = NEVER
+        self.whole_turns = WHOLE_TURNS  # since one was cut short
         # -- the way in and out
         self.clear_since: int | None = None  # since when nothing is in the way of its plan
         self.plan_for = self.name  # its own plan, or that of a set
@@ -664,6 +667,11 @@ class ModelState(Candidate):
             return True  # it ended its turn by itself
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
+
+    def may_be_cut_short(self, now: int) -> bool:
+        """Whether its turn may end after one answer: not again before it has had whole turns, so that loading keeps to
+        its share of the time."""
+        return self.whole_turns >= WHOLE_TURNS and now >= self.ready_at + self.service.ms
 
     def demand(self, now: int) -> float:
         """The weight of requests per millisecond while it is resident."""

@@ -55,6 +55,7 @@ from watchbill.core.turns import (
     dues_of,
     gives_way,
     is_before,
+    is_cut_short,
     passed_until,
     returns_before,
     soft_at,
@@ -308,14 +309,15 @@ class Rate:
         done = [
             s
             for s in movable(state, turn.model)
-            if self._is_done(s, work_class, now) and gives_way(s, turn, now)
+            if (self._is_done(s, work_class, now) or is_cut_short(s, turn, now)) and gives_way(s, turn, now)
         ]
         return done + yielding(state, turn.model, now)
 
-    @staticmethod
-    def _for_turn(state: State, turn: Turn, victims: Cover, now: int) -> Plan:
-        due = turn.model.due()
-        why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [turn.model]))
+    def _for_turn(self, state: State, turn: Turn, victims: Cover, now: int) -> Plan:
+        due, work_class = turn.model.due(), turn.model.turn_class()
+        ready = [s for s in victims if s.stage is Stage.READY]
+        is_early = not all(self._is_done(s, work_class, now) for s in ready)
+        why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [turn.model]), is_early)
         return Plan(turn.model, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
 
     @staticmethod

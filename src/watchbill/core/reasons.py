@@ -154,11 +154,13 @@ class TurnCame(Reason, frozen=True):
 
     left_ms: int | None  # the patience of its oldest request; None: it has none
     unsure: Uncertainty | None = None  # why turns go by age
+    is_early: bool = False  # a quantum was cut short for it
 
     def __str__(self) -> str:
         left = "" if self.left_ms is None else f", its oldest request has {self.left_ms / 1000:.1f} s left"
         by_age = "" if self.unsure is None else f"; turns, because {self.unsure}"
-        return f"its turn{left}{by_age}"
+        early = "; a turn is cut short, so that all are served in time" if self.is_early else ""
+        return f"its turn{left}{by_age}{early}"
 
 
 class Outweighs(Reason, frozen=True):

@@ -217,6 +217,7 @@ class Residency:
             self.halt(model, why, now, hard=True)
         elif model.stage is Stage.READY:
             model.sleeps = sleep
+            model.whole_turns = model.whole_turns + 1 if model.has_had_turn(now) else 0
             self.enter(model, Move.CLOSE, now)
             model.leaving_for, model.leaving_why = target, why
             self._note_evict(model, why, sum(model.sizes().values()), cause)

@@ -30,6 +30,7 @@ __all__ = [
     "dues_of",
     "gives_way",
     "is_before",
+    "is_cut_short",
     "passed_until",
     "returns_before",
     "soft_at",
@@ -86,11 +87,13 @@ def turns_of(state: State, now: int) -> list[Turn]:
             oldest, its = min(oldest, now), its._replace(begins=now, latest=now)
         top = model.line.oldest_of_top()
         softly = math.inf if top is None else soft_at(state, model, top, now, unsure=unsure)
-        turn = Turn(model, now >= its.begins, oldest, its, softly)
-        if now >= min(its.begins, softly):
+        turn = Turn(model, now >= its.begins or its.is_pressing(now), oldest, its, softly)
+        if turn.is_hard or now >= softly:
             due.append(turn)
         else:
             state.wakes.append(min(its.begins, softly))
+        if now < its.squeezed:
+            state.wakes.append(its.squeezed)
         if not turn.is_hard:
             later.append(turn)
     due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
@@ -135,6 +138,7 @@ def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn 
         for t in rivals
         if t.model.rank(now) < mine
         and (t.is_hard or not _can_wait_for(head, t.hard.latest, now) or _all_can_wait(rivals, t, now))
+        and not _both_are_served(head, t, now)
     ]
     first = min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
     return None if first is None else replace(first, is_hard=True)
@@ -254,6 +258,15 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     )
 
 
+def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
+    """Whether a quantum ends after one answer, because somebody of a better class or priority would run out of patience
+    who need not."""
+    if not (turn.is_hard and turn.hard.is_pressing(now) and victim.may_be_cut_short(now)):
+        return False
+    model = turn.model
+    return (model.turn_class(), model.spec.priority) < (victim.worth_class(now), victim.spec.priority)
+
+
 def is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
     """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
     other = turn.model
@@ -273,6 +286,14 @@ def _rank_with(model: Candidate, request: Request, now: int) -> Rank:
 def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
     """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
     return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
+
+
+def _both_are_served(first: Turn, second: Turn, now: int) -> bool:
+    """Whether two are in time in this order, and not in the other one. Their turns are as short as can be."""
+    return (
+        now + second.hard.shortest_ms > first.hard.latest >= now
+        and now + first.hard.shortest_ms <= second.hard.latest
+    )
 
 
 def _all_can_wait(turns: Iterable[Turn], first: Turn, now: int) -> bool:

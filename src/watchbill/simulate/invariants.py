@@ -15,7 +15,7 @@ from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
-from watchbill.core.reasons import Cause, Planned, Swapped
+from watchbill.core.reasons import Cause, Planned, Swapped, TurnCame
 from watchbill.core.watchdog import CHECK_MS
 from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults
@@ -223,7 +223,9 @@ class Judge:
         if swapped is not None and plan is m.PlanKind.RATE:
             self._judge_rate(name, swapped.target)
         idle_for_gain = plan in (m.PlanKind.RATE, m.PlanKind.DUE) and not engine.jobs and not waits
-        if plan in _TURNS and not idle_for_gain:
+        if swapped is not None and isinstance(swapped.why, TurnCame) and swapped.why.is_early:
+            self._judge_early(name, swapped, swapped.why)
+        elif plan in _TURNS and not idle_for_gain:
             self._judge_quantum(name)
         if plan in (*_TURNS, m.PlanKind.TURNS) and (engine.jobs or waits):
             self._judge_share(name)
@@ -249,6 +251,13 @@ class Judge:
     def _is_there(self, name: str) -> bool:
         """Whether a model could serve now: warm, or asleep by itself while its memory is still its own."""
         return name not in self.closed and self._world.engines[name].power in (Power.WARM, Power.ASLEEP)
+
+    def _judge_early(self, name: str, swapped: Swapped, why: TurnCame) -> None:
+        """A quantum is cut short only for a request that can still be served in time."""
+        state = self._world.core.state
+        target = state.companion_sets.get(swapped.target) or state.models.get(swapped.target)
+        if swapped.kind is not m.PlanKind.DUE or target is None or (why.left_ms or 0) < target.load.ms:
+            self.say("a turn was cut short in vain", f"{name} for {swapped.target}: {why}")
 
     def _judge_quantum(self, name: str) -> None:
         world = self._world

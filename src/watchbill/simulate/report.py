@@ -29,6 +29,7 @@ LAWS = (
     "closed before its waiting work was granted",
     "cut twice before its first byte",
     "closed inside its quantum",
+    "a turn was cut short in vain",
     "a busy model was closed for an equal",
     "loading takes more than its share",
     "a sum of the core is out of date",
