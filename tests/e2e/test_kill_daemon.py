@@ -5,6 +5,7 @@ being stopped and ignores it, and a fourth is being loaded; the points lie along
 """
 
 import json
+import os
 import signal
 import threading
 import time
@@ -129,3 +130,16 @@ def test_a_daemon_that_is_ended_again_and_again_needs_no_repair(place: Place) ->
 
 def ids_in(corpus: Path) -> set[str]:
     return {json.loads(line)["id"] for line in corpus.read_text().splitlines()} if corpus.exists() else set()
+
+
+def test_a_stopped_guard_does_not_keep_an_engine_alive(place: Place) -> None:
+    """P6: the death of the daemon lets a guard go on that somebody has stopped, and it ends its engine."""
+    place.config.write_text(scripted("held"))
+    daemon = place.up()
+    assert daemon.chat("held")[0] == 200
+    engine = int(daemon.status()["models"]["held"]["pid"])
+    guard = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGSTOP)
+    daemon.signal(signal.SIGKILL)
+    daemon.wait(5)
+    wait_until(lambda: not place.leftovers(), GONE_S)

@@ -305,9 +305,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("victims", ["agent", "both"])
+@pytest.mark.parametrize("victims", ["agent", "agent of a stopped guard", "both"])
 async def test_nothing_outlives_a_killed_agent(tmp_path: Path, victims: str) -> None:
-    """The guard ends everything when the agent is dead; when both are, the next start reaps."""
+    """P6: the guard ends everything when the agent is dead, also one that was stopped; when both are dead, the next
+    start reaps."""
     folder = tmp_path / "crew"
     folder.mkdir()
     process = await asyncio.create_subprocess_exec(
@@ -320,6 +321,8 @@ async def test_nothing_outlives_a_killed_agent(tmp_path: Path, victims: str) -> 
     if victims == "both":
         os.kill(process.pid, signal.SIGSTOP)  # so that it does not bury what the guard leaves
         os.kill(guard, signal.SIGKILL)
+    if victims == "agent of a stopped guard":
+        os.kill(guard, signal.SIGSTOP)
     process.kill()
     await process.wait()
     if victims == "both":

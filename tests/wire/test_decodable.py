@@ -98,6 +98,33 @@ async def test_an_answer_that_is_no_object_is_an_error_of_the_engine(path: str, 
         assert (await doing).status == 502
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/chat"])
+@pytest.mark.parametrize("kind", [b"text/html", b"text/plain", b"image/png", b"application/xml"])
+async def test_an_answer_of_another_kind_is_an_error_of_the_engine(
+    kind: bytes, path: str, stream: bool
+) -> None:
+    """R32: a proxy's page with 200 is no answer of a model."""
+
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: 13\r\n\r\n<html></html>" % kind)
+
+    async with open_gateway(talk) as opened:
+        asked = {**CHAT, "prompt": "x", "input": "x", "stream": stream}
+        assert (await opened.ask(path, asked)).status == 502
+
+
+async def test_an_object_of_json_is_an_answer_whatever_its_engine_calls_it() -> None:
+    """R32: some servers send it as plain text; the client gets it as what it is."""
+
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 8\r\n\r\n{"a": 1}')
+
+    async with open_gateway(talk) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": False})
+        assert answer.status == 200 and answer.headers["content-type"] == "application/json"
+
+
 async def test_a_body_of_thousands_of_long_texts_holds_up_nobody() -> None:
     """R42: its texts are joined as they are sent, a slice in each turn."""
     texts = [{"role": "user", "content": "w " * 3_000}] * JSON_LIFTED_MAX

@@ -622,3 +622,16 @@ async def test_who_sends_half_a_body_is_told_that_the_connection_ends(path: str)
             answer = await raw(reader)
             assert (answer.status, answer.headers.get("connection")) in ((400, "close"), (413, "close"))
             writer.close()
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [b"gzip, chunked", b"gzip", b"chunked, chunked", b"identity", b"chunked\r\nTransfer-Encoding: chunked"],
+)
+async def test_a_body_that_is_coded_in_any_other_way_than_chunked_is_refused(coding: bytes) -> None:
+    """R43: its bytes would be taken for something else than what they are."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: %b\r\n\r\n"
+    async with open_gateway() as opened:
+        answer = await opened.send(head % coding + b"2\r\n{}\r\n0\r\n\r\n")
+        assert answer.status == 400
+        assert b"model" not in answer.body  # what is in the body was not looked at

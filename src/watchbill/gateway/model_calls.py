@@ -285,11 +285,9 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
     return _pass_on(relay, await join(pieces, size))
 
 
-def _check_ends(content_type: str, answer: bytes) -> None:
-    """Raises EngineFailed for JSON that is no object. A large answer, such as vectors, is not read for that: its first
-    and last bytes tell."""
-    if content_type != _JSON:
-        return
+def _check_ends(answer: bytes) -> None:
+    """Raises EngineFailed for anything but a JSON object, whatever the engine calls it. A large answer, such as
+    vectors, is not read for that: its first and last bytes tell."""
     has_ends = answer[:_END_BYTES].lstrip()[:1] == b"{" and answer[-_END_BYTES:].rstrip()[-1:] == b"}"
     try:
         if has_ends and len(answer) <= JSON_AT_ONCE_BYTES_MAX:
@@ -304,9 +302,9 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
     """An engine's whole answer as it is, or its error in our shape."""
     if relay.status < 400:
         if relay.status == 200:
-            _check_ends(relay.content_type, answer)
+            _check_ends(answer)
             relay.finish(ok=True)
-            return Whole(relay.content_type or _JSON, answer)
+            return Whole(_JSON, answer)
         relay.finish(ok=None)
         raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
     answer = answer[:ERROR_BYTES_MAX]

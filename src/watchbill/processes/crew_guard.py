@@ -34,13 +34,12 @@ if TYPE_CHECKING or __package__:
     from watchbill.processes.guard import (
         KILL_ROUND_MS,
         NO_LOG,
-        PR_SET_CHILD_SUBREAPER,
         RESTORED_SIGNALS,
         STUCK_ROUND_MS,
         drain,
         on_nothing,
         open_private,
-        prctl,
+        own_tree,
         send,
     )  # fmt: skip
 else:  # a program of its own: nothing of Watchbill but the file beside this one
@@ -48,13 +47,12 @@ else:  # a program of its own: nothing of Watchbill but the file beside this one
     from guard import (
         KILL_ROUND_MS,
         NO_LOG,
-        PR_SET_CHILD_SUBREAPER,
         RESTORED_SIGNALS,
         STUCK_ROUND_MS,
         drain,
         on_nothing,
         open_private,
-        prctl,
+        own_tree,
         send,
     )  # fmt: skip
 
@@ -611,7 +609,7 @@ def main(arguments: list[str]) -> None:
     control, status = int(arguments[0]), int(arguments[1])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    own_tree()
     CrewGuard(control, status, Bounds(*map(int, arguments[2:7]))).run()
 
 

@@ -425,12 +425,21 @@ def rotate_privately(path: str, files_max: int) -> None:
             os.chmod(f"{path}.{number}", 0o600)
 
 
+def own_tree() -> None:
+    """Makes this process the one that every orphan below it comes to, and that goes on when its parent dies.
+
+    Somebody may have stopped it (SIGSTOP), and its engine would stay until it goes on. The signal also comes when only
+    the thread ends that started it, and means nothing to a process that runs."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def main(arguments: list[str]) -> None:
     """guard.py CONTROL STATUS ORPHAN_TERM_MS KILL_MS LOG LOG_BYTES LOG_FILES LOG_BYTES_PER_S COMMAND ..."""
     control, status = int(arguments[0]), int(arguments[1])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    own_tree()
     log = LogWriter(arguments[4], *map(int, arguments[5:8]))
     Guard(control, status, log, Bounds(*map(int, arguments[2:4]))).run(arguments[8:])
 

@@ -252,6 +252,8 @@ class Inbox:
             raise _no_request("too many requests were sent at once")
         if version not in _VERSIONS:
             raise _no_request("its HTTP version is not 1.0 or 1.1")
+        if "transfer-encoding" in headers and headers["transfer-encoding"].strip().lower() != "chunked":
+            raise _no_request("its body is coded in another way than chunked")
         self._head_bytes = self._header_count = 0
         self.heads += 1
         self.receiving = request = Request(
