@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in $(DEBIAN_PYTHON) python3.11 python3; do \
 	command -v "$$python" && break; done)
 BIN := .venv/bin
 ARGS ?=
-BENCH ?= gateway scheduler traffic scale spool loops promises
+BENCH ?= gateway scheduler traffic scale spool loops promises plans
 # Test processes at once; the tests themselves use a core each.
 JOBS ?= 2
 

@@ -98,12 +98,13 @@ SHAPES: dict[str, Shape] = {
     "Lane": record(class_=TEXT, queued=WHOLE, running=WHOLE, oldest_wait_ms=WHOLE),
     "Claim": record(why=TEXT, pid=maybe(WHOLE), empty=FLAG, renewed_ms=WHOLE, ends_ms=maybe(WHOLE)),
     "Loan": record(
-        device=TEXT, memory=WHOLE, used=WHOLE, why=TEXT, pid=maybe(WHOLE), granted=FLAG, renewed_ms=WHOLE,
+        device=TEXT, memory=WHOLE, used=WHOLE, peak=WHOLE, why=TEXT, pid=maybe(WHOLE), granted=FLAG, renewed_ms=WHOLE,
         ends_ms=maybe(WHOLE),
     ),
     "Loans": record(loans=table(ref("Loan"))),
     "DoorDone": record(message=TEXT, name=TEXT, port=WHOLE, lane=TEXT, model=maybe(TEXT)),
     "LoanDone": record(message=TEXT, id=TEXT, device=TEXT, memory=WHOLE),
+    "LoanEnded": record(message=TEXT, id=TEXT, device=TEXT, memory=WHOLE, peak=WHOLE),
     "Spool": record(
         waiting=WHOLE, leased=WHOLE, poison=WHOLE, appended=WHOLE, duplicates=WHOLE, poisoned=WHOLE, released=WHOLE,
         complaint=TEXT, capture_stored=WHOLE, capture_waiting=WHOLE, capture_dropped=WHOLE,
@@ -181,6 +182,7 @@ DOOR = asked(
     ("name",), name={"type": "string", "maxLength": 64}, model=TEXT, lane=TEXT,
     port={"type": "integer", "minimum": 0, "maximum": 65535},
 )  # fmt: skip
+USER = asked(user=WHOLE)
 RENEW = asked(("device",), device=TEXT)
 #: The fields of docs/responses.md, as far as they have a plain shape.
 RESPONSE = asked(
@@ -233,8 +235,15 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("delete", "/wb/v1/maintenance", "Gives a device back.", None, "DeviceDone", ("?device",)),
     ("get", "/wb/v1/loans", "Memory that is lent.", None, "Loans", ()),
     ("post", "/wb/v1/loans", "Borrows an amount of memory.", LOAN, "LoanDone", ()),
-    ("post", "/wb/v1/loans/{id}/renew", "The holder still lives.", NOTHING, "LoanDone", ("id",)),
-    ("delete", "/wb/v1/loans/{id}", "Gives a loan back.", None, "LoanDone", ("id",)),
+    (
+        "post",
+        "/wb/v1/loans/{id}/renew",
+        "The holder still lives; `user` is who uses it.",
+        USER,
+        "LoanDone",
+        ("id",),
+    ),
+    ("delete", "/wb/v1/loans/{id}", "Gives a loan back.", None, "LoanEnded", ("id",)),
     ("post", "/wb/v1/doors", "A further address with a lane and a model of its own.", DOOR, "DoorDone", ()),
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )

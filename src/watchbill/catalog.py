@@ -311,6 +311,7 @@ class CoordinatorRules:
     slots: int
     stuck_after_ms: Millis
     model: str | None = None
+    training_samples: bool = True
 
 
 @dataclass(frozen=True, slots=True)

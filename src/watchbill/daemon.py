@@ -29,6 +29,7 @@ from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
+from watchbill.fleet.programs import fleet_folder, programs_of
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
@@ -51,7 +52,6 @@ from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.sizes import Sizes
-from watchbill.units import spell_millis
 
 __all__ = ["Options", "Screen", "run"]
 
@@ -77,6 +77,8 @@ class Options(Protocol):
     def ollama_port(self) -> int | None: ...
     @property
     def record(self) -> Path | None: ...
+    @property
+    def no_fleet(self) -> bool: ...
 
 
 class Screen(Protocol):
@@ -211,7 +213,10 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         setting.lock.publish(serving.url)
         root.write_config_path(setting.file)
         root.write_daemon(serving.url)
-        _start_fleet(programs, root, catalog.fleet)  # its agents look for the address that was just written
+        if not setting.options.no_fleet:
+            _start_fleet(
+                programs, root, catalog.fleet
+            )  # its agents look for the address that was just written
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
         reloading = _Reloading(_Reloaded(driver, spools, serving, cards), setting, reload_asked)
@@ -292,26 +297,12 @@ class _Beside:
 
 def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
     """Runs the coordinator and the agents that the config names, each as a program of its own."""
-    folder = root.path / "fleet" if rules.root is None else Path(rules.root)
-    if rules.root is None and (rules.coordinator is not None or rules.agents):
+    folder = fleet_folder(root.path, rules)
+    found = programs_of(rules, folder)
+    if rules.root is None and found:
         make_folder(folder / "plans")  # our own folder: no mount can be missing there
-    watchbill = (sys.executable, "-m", "watchbill")
-    if (brain := rules.coordinator) is not None:
-        options = {
-            "--root": str(folder), "--slots": str(brain.slots), "--stuck-after": spell_millis(brain.stuck_after_ms),
-            "--keep-complete": spell_millis(rules.keep_complete_ms),
-            "--keep-history": "off" if rules.keep_history_ms is None else spell_millis(rules.keep_history_ms),
-        }  # fmt: skip
-        options |= {"--model": brain.model} if brain.model is not None else {}
-        words = (word for option in options.items() for word in option)
-        programs.start("coordinator", (*watchbill, "coordinator", *words))
-    for agent in rules.agents:
-        given = {
-            "--root": str(folder), "--cpu-slots": agent.cpu_slots, "--device": ",".join(agent.devices) or None,
-            "--model": agent.model, "--port": agent.port, "--llm-slots": agent.llm_slots,
-        }  # fmt: skip
-        words = (word for key, value in given.items() if value is not None for word in (key, str(value)))
-        programs.start(f"agent-{agent.name}", (*watchbill, "agent", agent.name, *words))
+    for label, words in found.items():
+        programs.start(label, (sys.executable, "-m", "watchbill", *words))
 
 
 class _Cards:

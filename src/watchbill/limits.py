@@ -668,6 +668,8 @@ FLEET_FILE_BYTES_MAX = 2**20
 SLIP_BYTES_MAX = 64 * 2**20
 #: Network file systems take 255 bytes, and a draft has a few more than its file.
 SLIP_NAME_BYTES_MAX = 220
+#: Names of slips that a process keeps as it has read them: more than a queue shows at a time.
+SLIP_NAMES_READ_MAX = 4_096
 AGENT_NAME_CHARS_MAX = 40
 #: What of a task's output rides in its result line.
 RESULT_TAIL_CHARS_MAX = 4_096
@@ -697,6 +699,20 @@ COORDINATOR_BEAT_MS = 10_000
 RELEASE_PER_SLOT = 4
 RELEASE_MIN = 16
 RELEASE_MAX = 1_000
+#: A question or an answer that is kept as a training sample.
+SAMPLE_BYTES_MAX = 4 * 2**20
+#: Answers of `gpus --bench` per card, and how long each is.
+BENCH_ROUNDS = 3
+BENCH_TOKENS = 64
+#: Batches that GPU memory of tasks is learned from, and what is asked for, in percent of the peak that was measured.
+LEARNED_VRAM_BATCHES_MAX = 5
+LEARNED_VRAM_PERCENT = 110
+#: Batches and runs of a task that `plan simulate` learns times from, the newest first; and agents it plays with.
+LEARNED_BATCHES_MAX = 20
+LEARNED_RUNS_MAX = 1_000
+SIMULATED_AGENTS_MAX = 1_000
+#: Kinds of agents of which one more is tried.
+SIMULATED_KINDS_MAX = 8
 #: Waiting times before the second, third and each further attempt.
 BACK_OFF_MS = (10_000, 60_000, 300_000)
 #: Dead agents under one task before a person has to look at it: it may be what kills them.

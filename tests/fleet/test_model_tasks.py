@@ -285,3 +285,25 @@ async def test_an_answer_that_takes_longer_than_the_timeout_of_its_task_is_left(
 async def never(question: Asked, writer: asyncio.StreamWriter) -> None:
     """An engine that takes a question and does not answer."""
     await asyncio.sleep(3_600)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_questions_and_accepted_answers_are_kept_unless_that_is_turned_off(rig: Rig, is_kept: bool) -> None:
+    """FLEET-10: logs/training_samples.jsonl has the prompt as it was asked, and a switch."""
+    switch = "" if is_kept else "training_samples = false\n"
+    fleet = rig(model("qwen", "It is blue.") + AGENT.replace("[coordinator]\n", f"[coordinator]\n{switch}"))
+    fleet.write_plan(
+        "p",
+        "### say\n- **prompt**: What is {TOPIC}?\n- **system**: Be short.\n### run\n- **command**: `true`\n",
+        inputs="- `TOPIC`",
+    )
+    batch = fleet.submit("p", "--set", "TOPIC=the sky")
+    assert fleet.wait(batch) == 0
+    file = fleet.root / "logs" / "training_samples.jsonl"
+    if not is_kept:
+        assert not file.exists()
+        return
+    (sample,) = (json.loads(line) for line in file.read_text().splitlines())  # none of the command
+    assert (sample["prompt"], sample["system"]) == ("What is the sky?", "Be short.")
+    assert (sample["answer"].strip(), sample["model"]) == ("It is blue.", "qwen")
+    assert (sample["batch"], sample["task"], sample["agent"]) == (batch, "say", "gpu-1")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from watchbill.errors import ConfigError
 from watchbill.fleet.permissions import Line, Ruling, Why, decide, load_book, read_rules, told
-from watchbill.fleet.rules import Action, RuleBook
+from watchbill.fleet.rules import Action, RuleBook, parse_rules
 from watchbill.fleet.shellparts import Doubt, Kind, split
 from watchbill.plans.placeholders import Placeholder
 
@@ -403,3 +403,12 @@ def test_no_command_and_no_value_makes_a_decision_fail(command: str, value: str)
 def test_a_denied_part_stays_denied_beside_others(command: str, joint: str) -> None:
     if "example.org" not in command:
         assert ruling(f"cat a{joint}{command}").action is DENY
+
+
+def test_limits_that_are_none_are_named_with_their_line() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_rules('[sandbox]\nmemory = "much"\nprocesses = 0\n', "permissions.toml")
+    assert [(each.line, each.hint) for each in raised.value.problems] == [
+        (2, 'write "4GiB"'),
+        (3, "write 200"),
+    ]

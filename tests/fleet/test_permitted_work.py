@@ -83,3 +83,30 @@ def test_without_rules_commands_and_scripts_of_the_plan_run(rig: FleetRig) -> No
     finish(rig)
     assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
     assert (rig.batch_folder("b1") / "script_ran").exists()
+
+
+def test_a_task_that_takes_more_memory_than_it_may_is_killed_and_says_so(rig: FleetRig) -> None:
+    """R55: all its processes together; one that stays below is left alone."""
+    (rig.root / "permissions.toml").write_text('[sandbox]\nmemory = "150MB"\n')
+    hold = "python3 -c 'x = bytearray(90 * 2**20); import time; time.sleep(600)'"
+    command = f"{hold} & {hold} & wait"
+    rig.submit("b1", task("good", "echo fine") + task("bad", command) + "- **retries**: 0\n")
+    finish(rig)
+    (failed,) = rig.entries("b1", "fail")
+    assert (failed["task"], failed["end"]) == ("bad", "failed") and "150 MB" in failed["tail"]
+    assert [entry["task"] for entry in rig.entries("b1", "accept")] == ["good"]
+    assert not marked_processes("bytearray(90")
+
+
+def test_a_task_with_more_processes_than_it_may_is_killed_and_the_plan_can_only_tighten(
+    rig: FleetRig,
+) -> None:
+    """R55: by the number of its processes, whoever runs the agent."""
+    (rig.root / "permissions.toml").write_text("[sandbox]\nprocesses = 5\n")
+    rig.submit(
+        "b1", task("bad", "for i in 1 2 3 4 5 6 7 8; do sleep 597 & done; wait") + "- **retries**: 0\n"
+    )
+    (rig.root / "plans/p/permissions.toml").write_text("[sandbox]\nprocesses = 100\n")
+    finish(rig)
+    (failed,) = rig.entries("b1", "fail")
+    assert failed["end"] == "failed" and "processes" in failed["tail"] and "have 5" in failed["tail"]

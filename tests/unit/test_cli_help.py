@@ -24,7 +24,8 @@ SUB_COMMANDS = {
     ),
     "spool hook": ("install", "remove", "status"),
     "plan": (
-        "approve", "cancel", "check", "deny", "graph", "list", "logs", "resume", "retry", "status", "submit", "wait",
+        "approve", "cancel", "check", "deny", "graph", "list", "logs", "resume", "retry", "simulate", "status",
+        "submit", "wait",
     ),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip

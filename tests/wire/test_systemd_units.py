@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.eventually import wait_until
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.cli import run as run_cli
 from watchbill.config import parse
@@ -277,3 +278,55 @@ def test_the_reactor_command_does_what_is_there_and_leaves(tmp_path: Path) -> No
 def test_a_reactor_without_a_list_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["reactor", "--root", str(tmp_path)]) == 2
     assert "--allow" in capsys.readouterr().err
+
+
+FLEET = """
+[fleet]
+root = "{shared}"
+[coordinator]
+stuck_after = "30m"
+[agents.cpu-1]
+cpu_slots = 3
+"""
+
+
+def test_the_coordinator_and_each_agent_get_a_unit_whose_command_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FLEET-01, FLEET-13: the same programs as `up` runs, which then leaves them to systemd."""
+    shared, config = tmp_path / "shared", tmp_path / "w.toml"
+    (shared / "plans" / "p").mkdir(parents=True)
+    (shared / "plans" / "p" / "plan.md").write_text("# P\n\n## Tasks\n\n### a\n- **command**: `true`\n")
+    config.write_text(FLEET.format(shared=shared))
+    units, words = tmp_path / "units", ["--config", str(config), "--root", str(tmp_path / "root"), "--quiet"]
+    assert run_cli(["systemd", "units", "--fleet", "--self", "--dir", str(units), *words]) == 0
+    assert {path.name for path in units.iterdir()} == {
+        "watchbill.service", "watchbill-coordinator.service", "watchbill-agent-cpu-1.service"
+    }  # fmt: skip
+    assert "--no-fleet" in read((units / "watchbill.service").read_text())["Service"]["ExecStart"]
+    service = read((units / "watchbill-coordinator.service").read_text())["Service"]
+    assert "--stuck-after 30m" in service["ExecStart"] and service["Restart"] == "on-failure"
+    brain = subprocess.Popen(service["ExecStart"].split(), stderr=subprocess.DEVNULL)
+    try:
+        assert run_cli(["plan", "submit", "p", "--root", str(shared), "--quiet"]) == 0
+        batch = capsys.readouterr().out.split()[-1]
+        wait_until((shared / "tasks" / "results").is_dir)
+        agent = read((units / "watchbill-agent-cpu-1.service").read_text())["Service"]["ExecStart"].split()
+        working = subprocess.Popen(
+            agent, stderr=subprocess.DEVNULL, env={**os.environ, "WATCHBILL_HOME": str(tmp_path / "root")}
+        )
+        try:
+            assert run_cli(["plan", "wait", batch, "--timeout", "120", "--root", str(shared)]) == 0
+        finally:
+            working.terminate()
+            working.wait(60)
+    finally:
+        brain.terminate()
+        brain.wait(60)
+
+
+def test_units_of_a_fleet_need_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "w.toml").write_text("[devices.ram]\n")
+    words = ["systemd", "units", "--fleet", "--config", str(tmp_path / "w.toml"), "--root", str(tmp_path)]
+    assert run_cli(words) == 2
+    assert "[agents.NAME]" in capsys.readouterr().err

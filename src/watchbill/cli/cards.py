@@ -6,13 +6,16 @@ the heartbeat has not moved for 90 s while this command watched, so a single loo
 
 import json as json_module
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from watchbill.cli.bench import BENCH_COLUMNS, bench_row
 from watchbill.cli.fleet_root import open_fleet
 from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
+from watchbill.fleet.benchmarks import Benchmark, read_benchmarks
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.values import Fields
@@ -33,11 +36,12 @@ def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> i
     folder, disk = open_fleet(root)
     terminal, watcher = Terminal(quiet=quiet), Watcher(boot_id())
     while True:
-        found = _read(disk, watcher)
+        found, measured = _read(disk, watcher), read_benchmarks(disk)
         if json:
-            terminal.show_json(json_module.dumps({"agents": found}).encode())
+            told = {name: each.fields() for name, each in measured.items()}
+            terminal.show_json(json_module.dumps({"agents": found, "bench": told}).encode())
         else:
-            terminal.show(*_draw(found, terminal))
+            terminal.show(*_draw(found, terminal), *_draw_benchmarks(measured, terminal))
             terminal.show(*_held(folder, found))
         if not follow:
             return 0
@@ -73,6 +77,11 @@ def _held(root: Path, found: dict[str, dict[str, object]]) -> list[str]:
         name: Heartbeat(Pulse.of(Fields(values)), values) for name, values in found.items() if values["alive"]
     }
     return [plain(told_hold(root, name, beat.hold)) for name, beat in living.items() if beat.hold is not None]
+
+
+def _draw_benchmarks(measured: Mapping[str, Benchmark], terminal: Terminal) -> list[str]:
+    rows = [bench_row(name, each) for name, each in sorted(measured.items())]
+    return ["", *terminal.table(BENCH_COLUMNS, rows)] if rows else []
 
 
 def _row(name: str, values: Fields) -> list[str]:

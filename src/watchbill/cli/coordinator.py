@@ -15,7 +15,7 @@ from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.fleet import places
+from watchbill.fleet import places, samples
 from watchbill.fleet.logs import Part, set_up_logs
 from watchbill.fleet.retention import Keeping
 from watchbill.fleet.service import Leaving, Service, Settings
@@ -27,6 +27,7 @@ from watchbill.units import parse_millis
 __all__ = ["coordinator"]
 
 _DECISIONS = "brain_decisions.log"
+_SAMPLES = "training_samples.jsonl"
 
 
 def coordinator(
@@ -51,6 +52,14 @@ def coordinator(
     keep_history: Annotated[
         str, Parameter(help="How long journals and logs of batches that ended are kept; or off: for good.")
     ] = "off",
+    no_training_samples: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Do not keep questions and accepted answers in logs/training_samples.jsonl.",
+        ),
+    ] = False,
     quiet: Annotated[bool, QUIET] = False,
 ) -> int:
     """Run the batches of a shared folder.
@@ -66,6 +75,8 @@ def coordinator(
     keeping = Keeping(_span(keep_complete), _span(keep_history))
     settings = Settings(keeping, _span(stuck_after) or limits.STUCK_AFTER_MS)
     brain = _Brain(folder, find_root(None).path, slots, model)
+    if not no_training_samples:
+        _keep_samples(folder)
     return asyncio.run(_coordinate(folder, settings, brain, Terminal(quiet=quiet)))
 
 
@@ -78,7 +89,7 @@ async def _coordinate(folder: Path, settings: Settings, brain: "_Brain", termina
     """Coordinate in a thread of its own; beside it an agent that runs the tasks for the coordinator itself."""
     loop = asyncio.get_running_loop()
     service = Service(folder, settings, on_start=lambda: brain.prepare(loop))
-    set_up_logs(os.environ, [logging.StreamHandler(sys.stderr), _decisions(folder)])
+    set_up_logs(os.environ, [logging.StreamHandler(sys.stderr), _shared_log(folder, _DECISIONS)])
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
     watched = "polled" if service.mount.is_network else "watched"
@@ -117,15 +128,24 @@ class _Brain:
             await self._children.close()
 
 
-def _decisions(folder: Path) -> logging.Handler:
-    return _Decisions(
-        folder / places.LOGS / _DECISIONS, maxBytes=limits.LOG_FILE_BYTES_MAX, backupCount=limits.LOG_FILES_MAX - 1,
+def _keep_samples(folder: Path) -> None:
+    """Have training samples written: a line each, and nowhere else."""
+    log, handler = logging.getLogger(samples.LOGGER), _shared_log(folder, _SAMPLES)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+
+
+def _shared_log(folder: Path, name: str) -> logging.Handler:
+    return _SharedLog(
+        folder / places.LOGS / name, maxBytes=limits.LOG_FILE_BYTES_MAX, backupCount=limits.LOG_FILES_MAX - 1,
         encoding="utf-8", errors="replace", delay=True,
     )  # fmt: skip
 
 
-class _Decisions(logging.handlers.RotatingFileHandler):
-    """The log on the shared folder. When the folder fails, standard error is told already, and the work counts."""
+class _SharedLog(logging.handlers.RotatingFileHandler):
+    """A log on the shared folder. When the folder fails, standard error is told already, and the work counts."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):

@@ -1,14 +1,15 @@
 """`plan`: checks, draws, submits and follows plans. Needs no daemon and no compiled package.
 
-Declares the options; what the commands do is in `plan_checking`, `plan_submitting`, `plan_batches` and
-`plan_approving`, which import the standard library alone. `plan_quick` calls the same functions without the framework.
+Declares the options; what the commands do is in `plan_checking`, `plan_submitting`, `plan_simulating`, `plan_batches`
+and `plan_approving`, which import the standard library alone. `plan_quick` calls the same functions without the
+framework.
 """
 
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from watchbill.cli import plan_approving, plan_batches, plan_checking, plan_submitting
+from watchbill.cli import plan_approving, plan_batches, plan_checking, plan_simulating, plan_submitting
 from watchbill.cli.options import QUIET, FleetRoot, follow_option
 from watchbill.fleet.approving import Verdict
 
@@ -90,6 +91,45 @@ def submit(
     """
     submission = plan_submitting.Submission(plan, pairs or (), inputs, priority)
     return plan_submitting.submit_plan(submission, dry_run=dry_run, json=json, root=root, quiet=quiet)
+
+
+@app.command
+def simulate(
+    plan: _Plan,
+    /,
+    *,
+    agents: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="The agents to play with, as gpu-1,gpu-2: names of agents that have joined, 3xgpu-1 for three like "
+            "gpu-1, cpu:4 for one of 4 slots and card:6144 for one with a card of that many MB that are made up. "
+            "Default: the agents that live.",
+        ),
+    ] = None,
+    items: Annotated[
+        list[str] | None,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="How many items a foreach task has, as TASK=NUMBER; may be given more than once. Default: as many as "
+            "its manifest or the last batch has.",
+        ),
+    ] = None,
+    pairs: _Set = None,
+    json: _Json = False,
+    root: FleetRoot = None,
+    quiet: _Quiet = False,
+) -> int:
+    """Show how long a plan would take on these agents, and what one more of them would buy.
+
+    Plays the plan in virtual time with the times that its tasks took in earlier batches; a time that is a guess says
+    so. Nothing is submitted. Not counted are failures, chat on the same cards, and what commands cost to start.
+
+    Example: watchbill plan simulate video --agents 2xgpu-1 --items transcribe=200
+    """
+    simulation = plan_simulating.Simulation(plan, agents, items or (), pairs or ())
+    return plan_simulating.simulate_plan(simulation, json=json, root=root, quiet=quiet)
 
 
 @app.command

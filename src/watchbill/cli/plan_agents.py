@@ -4,11 +4,11 @@ A task that no agent could run that ever joined the folder is an error. One that
 a note: they may come back. Where no agent ever joined, nothing is known.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.fleet import places
-from watchbill.fleet.abilities import Lack, Need, ability_of, lack_of, offered
+from watchbill.fleet.abilities import Ability, Lack, Need, ability_of, lack_of, offered
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import heartbeats
 from watchbill.plans.check import Plan
@@ -20,12 +20,19 @@ __all__ = ["Agents"]
 
 
 class Agents:
-    """Every agent that ever joined a shared folder."""
+    """The agents that a plan may be run by."""
 
-    def __init__(self, disk: FolderDisk) -> None:
+    def __init__(self, known: Sequence[Ability], living: Sequence[Ability]) -> None:
+        self._known, self._living = known, living
+
+    @classmethod
+    def joined(cls, disk: FolderDisk) -> "Agents":
+        """Every agent that ever joined a shared folder."""
         found = heartbeats(disk)
-        self._known = [ability_of(name, beat) for name, beat in found.items()]
-        self._living = [ability_of(name, beat) for name, beat in found.items() if beat.may_live]
+        return cls(
+            [ability_of(name, beat) for name, beat in found.items()],
+            [ability_of(name, beat) for name, beat in found.items() if beat.may_live],
+        )
 
     def refuse_what_none_could_run(self, plan: Plan, inputs: Mapping[str, str], findings: Findings) -> None:
         """Add an error for each task that no agent could ever run."""

@@ -44,6 +44,7 @@ VERBS = {
     "submit": Verb(
         (1, 1), {**_JSON, "--set": _SET, "--inputs": _TEXT, "--priority": _TEXT, "--dry-run": _FLAG}
     ),
+    "simulate": Verb((1, 1), {**_JSON, "--agents": _TEXT, "--items": _SET, "--set": _SET}),
     "status": Verb((0, 1), {**_JSON, "--follow": _FLAG, "-f": _FLAG}),
     "wait": Verb((1, 1), {**_COMMON, "--timeout": Kind(read=float)}),
     "list": Verb((0, 0), _JSON),
@@ -55,7 +56,7 @@ VERBS = {
     "deny": Verb((1, 1_000), {**_JSON, "--batch": _TEXT, "--reason": _TEXT}),
 }
 #: A command of its own that is read the same way.
-_GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG})
+_GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG, "--bench": _FLAG, "--model": _TEXT})
 
 
 @dataclass(slots=True)
@@ -125,8 +126,11 @@ def run_plan(asked: Asked) -> int:
 
 
 def _gpus(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.bench import bench_cards
     from watchbill.cli.cards import show_cards
 
+    if asked.flag("--bench"):
+        return bench_cards(root, model=_text(asked, "--model"), json=asked.flag("--json"), quiet=quiet)
     return show_cards(root, follow=asked.flag("--follow"), json=asked.flag("--json"), quiet=quiet)
 
 
@@ -160,6 +164,14 @@ def _submit(asked: Asked, root: Path | None, quiet: bool) -> int:
     return submit_plan(
         submission, dry_run=asked.flag("--dry-run"), json=asked.flag("--json"), root=root, quiet=quiet
     )
+
+
+def _simulate(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.plan_simulating import Simulation, simulate_plan
+
+    items = [str(each) for each in asked.options.get("--items", [])]
+    simulation = Simulation(asked.words[0], _text(asked, "--agents"), items, _pairs(asked))
+    return simulate_plan(simulation, json=asked.flag("--json"), root=root, quiet=quiet)
 
 
 def _status(asked: Asked, root: Path | None, quiet: bool) -> int:
@@ -234,7 +246,7 @@ def _deny(asked: Asked, root: Path | None, quiet: bool) -> int:
 
 
 _RUN: dict[str, Callable[[Asked, Path | None, bool], int]] = {
-    "check": _check, "graph": _graph, "submit": _submit, "status": _status, "wait": _wait, "list": _list,
-    "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume, "approve": _approve, "deny": _deny,
-    "gpus": _gpus,
+    "check": _check, "graph": _graph, "submit": _submit, "simulate": _simulate, "status": _status, "wait": _wait,
+    "list": _list, "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume, "approve": _approve,
+    "deny": _deny, "gpus": _gpus,
 }  # fmt: skip

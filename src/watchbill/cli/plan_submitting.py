@@ -61,7 +61,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     file = find_plan(submission.plan, folder)
     checked = read_plan(file)
     given = read_inputs(submission.pairs, submission.inputs)
-    agents = Agents(FolderDisk(folder))
+    agents = Agents.joined(FolderDisk(folder))
     settled = settle_inputs(checked.plan, given) if checked.is_right else {}
     if checked.is_right:
         agents.refuse_what_none_could_run(checked.plan, settled, checked.findings)

@@ -17,14 +17,24 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from watchbill.catalog import FleetRules
 from watchbill.cli.options import CONFIG_DEFAULT, Where
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import find_config, read
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import replace_file
+from watchbill.fleet.programs import fleet_folder, programs_of
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
-from watchbill.reactor.units import MARK, Programs, daemon_unit, model_units, reactor_unit, unit_models
+from watchbill.reactor.units import (
+    MARK,
+    Programs,
+    daemon_unit,
+    fleet_units,
+    model_units,
+    reactor_unit,
+    unit_models,
+)
 from watchbill.root import find_root
 
 __all__ = ["app", "reactor"]
@@ -109,6 +119,15 @@ def units(
             help="Also a unit for the daemon and, where models have units, one for the reactor.",
         ),
     ] = False,
+    fleet: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Also a unit for the coordinator and for each agent of the config; the daemon's unit then runs `up "
+            "--no-fleet`.",
+        ),
+    ] = False,
     user: _User = False,
     where: Where = _DEFAULTS,
 ) -> int:
@@ -121,8 +140,10 @@ def units(
     root, loaded = found.path, read(find_config(config, found), root=found.path)
     account = None if user else getpass.getuser()
     files = model_units(loaded.catalog, account)
+    programs = Programs(_watchbill(), root.absolute(), _absolute(loaded.file), account, fleet)
+    if fleet:
+        files |= fleet_units(programs, _fleet_programs(loaded.catalog.fleet, root.absolute(), loaded.origin))
     if itself:
-        programs = Programs(_watchbill(), root, _absolute(loaded.file), account)
         files["watchbill.service"] = daemon_unit(programs)
         if unit_models(loaded.catalog):
             files["watchbill-reactor.service"] = reactor_unit(programs, loaded.catalog)
@@ -136,6 +157,13 @@ def units(
         _write(folder, files)
         terminal.note(f"wrote {', '.join(files)} to {plain(folder)}")
     return 0
+
+
+def _fleet_programs(rules: FleetRules, root: Path, origin: str) -> dict[str, tuple[str, ...]]:
+    found = programs_of(rules, fleet_folder(root, rules))
+    if not found:
+        raise ConfigError(f"{origin} names no coordinator and no agent; add [coordinator] or [agents.NAME]")
+    return found
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -33,6 +33,16 @@ __all__ = ["UpOptions", "UpScreen", "down", "next_steps", "up"]
 _DEFAULTS = Where()
 
 
+_NoFleet = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="Do not run the coordinator and the agents of the config: units of their own do.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """The options of `up`. None means: as the config says."""
@@ -44,6 +54,7 @@ class UpOptions:
     ollama_port: int | None
     quiet: bool
     record: Path | None = None
+    no_fleet: bool = False
 
 
 def up(
@@ -89,6 +100,7 @@ def up(
             show_default=False,
         ),
     ] = None,
+    no_fleet: _NoFleet = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start the daemon and stay until Ctrl-C.
@@ -96,7 +108,7 @@ def up(
     The last line it prints at start is `ready http://HOST:PORT`.
     """
     root = find_root(where.root)
-    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet, _writable(record))
+    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet)
     if detach:
         return _up_in_background(options, root)
     from watchbill import daemon
@@ -209,6 +221,7 @@ def _arguments(options: UpOptions) -> list[str]:
     return [
         "up",
         *(word for name, value in named.items() if value is not None for word in (name, str(value))),
+        *(["--no-fleet"] if options.no_fleet else []),
     ]
 
 

@@ -58,6 +58,10 @@ class CoordinatorTable(Table):
         ge=60_000,
         description="A task without a sign of progress for this long is aborted; the task's timeout wins.",
     )
+    training_samples: bool = Field(
+        default=True,
+        description="Keep the questions of tasks and the accepted answers in logs/training_samples.jsonl.",
+    )
 
 
 def _read_cards(value: object) -> object:
@@ -140,7 +144,7 @@ def build_fleet(
 
 
 def _coordinator(table: CoordinatorTable) -> catalog.CoordinatorRules:
-    return catalog.CoordinatorRules(table.slots, table.stuck_after, table.model)
+    return catalog.CoordinatorRules(table.slots, table.stuck_after, table.model, table.training_samples)
 
 
 def _agent(name: str, table: AgentTable) -> catalog.AgentRules:

@@ -18,7 +18,7 @@ import os
 import shlex
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +85,7 @@ class _Running:
     pid: int = 0
     fate: Fate = Fate.NONE
     is_revoked: bool = False
+    rss_bytes: int = 0  # the most that was seen
     headway: Headway = field(default_factory=Headway)
 
 
@@ -101,7 +102,7 @@ class Agent:
         self._watch: Watch | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
         self._finished: deque[Finished] = deque()
-        self._givings: set[asyncio.Task[None]] = set()
+        self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
         self._obeying: list[Signal] = []  # abort and kill, until their task has ended
         self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
         self._reached_at = 0.0  # when a heartbeat last reached the shared folder
@@ -380,23 +381,34 @@ class Agent:
     def _on_crew(self, event: CrewEvent) -> None:
         match event:
             case Started(job, pid):
-                if job in self._running:
-                    self._running[job].pid = pid
+                self._on_start(job, pid)
             case Ended():
                 self._on_end(event)
             case Stuck(job, pids):
                 _LOG.error("processes %s of %s survive SIGKILL", pids, job)
             case LeaseHeard(number):
                 self._lease_heard = number
-            case Measured(job, output, written, cpu_ms):
+            case Measured(job, output, written, cpu_ms, rss_bytes):
                 if (task := self._running.get(job)) is not None:
+                    task.rss_bytes = rss_bytes
                     task.headway = Headway(output, written, cpu_ms, task.headway.touched)
+
+    def _on_start(self, job: str, pid: int) -> None:
+        task = self._running.get(job)
+        if task is None:
+            return
+        task.pid = pid
+        if task.prepared.task_class is TaskClass.SCRIPT:
+            self._in_background(self._memory.used_by(job, pid))
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._givings.add(task)
+        task.add_done_callback(self._givings.discard)
 
     def _on_end(self, ended: Ended) -> None:
         if self._running[ended.id].prepared.task_class is TaskClass.SCRIPT:
-            giving = asyncio.get_running_loop().create_task(self._give_back(ended))
-            self._givings.add(giving)
-            giving.add_done_callback(self._givings.discard)
+            self._in_background(self._give_back(ended))
         else:
             self._finish(ended, 0)
 
@@ -617,6 +629,7 @@ class Agent:
             "models": list(device.models),
             "hot_models": list(device.hot),
             "llm_slots": device.llm_slots,
+            "load_ms": dict(device.load_ms),
         }
         return Heartbeat(self._pulse, values)
 
@@ -625,7 +638,8 @@ class Agent:
         return {
             "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
             "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
-            "peak_vram_mb": 0, "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
+            "peak_vram_mb": self._memory.peak_mb(job), "peak_rss_mb": task.rss_bytes // 2**20,
+            "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
             "progress": self._headway(job, task).fields(),
         }  # fmt: skip
 

@@ -145,13 +145,18 @@ def needs_heat(name: str, standing: Standing) -> bool:
 def choose(offered: Iterable[str], standing: Standing, declined: Iterable[str] = ()) -> list[str]:
     """The slips to claim now, in the order of the queue, as if every claim succeeded."""
     skipped = frozenset(declined)
+    full: set[TaskClass] = set()  # without a slot for one slip of a class there is none for another
     chosen: list[str] = []
     for name in offered:
-        if name not in skipped and may_claim(name, standing) is None:
-            headline = headline_of(name)
-            assert headline is not None
+        headline = headline_of(name)
+        if headline is None or headline.task_class in full or name in skipped:
+            continue
+        refusal = may_claim(name, standing)
+        if refusal is None:
             standing = standing.after(headline)
             chosen.append(name)
             if standing.takes_one:
                 break
+        elif refusal is Refusal.NO_SLOT:
+            full.add(headline.task_class)
     return chosen

@@ -21,7 +21,7 @@ from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.fleet import epochs, places
 from watchbill.fleet.abilities import Need, ability_of, need_of
-from watchbill.fleet.active import ActiveBatches, Fanout
+from watchbill.fleet.active import ActiveBatches, Fanout, Offer
 from watchbill.fleet.acts import Acts
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
@@ -78,6 +78,7 @@ class Coordinator:
         host: str = "",
         wall_ms: Callable[[], int],
         stuck_after_ms: int = limits.STUCK_AFTER_MS,
+        summary_every_ms: int = limits.SUMMARY_EVERY_MS,
     ) -> None:
         """`wall_ms` is for people: no decision depends on it."""
         self._disk = disk
@@ -86,6 +87,7 @@ class Coordinator:
         self._pulse = pulse
         self._host = host
         self._wall_ms = wall_ms
+        self._summary_every_ms = summary_every_ms
         self._results = ResultReader(disk)
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
@@ -129,6 +131,10 @@ class Coordinator:
     def close(self) -> None:
         """Close the journals and keep them."""
         self._active.close()
+
+    def offer_of(self, name: str) -> Offer | None:
+        """The task that a token is for, if the token counts."""
+        return self._active.offer_of(name)
 
     def _was_opened(self, order: ExecutePlan) -> bool:
         """Whether a batch has a journal: a submitted one has, when its coordinator died before it moved the file."""
@@ -377,10 +383,10 @@ class Coordinator:
         """Refresh the pictures of batches that changed, now and then."""
         for batch in self._active.batches.values():
             if not batch.draw_at_ms:
-                batch.draw_at_ms = now_ms + limits.SUMMARY_EVERY_MS
+                batch.draw_at_ms = now_ms + self._summary_every_ms
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
                 continue
-            batch.is_drawn, batch.draw_at_ms = True, now_ms + limits.SUMMARY_EVERY_MS
+            batch.is_drawn, batch.draw_at_ms = True, now_ms + self._summary_every_ms
             self._acts.later(lambda ledger=batch.ledger: draw(self._disk, ledger, self._wall_ms()))
 
     # ------------------------------------------------------------ acts on the board

@@ -184,6 +184,7 @@ class Accept:
     ms: int = 0
     peak_vram_mb: int = 0
     at_ms: int = 0
+    peak_rss_mb: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +376,12 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
     "expand": lambda line: Expand(line.texts("templates"), line.text("sha256")),
     "issue": lambda line: Issue(*_token(line), line.text("name"), line.whole("vram_mb"), line.texts("avoid")),
     "accept": lambda line: Accept(
-        *_token(line), line.text("agent"), line.whole("ms"), line.whole("peak_vram_mb"), line.whole("at_ms")
+        *_token(line),
+        line.text("agent"),
+        line.whole("ms"),
+        line.whole("peak_vram_mb"),
+        line.whole("at_ms"),
+        line.whole("peak_rss_mb"),
     ),
     "fail": _fail,
     "lost": lambda line: Lost(*_token(line), line.text("agent"), End(line.text("end"))),

@@ -28,7 +28,7 @@ from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.claiming import Health
 from watchbill.fleet.logs import Part
-from watchbill.fleet.memory import DeviceState
+from watchbill.fleet.memory import BUDGET_SHARE, DeviceState
 from watchbill.fleet.values import Fields
 from watchbill.processes.detach import exit_code_of, spawn_detached
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
@@ -38,8 +38,6 @@ __all__ = ["HostMemory", "PrivateDaemon", "find_host"]
 
 _LOG = Part.AGENT.logger
 _MIB = 2**20
-#: The part of a card that tasks may have (FLEET-02).
-BUDGET_SHARE = 0.8
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -109,6 +107,7 @@ class _Lent:
     id: str
     vram_mb: int
     peak_mb: int = 0
+    user: int = 0  # the first process of the task
 
 
 class HostMemory:
@@ -184,14 +183,30 @@ class HostMemory:
         self._lent[loan] = _Lent(lent.text("id"), vram_mb)
         return True
 
+    async def used_by(self, loan: str, pid: int) -> None:
+        """Tell which process tree uses a loan: its peak is measured."""
+        lent = self._lent.get(loan)
+        if lent is None:
+            return
+        lent.user = pid
+        try:
+            await self._ask("POST", f"/wb/v1/loans/{lent.id}/renew", {"user": pid})
+        except (NotReachable, OursError) as error:
+            _LOG.info("the memory of %s is not measured: %s", loan, error)
+
+    def peak_mb(self, loan: str) -> int:
+        """The most that a running task was seen to use, in MiB; 0 where that is unknown."""
+        lent = self._lent.get(loan)
+        return 0 if lent is None else lent.peak_mb
+
     async def give_back(self, loan: str) -> int:
         """Return memory; the answer is the peak that was seen in MiB, 0 where that is unknown."""
         lent = self._lent.pop(loan, None)
         if lent is None:
             return 0
         try:
-            await self._note_use()
-            await self._ask("DELETE", f"/wb/v1/loans/{lent.id}")
+            ended = await self._ask("DELETE", f"/wb/v1/loans/{lent.id}")
+            lent.peak_mb = max(lent.peak_mb, _whole_mb(ended.whole("peak")))
         except (NotReachable, OursError) as error:
             _LOG.warning("a loan was not given back: %s; it ends with this agent", error)
         return lent.peak_mb
@@ -236,11 +251,18 @@ class HostMemory:
         known = (await self._ask("GET", "/wb/v1/loans")).fields("loans")
         for loan, lent in list(self._lent.items()):
             if lent.id in known.all():
-                lent.peak_mb = max(lent.peak_mb, known.fields(lent.id).whole("used") // _MIB)
+                lent.peak_mb = max(lent.peak_mb, _whole_mb(known.fields(lent.id).whole("peak")))
             else:
-                del self._lent[loan]
-                if not await self.borrow(loan, lent.vram_mb):
-                    self._lent[loan] = lent
+                await self._borrow_again(loan, lent)
+
+    async def _borrow_again(self, loan: str, lent: _Lent) -> None:
+        del self._lent[loan]
+        if await self.borrow(loan, lent.vram_mb):
+            self._lent[loan].peak_mb = lent.peak_mb
+            if lent.user:
+                await self.used_by(loan, lent.user)
+        else:
+            self._lent[loan] = lent
 
     @property
     def about(self) -> tuple[tuple[str, ...], str, str, int]:
@@ -297,8 +319,19 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         models=_spelled(models, sorted(here, key=lambda name: name != own)),
         model_url=door,
         llm_slots=slots if here else 0,
+        load_ms={
+            spelling: models.fields(name).whole("load_ms")
+            for name in here
+            if models.fields(name).all().get("load_is_guess") is False
+            for spelling in _spelled(models, [name])
+        },
         readings=_readings(devices, views, cards) if devices else {},
     )
+
+
+def _whole_mb(size: int) -> int:
+    """Bytes in MiB, and never less than they are."""
+    return -(-size // _MIB)
 
 
 def _spelled(models: Fields, names: Iterable[str]) -> tuple[str, ...]:

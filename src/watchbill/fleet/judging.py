@@ -27,6 +27,7 @@ from watchbill.fleet.ledger import Ledger
 from watchbill.fleet.policy import Crowd, judge
 from watchbill.fleet.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.results import End, Result
+from watchbill.fleet.samples import has_sample, keep_sample
 from watchbill.fleet.shared_paths import patterns_of
 from watchbill.fleet.values import Fields
 
@@ -145,6 +146,8 @@ class Judging:
         if isinstance(entry, Accept):
             self.publish_answer(ledger, task)
         self._active.decide(ledger.batch, entry, now_ms)
+        if isinstance(entry, Accept) and has_sample(ledger, task):
+            self._acts.later(lambda: keep_sample(self._disk, ledger, task, result.agent))
         self._acts.put_away(result.name, self._folder_after(entry), result.agent)
         self._holding.hear(ledger, task, result)
 

@@ -112,6 +112,7 @@ class TaskState:
     tail: str = ""
     ms: int = 0
     peak_vram_mb: int = 0
+    peak_rss_mb: int = 0
     at_ms: int = 0  # when the last attempt ended, by the coordinator's wall clock
 
 
@@ -240,6 +241,10 @@ class Ledger:
         part = self._slices.get(task)
         return task if part is None else part.template
 
+    def templates(self) -> Iterator[str]:
+        """The templates that are expanded."""
+        return iter(self._expanded)
+
     def tasks_of(self, template: str) -> Sequence[str]:
         """The tasks of a template that is expanded; none before, and of a task."""
         return self._expanded.get(template, ())
@@ -275,7 +280,8 @@ class Ledger:
         return TaskReport(
             task, self._graph.stage(task), state.attempt, state.agent, state.ms, state.rc,
             "" if state.end in (None, End.DONE) else f"{state.end.value}: {state.tail}".rstrip(": "),
-            self._graph.culprit(task) or "", self._missing(task), state.peak_vram_mb,
+            self._graph.culprit(task) or "", self._missing(task), state.peak_vram_mb, state.peak_rss_mb,
+            self.template_of(task),
         )  # fmt: skip
 
     def _missing(self, task: str) -> tuple[str, ...]:
@@ -449,7 +455,8 @@ class Ledger:
             case Issue():
                 self._issue(entry, state)
             case Accept():
-                state.agent, state.ms, state.peak_vram_mb = entry.agent, entry.ms, entry.peak_vram_mb
+                state.agent, state.ms = entry.agent, entry.ms
+                state.peak_vram_mb, state.peak_rss_mb = entry.peak_vram_mb, entry.peak_rss_mb
                 state.end, state.rc, state.tail, state.at_ms = End.DONE, 0, "", entry.at_ms
                 return _effect(self._graph.complete(entry.task), effect)
             case Fail():

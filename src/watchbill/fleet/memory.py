@@ -12,7 +12,10 @@ from typing import Protocol
 from watchbill.errors import OursError
 from watchbill.fleet.claiming import Health
 
-__all__ = ["DeviceState", "Memory", "NoDevice"]
+__all__ = ["BUDGET_SHARE", "DeviceState", "Memory", "NoDevice"]
+
+#: The part of a card that tasks may have (FLEET-02).
+BUDGET_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,9 @@ class DeviceState:
     models: tuple[str, ...] = ()  # those that it can serve, its own first
     model_url: str = ""
     llm_slots: int = 0
+    load_ms: Mapping[str, int] = field(
+        default_factory=dict[str, int]
+    )  # model -> its load time, where measured
     readings: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # the card's keys of a heartbeat
@@ -52,6 +58,14 @@ class Memory(Protocol):
         """Ask for memory; False where there is none now. Bounded in time."""
         ...
 
+    async def used_by(self, loan: str, pid: int) -> None:
+        """Tell which process tree uses a loan, so that its peak is measured."""
+        ...
+
+    def peak_mb(self, loan: str) -> int:
+        """The most that a running task was seen to use, in MiB; 0 where that is unknown."""
+        ...
+
     async def give_back(self, loan: str) -> int:
         """Return memory; the answer is the peak that the task really used in MiB, 0 where that is unknown."""
         ...
@@ -72,6 +86,12 @@ class NoDevice:
 
     async def borrow(self, loan: str, vram_mb: int) -> bool:
         return False
+
+    async def used_by(self, loan: str, pid: int) -> None:
+        """Nothing is lent."""
+
+    def peak_mb(self, loan: str) -> int:
+        return 0
 
     async def give_back(self, loan: str) -> int:
         return 0

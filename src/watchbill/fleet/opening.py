@@ -27,6 +27,7 @@ from watchbill.fleet.entries import (
     size_of_spec,
     size_of_text,
 )
+from watchbill.fleet.learned import learned_vram
 from watchbill.fleet.ledger import Ledger
 from watchbill.fleet.requests import Reopening
 from watchbill.fleet.shared_paths import manifest_path
@@ -35,7 +36,7 @@ from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
 from watchbill.plans.findings import shown
 from watchbill.plans.graph import nodes_of
-from watchbill.plans.task import Executor, Task, TaskClass, Text
+from watchbill.plans.task import Executor, Task, TaskClass, Text, VramPolicy
 from watchbill.suggest import did_you_mean
 
 __all__ = ["Manifest", "expansion", "opening", "read_manifest", "reopening"]
@@ -78,7 +79,9 @@ def _goal(plan: Plan) -> str:
 
 
 def _parts(disk: Disk, name: str, plan: Plan) -> list[Entry]:
-    return [Tasks(part) for part in in_parts(specs_of(plan, _Digests(disk, name)), size_of_spec)]
+    learns = any(_learns(task) for task in plan.tasks)
+    learned = learned_vram(disk, name) if learns else {}
+    return [Tasks(part) for part in in_parts(specs_of(plan, _Digests(disk, name), learned), size_of_spec)]
 
 
 class _Digests:
@@ -124,18 +127,27 @@ def _inputs(plan: Plan, given: Mapping[str, str | BelowRoot]) -> dict[str, objec
     return {**settle_inputs(plan, texts), **encoded_inputs(given)}
 
 
-def specs_of(plan: Plan, digests: _Digests) -> Iterator[Spec]:
+def specs_of(plan: Plan, digests: _Digests, learned: Mapping[str, int]) -> Iterator[Spec]:
     """The tasks of a checked plan as a journal has them."""
     for task, node in zip(plan.tasks, nodes_of(plan.tasks), strict=True):
         yield Spec(
-            node, task.task_class, task.foreach, task.line, task.priority, _vram_mb(task), task.retries + 1,
+            node, task.task_class, task.foreach, task.line, task.priority, _vram_mb(task, learned), task.retries + 1,
             task.executor is Executor.BRAIN, _text(task.model), _work(task),
             digests.of(task),
         )  # fmt: skip
 
 
-def _vram_mb(task: Task) -> int:
-    return task.vram_mb or _SCRIPT_VRAM_MB if task.task_class is TaskClass.SCRIPT else 0
+def _learns(task: Task) -> bool:
+    """Whether a measured peak counts: where the plan says so, and where it names no estimate (FLEET-10)."""
+    is_open = task.vram_policy is VramPolicy.DEFAULT and not task.vram_mb
+    return task.task_class is TaskClass.SCRIPT and (is_open or task.vram_policy is VramPolicy.INFER)
+
+
+def _vram_mb(task: Task, learned: Mapping[str, int]) -> int:
+    if task.task_class is not TaskClass.SCRIPT:
+        return 0
+    estimate = task.vram_mb or _SCRIPT_VRAM_MB
+    return learned.get(task.name, estimate) if _learns(task) else estimate
 
 
 def _text(text: Text | None) -> str:

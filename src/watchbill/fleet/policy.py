@@ -56,7 +56,9 @@ def judge(
 ) -> Accept | Fail | Lost | Hold:
     """What a result under the current token leads to; `has_other`: an agent beside its own could take the task."""
     if result.end is End.DONE:
-        return Accept(task, state.attempt, result.agent, result.ms, result.peak_vram_mb)
+        return Accept(
+            task, state.attempt, result.agent, result.ms, result.peak_vram_mb, peak_rss_mb=result.peak_rss_mb
+        )
     if result.end in _LOSSES:
         return Lost(task, state.attempt, result.agent, result.end)
     if result.end is End.NEEDS_APPROVAL:

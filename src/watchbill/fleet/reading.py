@@ -10,7 +10,7 @@ from watchbill import limits
 from watchbill.errors import IllegalTransition, NameRefused, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.disk import Disk, FolderDisk
 from watchbill.fleet.entries import decode
 from watchbill.fleet.journals import believed
 from watchbill.fleet.ledger import Ledger
@@ -105,7 +105,7 @@ def refusal_of(disk: FolderDisk, file: str) -> str:
 class Follower:
     """The ledger of a batch, followed as its journals grow, across coordinators."""
 
-    def __init__(self, disk: FolderDisk, place: BatchPlace) -> None:
+    def __init__(self, disk: Disk, place: BatchPlace) -> None:
         self._disk = disk
         self.place = place
         self.ledger = Ledger(place.batch)

@@ -57,13 +57,14 @@ class Result:
     tail: str = ""  # the last of its output
     cpu_ms: int = 0
     answer: str = ""  # what it gave as its result, a JSON object, where that is short
+    peak_rss_mb: int = 0
 
     def fields(self) -> dict[str, object]:
         """The line of the log."""
         return {
             "name": self.name, "agent": self.agent, "life": self.life, "why": self.end.value, "rc": self.rc,
             "ms": self.ms, "peak_vram_mb": self.peak_vram_mb, "tail": self.tail[-limits.RESULT_TAIL_CHARS_MAX :],
-            "cpu_ms": self.cpu_ms, "answer": self.answer,
+            "cpu_ms": self.cpu_ms, "answer": self.answer, "peak_rss_mb": self.peak_rss_mb,
         }  # fmt: skip
 
     @classmethod
@@ -77,8 +78,9 @@ class Result:
         ms, peak = line.whole("ms"), line.whole("peak_vram_mb")
         cpu_ms, answer = line.whole("cpu_ms"), line.text("answer")
         return cls(
-            line.text("name"), agent, life, end, rc, max(0, ms), max(0, peak), tail, max(0, cpu_ms), answer
-        )
+            line.text("name"), agent, life, end, rc, max(0, ms), max(0, peak), tail, max(0, cpu_ms), answer,
+            max(0, line.whole("peak_rss_mb")),
+        )  # fmt: skip
 
 
 def end_of(rc: int) -> End:

@@ -8,6 +8,8 @@
     level = "light"
     net = "none"
     write = ["/data/out"]
+    memory = "8GiB"                 # limits of each task, whatever its sandbox
+    processes = 200
     [[test]]                        # rules are tested when they are read
     command = "sudo ls"
     expect = "deny"
@@ -27,11 +29,12 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar, cast
 
 from watchbill import limits
-from watchbill.errors import ConfigError, Problem
+from watchbill.errors import ConfigError, Problem, UnitError
 from watchbill.fleet.shellparts import ANYTHING
 from watchbill.plans.task import Sandbox
 from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, spell_value
+from watchbill.units import parse_bytes
 
 __all__ = [
     "FILE", "About", "Action", "Match", "Network", "Pattern", "Rule", "RuleBook", "RuleTest", "Rules", "SandboxRules",
@@ -94,6 +97,8 @@ class SandboxRules:
     level: Sandbox = Sandbox.NONE
     net: Network = Network.ALL
     write: tuple[str, ...] = ()  # further folders that tasks may write to, with placeholders of paths
+    memory_bytes: int = 0  # resident, of all processes of a task together; 0: no limit
+    processes: int = 0  # of a task; 0: no limit
 
 
 class Pattern(NamedTuple):
@@ -139,11 +144,19 @@ class RuleBook:
         plan = self.plan.sandbox if self.plan is not None else SandboxRules()
         level = max(root.level, plan.level, key=list(Sandbox).index)
         net = Network.NONE if Network.NONE in (root.net, plan.net) else Network.ALL
-        return SandboxRules(level, net, root.write)
+        return SandboxRules(
+            level, net, root.write, _tighter(root.memory_bytes, plan.memory_bytes),
+            _tighter(root.processes, plan.processes),
+        )  # fmt: skip
+
+
+def _tighter(one: int, other: int) -> int:
+    """The smaller of two limits; 0 is none."""
+    return min(one, other) if one and other else one or other
 
 
 _KEYS = ("default", "allow", "ask", "deny", "sandbox", "test")
-_SANDBOX_KEYS = ("level", "net", "write")
+_SANDBOX_KEYS = ("level", "net", "write", "memory", "processes")
 #: How a folder in [sandbox] write begins.
 _BEGINS = ("/", "{ROOT}/", "{PLAN_PATH}/", "{BATCH_PATH}/")
 _TEST_KEYS = ("command", "expect")
@@ -195,7 +208,29 @@ class _Reader:
             if not folder.startswith(_BEGINS):
                 self._wrong(("sandbox", "write", place), f"{spell_value(folder)[:40]} is no whole path",
                             f"begin it with {', '.join(_BEGINS)}")  # fmt: skip
-        return SandboxRules(level or Sandbox.NONE, net or Network.ALL, tuple(write))
+        return SandboxRules(
+            level or Sandbox.NONE, net or Network.ALL, tuple(write), self._size(found.get("memory")),
+            self._count(found.get("processes")),
+        )  # fmt: skip
+
+    def _size(self, value: object) -> int:
+        try:
+            size = 0 if value is None else parse_bytes(value) if isinstance(value, str) else -1
+        except UnitError:
+            size = -1
+        if value is not None and size < 1:
+            self._wrong(("sandbox", "memory"), f"{spell_value(value)[:40]} is no size", 'write "4GiB"')
+        return max(0, size)
+
+    def _count(self, value: object) -> int:
+        if value is None:
+            return 0
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self._wrong(
+                ("sandbox", "processes"), f"{spell_value(value)[:40]} is no number of processes", "write 200"
+            )
+            return 0
+        return value
 
     def _default(self) -> Rule | None:
         if "default" not in self._raw:

@@ -95,7 +95,7 @@ class Stranded:
     def look(self, needs: Iterable[Need], living: Iterable[Ability], now_ms: int) -> list[tuple[Need, Lack]]:
         """The needs to tell people about now, and what is missing."""
         agents = list(living)
-        lacks = {need: lack for need in needs if (lack := lack_of(need, agents)) is not None}
+        lacks = {need: lack for need in dict.fromkeys(needs) if (lack := lack_of(need, agents)) is not None}
         self._since_ms = {need: self._since_ms.get(need, now_ms) for need in lacks}
         self._told &= lacks.keys()
         due = [

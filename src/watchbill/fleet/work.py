@@ -33,6 +33,7 @@ from watchbill.fleet.permissions import Line, Ruling, Why, decide, load_book
 from watchbill.fleet.questions import Question, decision
 from watchbill.fleet.results import End, Result, end_of
 from watchbill.fleet.rules import FILE, Action, Network, RuleBook, SandboxRules
+from watchbill.fleet.samples import QUESTION_FILE
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
@@ -43,6 +44,7 @@ from watchbill.plans.placeholders import Placeholder, fill
 from watchbill.plans.task import MetaCommand, Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
+from watchbill.units import format_bytes
 
 __all__ = ["ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "prepare", "touched"]
 
@@ -173,7 +175,11 @@ class _Preparation:
             if forbidden is not None:
                 return forbidden
             command = self._caged(command)
-        job = Job(file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms())
+        rules = self._book.sandbox
+        job = Job(
+            file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms(),
+            memory_bytes_max=rules.memory_bytes, processes_max=rules.processes,
+        )  # fmt: skip
         requires = self._patterns("requires", rows)
         produces = self._patterns("produces", rows)
         missing = next((each for each in requires if not _is_there(each, self._plan_path)), None)
@@ -472,7 +478,7 @@ def conclude(
     _clear(setting, prepared, ended)
     return Result(
         prepared.name, setting.agent, life, end, rc, ended.ms, finished.peak_vram_mb, tail, ended.cpu_ms,
-        "" if is_answer_long else answer,
+        "" if is_answer_long else answer, -(-ended.rss_bytes // 2**20),
     )  # fmt: skip
 
 
@@ -488,6 +494,12 @@ def _end(finished: Finished, setting: Setting) -> tuple[End, str]:
             return _not_started(ended.error)
         case Cause.TIMEOUT:
             return End.TIMEOUT, f"it took longer than {finished.prepared.job.timeout_ms} ms"
+        case Cause.MEMORY:
+            most = format_bytes(finished.prepared.job.memory_bytes_max)
+            return End.FAILED, f"it was killed: [sandbox] memory of {FILE} lets a task have {most}"
+        case Cause.PROCESSES:
+            most = finished.prepared.job.processes_max
+            return End.FAILED, f"it was killed: [sandbox] processes of {FILE} lets a task have {most}"
         case Cause.STOPPED | Cause.KILLED:
             if fate is Fate.ABORTED:
                 return End.ABORTED, "it was aborted by a signal"
@@ -569,6 +581,7 @@ def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str)
     make_folder(folder)
     contents: Mapping[str, bytes] = {
         "stdout": _whole(ended.out), "stderr": _whole(ended.err), "result.json": answer.encode(),
+        QUESTION_FILE: _asked(prepared.question, setting),
     }  # fmt: skip
     with open_folder(folder) as opened:
         for name, content in contents.items():
@@ -577,6 +590,17 @@ def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str)
             is_answer = prepared.question is not None and name == "stdout"
             if content or is_answer:
                 put_file(name, f".{name}.new", content, dir_fd=opened, sync=is_answer)
+
+
+def _asked(question: Question | None, setting: Setting) -> bytes:
+    """What a model was asked, as the coordinator's training samples have it."""
+    if question is None:
+        return b""
+    asked = {
+        "type": question.type.value, "model": question.model or setting.model, "system": question.system,
+        "prompt": question.prompt, "schema": question.schema,
+    }  # fmt: skip
+    return json.dumps(asked).encode()
 
 
 def _whole(output: Output) -> bytes:

@@ -84,9 +84,9 @@ class LoansApi:
         return json_response(told, context.lines())
 
     async def renew(self, context: RequestContext) -> Response:
-        """POST /wb/v1/loans/{id}/renew: the holder still lives."""
-        await read_object(context, self._gateway)
-        loan = self._gateway.driver.claims.renew(context.request.match["id"])
+        """POST /wb/v1/loans/{id}/renew with {"user"?}: the holder still lives, and this process uses the memory."""
+        asked = await read_object(context, self._gateway)
+        loan = self._gateway.driver.claims.renew(context.request.match["id"], _pid(asked.get("user")))
         told = {"message": "it stays yours", "id": loan.id, "device": loan.device, "memory": loan.size}
         return json_response(told, context.lines())
 
@@ -95,6 +95,7 @@ class LoansApi:
         claims, id = self._gateway.driver.claims, context.request.match["id"]
         loan = claims.renew(id)
         told = {"message": await claims.give_back(id), "id": id, "device": loan.device, "memory": loan.size}
+        told["peak"] = loan.peak
         return json_response(told, context.lines())
 
 

@@ -63,7 +63,8 @@ KEYS: tuple[Key, ...] = (
         ("cpu", "script", "llm", "meta", "brain"), ("class",)),
     Key("vram_estimate_mb", Kind.SIZE, "GPU memory that a `script` task needs.", "1024",
         aliases=("vram_estimate", "vram_mb", "vram")),
-    Key("vram_policy", Kind.WORD, "`infer`: the measured peak replaces the estimate; `fixed`: the estimate counts.",
+    Key("vram_policy", Kind.WORD, "`infer`: the measured peak replaces the estimate; `fixed`: the estimate counts; "
+        "`default`: the peak where there is no estimate.",
         "`default`", ("default", "infer", "fixed")),
     Key("requires", Kind.PATHS, "Files that must be there before the start; globs allowed.", "none",
         aliases=("require",)),

@@ -14,7 +14,7 @@ from watchbill import limits
 from watchbill.plans.graph import Stage
 from watchbill.units import format_millis
 
-__all__ = ["AgentWork", "Outcome", "Summary", "TaskReport", "summarize"]
+__all__ = ["AgentWork", "Outcome", "Summary", "TaskMemory", "TaskReport", "summarize"]
 
 
 _MISSING_SHOWN = 10
@@ -43,6 +43,16 @@ class TaskReport:
     culprit: str = ""  # of a skip
     missing: tuple[str, ...] = ()  # dependencies that failed, of a task that needs them done
     peak_vram_mb: int = 0
+    peak_rss_mb: int = 0
+    template: str = ""  # of a task of a fan-out
+
+
+@dataclass(slots=True)
+class TaskMemory:
+    """The most memory that a task used, in MiB."""
+
+    vram_mb: int = 0
+    rss_mb: int = 0
 
 
 @dataclass(slots=True)
@@ -53,6 +63,7 @@ class AgentWork:
     failed: int = 0
     run_ms: int = 0
     peak_vram_mb: int = 0
+    peak_rss_mb: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,8 @@ class Summary:
     agents: dict[str, AgentWork]
     failures: tuple[TaskReport, ...]
     failures_unlisted: int
+    memory: dict[str, TaskMemory]  # task, or template of many -> the most that one of them used
+    peak_rss_mb: int
     skipped: dict[str, int]  # culprit -> tasks, the worst culprits first
     incomplete: tuple[TaskReport, ...] = field(
         default=()
@@ -97,7 +110,10 @@ class Summary:
         ]
         if self.peak_vram_mb:
             lines.append(f"- **most GPU memory of a task**: {self.peak_vram_mb:,} MB")
-        return "\n".join([*lines, *self._failures(), *self._skips(), *self._incomplete(), *self._work(), ""])
+        if self.peak_rss_mb:
+            lines.append(f"- **most memory of a task**: {self.peak_rss_mb:,} MB")
+        parts = (self._failures(), self._skips(), self._incomplete(), self._memory(), self._work())
+        return "\n".join([*lines, *(line for part in parts for line in part), ""])
 
     def _failures(self) -> list[str]:
         if not self.failures:
@@ -126,14 +142,24 @@ class Summary:
         ]
         return ["", "## Complete without all they depend on", "", *_table(("task", "missing"), rows)]
 
+    def _memory(self) -> list[str]:
+        if not self.memory:
+            return []
+        rows = [(name, each.vram_mb or "", each.rss_mb or "") for name, each in self.memory.items()]
+        return ["", "## Memory", "", *_table(("task", "peak VRAM MB", "peak RSS MB"), rows)]
+
     def _work(self) -> list[str]:
         if not self.agents:
             return []
         rows = [
-            (name, work.complete, work.failed, format_millis(work.run_ms), work.peak_vram_mb or "")
+            (
+                name, work.complete, work.failed, format_millis(work.run_ms), work.peak_vram_mb or "",
+                work.peak_rss_mb or "",
+            )
             for name, work in sorted(self.agents.items())
-        ]
-        return ["", "## Agents", "", *_table(("agent", "complete", "failed", "work", "peak VRAM MB"), rows)]
+        ]  # fmt: skip
+        head = ("agent", "complete", "failed", "work", "peak VRAM MB", "peak RSS MB")
+        return ["", "## Agents", "", *_table(head, rows)]
 
 
 def summarize(batch: str, plan: str, tasks: Sequence[TaskReport], elapsed_ms: int) -> Summary:
@@ -157,6 +183,8 @@ def summarize(batch: str, plan: str, tasks: Sequence[TaskReport], elapsed_ms: in
         agents=agents,
         failures=tuple(failures[:bound]),
         failures_unlisted=max(len(failures) - bound, 0),
+        memory=_memory_of(tasks),
+        peak_rss_mb=max((each.peak_rss_mb for each in tasks), default=0),
         skipped=dict(
             Counter(each.culprit for each in tasks if each.stage is Stage.SKIPPED).most_common(bound)
         ),
@@ -177,6 +205,21 @@ def _credit(work: AgentWork, task: TaskReport) -> None:
     work.failed += task.stage is Stage.FAILED
     work.run_ms += task.run_ms
     work.peak_vram_mb = max(work.peak_vram_mb, task.peak_vram_mb)
+    work.peak_rss_mb = max(work.peak_rss_mb, task.peak_rss_mb)
+
+
+def _memory_of(tasks: Sequence[TaskReport]) -> dict[str, TaskMemory]:
+    """The tasks with the highest peaks; those of a fan-out together."""
+    found: dict[str, TaskMemory] = {}
+    for each in tasks:
+        if each.peak_vram_mb or each.peak_rss_mb:
+            most = found.setdefault(each.template or each.name, TaskMemory())
+            most.vram_mb, most.rss_mb = (
+                max(most.vram_mb, each.peak_vram_mb),
+                max(most.rss_mb, each.peak_rss_mb),
+            )
+    largest = sorted(found, key=lambda name: (found[name].vram_mb, found[name].rss_mb), reverse=True)
+    return {name: found[name] for name in largest[: limits.SUMMARY_FAILURES_MAX]}
 
 
 def _fields_of(task: TaskReport) -> dict[str, object]:

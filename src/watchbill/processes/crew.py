@@ -59,6 +59,8 @@ class Cause(Enum):
 
     EXIT = "exit"  # its first process ended by itself
     TIMEOUT = "timeout"
+    MEMORY = "memory"  # all its processes together had more than it may
+    PROCESSES = "processes"  # it had more of them than it may
     STOPPED = "stopped"
     KILLED = "killed"
     LEASE = "lease"  # the agent did not renew its lease
@@ -75,6 +77,8 @@ class Job:
     env: Mapping[str, str]
     timeout_ms: int | None = None
     grace_ms: int = limits.STOP_TERM_MS  # between TERM and KILL when its time is over
+    memory_bytes_max: int = 0  # resident, of all its processes together; 0: no limit
+    processes_max: int = 0  # 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Ended:
     code: int | None = None
     ms: int = 0
     cpu_ms: int = 0
+    rss_bytes: int = 0  # the most that its tree was seen to have, or that its largest process had
     out: Output = Output()
     err: Output = Output()
     error: OSError | None = None  # why it could not be started
@@ -131,6 +136,7 @@ class Measured:
     output_bytes: int
     written_bytes: int  # to files, pipes and sockets; 0 where the kernel does not report it
     cpu_ms: int
+    rss_bytes: int  # resident memory of all its processes together
 
 
 CrewEvent = Started | Ended | Stuck | LeaseHeard | Measured
@@ -218,6 +224,7 @@ class Crew:
             {
                 "do": "start", "id": job.id, "argv": job.argv, "env": dict(job.env),
                 "spill": str(self.outputs / job.id), "timeout_ms": job.timeout_ms, "grace_ms": job.grace_ms,
+                "memory_max": job.memory_bytes_max, "processes_max": job.processes_max,
             }
         )  # fmt: skip
 
@@ -327,17 +334,17 @@ class Crew:
             case "stuck":
                 self._on_event(Stuck(job, tuple(cast("list[int]", said["pids"]))))
             case "measured":
-                output, written, cpu_ms = (cast("int", said[key]) for key in ("output", "written", "cpu_ms"))
-                self._on_event(Measured(job, output, written, cpu_ms))
+                figures = (cast("int", said[key]) for key in ("output", "written", "cpu_ms", "rss"))
+                self._on_event(Measured(job, *figures))
             case "lease":
                 self._on_event(LeaseHeard(cast("int", said["number"])))
             case _:
                 raise ValueError(f"the crew's guard said {said!r}")
 
     def _ended(self, job: str, said: dict[str, object]) -> Ended:
-        code, ms, cpu_ms = (cast("int", said[key]) for key in ("code", "ms", "cpu_ms"))
+        code, ms, cpu_ms, rss = (cast("int", said[key]) for key in ("code", "ms", "cpu_ms", "rss"))
         out, err = (self._output(job, key, cast("dict[str, object]", said[key])) for key in ("out", "err"))
-        return Ended(job, Cause(said["cause"]), code, ms, cpu_ms, out, err)
+        return Ended(job, Cause(said["cause"]), code, ms, cpu_ms, rss, out, err)
 
     def _output(self, job: str, key: str, said: dict[str, object]) -> Output:
         tail = cast("str", said["tail"]).encode("utf-8", "surrogateescape")

@@ -8,11 +8,12 @@ agent's private disk: a shared folder that hangs cannot stop it.
 
     from the agent, JSON lines                          to the agent, JSON lines
     start id argv env spill timeout_ms grace_ms         started id pid
+          memory_max processes_max
     stop id grace_ms        TERM, then KILL             failed id errno              the command could not be started
     kill id                 KILL                        stuck id pids                they survived KILL so far
-    lease number ms         without another one in      ended id code cause ms cpu_ms out err
+    lease number ms         without another one in      ended id code cause ms cpu_ms rss out err
                             time, all trees are ended   lease number                 the guard is well
-    measure                 how far is each task?       measured id output written cpu_ms
+    measure                 how far is each task?       measured id output written cpu_ms rss
     (end of file)           TERM, then KILL, then exit
 
 The task of a process is found by its session, its process group, its ancestors and a mark in its environment.
@@ -68,8 +69,14 @@ WINDOW_S = 0.1
 #: utime, stime, cutime and cstime in /proc/PID/stat, counted behind the session.
 TIMES = slice(7, 11)
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: Resident memory in pages, in the same file.
+RESIDENT = 17
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: What comes before the number of bytes in /proc/PID/io.
 WRITTEN = b"wchar: "
+
+#: How often tasks with limits are looked at.
+LIMITS_ROUND_S = 0.5
 
 RUNNING, STOPPING, KILLING, STUCK = range(4)
 
@@ -172,15 +179,19 @@ class Task:
         self.cause = "exit"
         self.code: int | None = None  # of its first process, once that has ended
         self.cpu_ms = 0
+        self.memory_max: int = order.get("memory_max", 0)
+        self.processes_max: int = order.get("processes_max", 0)
         #: The most that was measured: the figures of an orphaned process are lost when it ends.
-        self.cpu_ms_seen = self.written_seen = 0
+        self.cpu_ms_seen = self.written_seen = self.rss_seen = 0
 
 
 class Row:
     """A living process as /proc shows it. `ticks` is its processor time and that of its children that it waited for."""
 
-    def __init__(self, parent: int, group: int, session: int, ticks: int) -> None:
-        self.parent, self.group, self.session, self.ticks = parent, group, session, ticks
+    def __init__(self, parent: int, group: int, session: int, rest: list[bytes]) -> None:
+        self.parent, self.group, self.session = parent, group, session
+        self.ticks = sum(map(int, rest[TIMES]))
+        self.rss = int(rest[RESIDENT]) * PAGE_BYTES
 
 
 class CrewGuard:
@@ -199,6 +210,7 @@ class CrewGuard:
         self.is_closing = False
         self.lease_ends_at: float | None = None
         self.strays_at: float | None = None  # when to look for escaped processes again
+        self.limits_at = 0.0  # when to look again at tasks with limits
         self.environment = dict(os.environb)
         self.own_pid = os.getpid()
         self.poll = select.poll()
@@ -250,6 +262,8 @@ class CrewGuard:
         ends += [stream.window_end for stream in self.paused]
         if self.strays_at is not None:
             ends.append(self.strays_at)
+        if any(map(has_limits, self.tasks.values())):
+            ends.append(self.limits_at)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def carry(self, stream: Stream) -> None:
@@ -402,6 +416,9 @@ class CrewGuard:
         for task in list(self.tasks.values()):
             if task.deadline is not None and now >= task.deadline:
                 self.end_stage(task)
+        if now >= self.limits_at:
+            self.limits_at = now + LIMITS_ROUND_S
+            self.enforce([task for task in self.tasks.values() if has_limits(task)])
         escaped = set(self.children()) - self.by_pid.keys()
         self.finish_ended(has_escaped=bool(escaped))
         self.end_strays(has_escaped=bool(escaped))
@@ -429,6 +446,8 @@ class CrewGuard:
             if task is not None:
                 task.code = os.waitstatus_to_exitcode(status)
                 task.cpu_ms = int((usage.ru_utime + usage.ru_stime) * 1000)
+                # That of its largest process: exact, where a short task was never measured.
+                task.rss_seen = max(task.rss_seen, usage.ru_maxrss * 1024)
 
     def finish_ended(self, *, has_escaped: bool) -> None:
         """Reports tasks of which nothing is left, and ends what the others left behind."""
@@ -446,7 +465,8 @@ class CrewGuard:
         out, err = (stream.finish() for stream in task.streams)
         self.say({
             "said": "ended", "id": task.id, "code": task.code, "cause": task.cause,
-            "ms": int((time.monotonic() - task.began) * 1000), "cpu_ms": task.cpu_ms, "out": out, "err": err,
+            "ms": int((time.monotonic() - task.began) * 1000), "cpu_ms": task.cpu_ms, "rss": task.rss_seen,
+            "out": out, "err": err,
         })  # fmt: skip
 
     # ------------------------------------------------------------ who belongs to whom
@@ -503,24 +523,42 @@ class CrewGuard:
         suspects = self.suspects.setdefault(pid, frozenset(self.tasks)) & self.tasks.keys()
         return None if len(suspects) > 1 else next(iter(suspects), "")
 
+    def enforce(self, limited: list[Task]) -> None:
+        """Kills the tasks that have more memory or processes than they may."""
+        if not limited:
+            return
+        rows = processes()
+        owners = self.owners(rows)
+        for task in limited:
+            pids = [pid for pid, owner in owners.items() if owner == task.id]
+            rss = sum(rows[pid].rss for pid in pids)
+            task.rss_seen = max(task.rss_seen, rss)
+            excess = "memory" if 0 < task.memory_max < rss else ""
+            excess = "processes" if 0 < task.processes_max < len(pids) else excess
+            if excess and task.stage == RUNNING:
+                task.cause = excess if task.code is None else task.cause
+                self.kill(task)  # at once: whatever it does with a warning would take more
+
     # ------------------------------------------------------------ how far tasks have got
 
     def measure(self) -> None:
-        """Reports for each task how much its tree has written and how much processor time it has used."""
+        """Reports for each task how much its tree has written, and how much processor time and memory it has used."""
         if not self.tasks:
             return
         rows = processes()
-        ticks, written = dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0)
+        ticks, written, rss = (dict.fromkeys(self.tasks, 0) for _ in range(3))
         for pid, owner in self.owners(rows).items():
             if owner in ticks:
                 ticks[owner] += rows[pid].ticks
                 written[owner] += written_by(pid)
+                rss[owner] += rows[pid].rss
         for task in self.tasks.values():
             task.cpu_ms_seen = max(task.cpu_ms_seen, ticks[task.id] * 1000 // TICKS_PER_S)
             task.written_seen = max(task.written_seen, written[task.id])
+            task.rss_seen = max(task.rss_seen, rss[task.id])
             self.say({
                 "said": "measured", "id": task.id, "output": sum(stream.total for stream in task.streams),
-                "written": task.written_seen, "cpu_ms": task.cpu_ms_seen,
+                "written": task.written_seen, "cpu_ms": task.cpu_ms_seen, "rss": task.rss_seen,
             })  # fmt: skip
 
     # ------------------------------------------------------------ reports
@@ -541,6 +579,11 @@ class CrewGuard:
             self.unsaid = b""
         with contextlib.suppress(KeyError):  # only polled while something is unsent
             self.poll.unregister(self.status)
+
+
+def has_limits(task: Task) -> bool:
+    """Whether a running task may be ended for what it uses."""
+    return task.stage == RUNNING and (task.memory_max > 0 or task.processes_max > 0)
 
 
 def as_bytes(text: str) -> bytes:
@@ -589,7 +632,7 @@ def row_of(entry: str) -> Row | None:
         return None
     if state in {b"Z", b"X"}:
         return None
-    return Row(int(parent), int(group), int(session), sum(map(int, rest[TIMES])))
+    return Row(int(parent), int(group), int(session), rest)
 
 
 def written_by(pid: int) -> int:

@@ -4,8 +4,8 @@
               other processes are not seen; no capabilities; without network, where the cage has none
     light     landlock (`landlock`): writes only to what the cage names, devices excepted; no TCP without network
 
-Neither hides files that may be read, nor bounds memory or processes. Which of them this machine can do is tried once,
-with a real program, when an agent starts.
+Neither hides files that may be read, nor bounds memory or processes: the crew's guard does that. Which of them this
+machine can do is tried once, with a real program, when an agent starts.
 """
 
 import glob

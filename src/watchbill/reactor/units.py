@@ -16,7 +16,7 @@ from watchbill.engines.process import fill, split_command
 from watchbill.errors import ConfigError
 from watchbill.reactor.intents import unit_of
 
-__all__ = ["MARK", "Programs", "daemon_unit", "model_units", "reactor_unit", "unit_models"]
+__all__ = ["MARK", "Programs", "daemon_unit", "fleet_units", "model_units", "reactor_unit", "unit_models"]
 
 #: The first line of everything written here; a file that does not begin with it is somebody else's.
 MARK = "# Written by `watchbill systemd units`. It is overwritten by the next one."
@@ -27,6 +27,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 _PREFIXES = "@-:+!|"
 #: How long a unit gets between TERM and KILL: the stop ladder's own bound.
 _STOP_S = 10
+#: The same for an agent, whose tasks have 20 s to end by themselves.
+_FLEET_STOP_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class Programs:
     root: Path
     config: Path | None
     user: str | None  # None for units of a user's own systemd
+    has_fleet_units: bool = (
+        False  # the coordinator and the agents have units, so the daemon does not run them
+    )
 
 
 def unit_models(catalog: Catalog) -> list[Model]:
@@ -63,7 +68,8 @@ def model_units(catalog: Catalog, user: str | None) -> dict[str, str]:
 def daemon_unit(programs: Programs) -> str:
     """The unit of the daemon itself."""
     config = () if programs.config is None else ("--config", str(programs.config))
-    command = (programs.watchbill, "up", "--root", str(programs.root), *config)
+    fleet = ("--no-fleet",) if programs.has_fleet_units else ()
+    command = (programs.watchbill, "up", "--root", str(programs.root), *config, *fleet)
     return _text(
         ("Unit", [("Description", "Watchbill"), ("After", "network.target")]),
         ("Service", [
@@ -71,6 +77,33 @@ def daemon_unit(programs: Programs) -> str:
             ("Type", "notify"), ("NotifyAccess", "main"), ("TimeoutStartSec", "3600"), ("WatchdogSec", "60"),
             *_user(programs.user), ("ExecStart", _command(command)), ("ExecReload", "/bin/kill -HUP $MAINPID"),
             ("Restart", "on-failure"), ("RestartSec", "2"), ("KillMode", "mixed"), ("TimeoutStopSec", "70"),
+        ]),
+        ("Install", [("WantedBy", _target(programs))]),
+    )  # fmt: skip
+
+
+def fleet_units(programs: Programs, commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """File name -> text for the coordinator and each agent, from their command lines behind `watchbill`.
+
+    They find the daemon of this root, whose unit is wanted and not needed: an agent without a card works without it.
+    """
+    return {
+        f"watchbill-{label}.service": _fleet_unit(programs, label, words) for label, words in commands.items()
+    }
+
+
+def _fleet_unit(programs: Programs, label: str, words: Sequence[str]) -> str:
+    config = {} if programs.config is None else {"WATCHBILL_CONFIG": str(programs.config)}
+    environment = _env_lines({"WATCHBILL_HOME": str(programs.root), **config})
+    return _text(
+        ("Unit", [
+            ("Description", f"Watchbill {label}"), ("After", "watchbill.service network.target remote-fs.target"),
+        ]),
+        ("Service", [
+            *_user(programs.user), *environment,
+            # Their own guard ends the tasks; an agent gets the time that running tasks have to end.
+            ("ExecStart", _command((programs.watchbill, *words))), ("Restart", "on-failure"), ("RestartSec", "5"),
+            ("KillMode", "mixed"), ("TimeoutStopSec", str(_FLEET_STOP_S)),
         ]),
         ("Install", [("WantedBy", _target(programs))]),
     )  # fmt: skip

@@ -39,7 +39,9 @@ class Claim:
     size: int | None = None  # of a loan, in bytes; None: the whole device
     evict_idle: bool = True  # of a loan: models that have been idle for long may leave for it
     is_granted: bool = False  # the device is empty, or the memory is there
-    used: int = 0  # of a loan: the bytes that its holder was seen to use
+    user: int | None = None  # of a loan: the process that uses it, where its holder has several
+    used: int = 0  # of a loan: the bytes that its user, or else its holder, was seen to use
+    peak: int = 0  # the most of these
 
     def expiry(self, now: int) -> str | None:
         """Why it is over; None while it is valid."""
@@ -127,9 +129,10 @@ class Claims:
         loan.size, loan.evict_idle = size, evict_idle
         return loan, await self._hold(loan)
 
-    def renew(self, id: str) -> Claim:
-        """Extends a loan: its holder still lives."""
+    def renew(self, id: str, user: int | None = None) -> Claim:
+        """Extends a loan: its holder still lives. `user` is the process whose tree uses it from now on."""
         loan = self._loan(id)
+        loan.user = user if user is not None else loan.user
         loan.renewed_at = self._now()
         return loan
 
@@ -208,7 +211,13 @@ class Claims:
 
     def loan_view(self, loan: Claim) -> dict[str, object]:
         """One loan."""
-        about = {"device": loan.device, "memory": loan.size, "used": loan.used, "why": loan.why}
+        about = {
+            "device": loan.device,
+            "memory": loan.size,
+            "used": loan.used,
+            "peak": loan.peak,
+            "why": loan.why,
+        }
         return {**about, "pid": loan.pid, "granted": loan.is_granted, **self._times(loan)}
 
     def _times(self, claim: Claim) -> dict[str, object]:
@@ -222,19 +231,34 @@ class Claims:
         """Device -> loan -> the bytes that its holder uses. Blocks on /proc: call it in a thread.
 
         A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
-        holder may have several loans of a device: they are filled in the order in which they were asked for.
+        holder may have several loans of a device: those whose user is known have what its tree uses, and the others
+        are filled with the rest in the order in which they were asked for.
         """
         loans = [c for c in list(self._claims.values()) if c.size is not None and c.pid is not None]
-        ours = set(pids_of_tree(os.getpid())) if loans else set[int]()
+        ours = _own_pids({loan.pid for loan in loans if loan.pid is not None}) if loans else set[int]()
         left: dict[tuple[int, str], int] = {}
         found: dict[str, dict[str, int]] = {}
-        for loan in loans:
+        for loan in sorted(loans, key=lambda each: each.user is None):
             holder = (loan.pid or 0, loan.device)
             if holder not in left:
                 left[holder] = _used(holder[0], loan.device, cards, ours)
-            loan.used = found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, left[holder])
-            left[holder] -= loan.used
+            if loan.user is None:
+                loan.used = min(loan.size or 0, left[holder])
+            else:
+                loan.used = _used(loan.user, loan.device, cards, ours)
+            loan.peak = max(loan.peak, loan.used)
+            left[holder] = max(0, left[holder] - loan.used)
+            # What is beyond the loan is nobody's that the ledger knows: it counts as foreign.
+            found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, loan.used)
         return found
+
+
+def _own_pids(holders: set[int]) -> set[int]:
+    """The processes of the daemon and its engines. An agent that the daemon has started is a holder like any other."""
+    tree = set(pids_of_tree(os.getpid()))
+    for holder in holders & tree:
+        tree.difference_update(pids_of_tree(holder))
+    return tree
 
 
 def _used(pid: int, device: str, cards: Mapping[str, Reading], but: set[int]) -> int:

@@ -52,7 +52,9 @@ class Borrower:
 class Lender(Protocol):
     """The part of the world that lends."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
+
     capacity: dict[str, int]
 
     def at(self, when: float, act: Callable[[], None]) -> None: ...

@@ -39,7 +39,9 @@ TIME_LIMIT_SLACK_MS = 1_000
 class Judged(Protocol):
     """The part of the world that the judge reads."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
+
     catalog: Catalog
     declared: dict[str, Model]  # removed ones included
     capacity: dict[str, int]

@@ -31,7 +31,9 @@ SLACK_MS = 15_000.0
 class Seen(Protocol):
     """The part of the world that is checked."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
+
     catalog: Catalog
     declared: dict[str, Model]
     capacity: dict[str, int]

@@ -24,7 +24,9 @@ RELOADS_MAX = 6
 class Reloadable(Protocol):
     """The part of the world that a reload uses."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
+
     catalog: Catalog
     truth: dict[str, TrueModel]
 

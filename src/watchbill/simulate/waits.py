@@ -36,7 +36,9 @@ IDLE_SLACK_MS = 2_500.0
 class Seen(Protocol):
     """The part of the world that is checked."""
 
-    now: float
+    @property
+    def now(self) -> float: ...
+
     catalog: Catalog
     capacity: dict[str, int]
     engines: dict[str, SimEngine]

@@ -6,13 +6,13 @@ the core's actions as the real driver does, and feeds it the same events. `Fault
 
 import random
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
 
 from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
+from watchbill.simulate.agenda import Agenda
 from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -51,7 +51,7 @@ class World:
         known: Mapping[str, Knowledge] | None = None,
     ) -> None:
         self.random = random.Random(seed)
-        self.now = 0.0
+        self._agenda = Agenda()
         self.faults = faults or Faults()
         self.catalog, self.truth, self.capacity = catalog, dict(truth), dict(capacity)
         # Every model that was ever in the config, as it was declared last.
@@ -82,8 +82,6 @@ class World:
         self.alerts: list[m.Alert] = []
         self.judge = Judge(self)
         self.borrowers = Borrowers(self, self.judge.lent)
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._counted = 0
         self._timer_no = 0
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
@@ -100,22 +98,25 @@ class World:
 
     # ------------------------------------------------------------------ time
 
+    @property
+    def now(self) -> float:
+        """Virtual time in ms."""
+        return self._agenda.now
+
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Puts something on the agenda."""
-        self._counted += 1
-        heappush(self._agenda, (max(when, self.now), self._counted, act))
+        self._agenda.at(when, act)
 
     def run(self, until_ms: float) -> "World":
         """Runs the agenda until this time."""
-        began = self.steps
-        while self._agenda and self._agenda[0][0] <= until_ms:
-            before = self.now
-            self.now, _, act = heappop(self._agenda)
-            began = self.steps if self.now > before else began
+        agenda, began = self._agenda, self.steps
+        while agenda.has_before(until_ms):
+            before, steps = agenda.now, self.steps
+            agenda.step()
+            began = steps if agenda.now > before else began
             if self.steps - began > STEPS_AT_ONCE_MAX:
                 raise AssertionError(f"time stands still at {self.now / 1000:.3f} s: the core repeats itself")
-            act()
-        self.now = max(self.now, until_ms)
+        agenda.now = max(agenda.now, until_ms)
         return self
 
     def feed(self, event: m.Event) -> None:

@@ -1,0 +1,97 @@
+"""`plan simulate`: forecasts from what earlier batches came to."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fleet_folder import FleetFolder, shared_folder
+
+TASKS = """
+### list
+- **command**: `printf '{"all":[{"id":"a"},{"id":"b"},{"id":"c"}]}' > {BATCH_PATH}/m.json`
+
+### each
+- **command**: `sleep 0.4 # {ITEM.id}`
+- **foreach**: {BATCH_PATH}/m.json:all
+- **depends_on**: list
+
+### ask
+- **prompt**: What is {WORD}?
+- **depends_on**: each
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
+    with shared_folder(tmp_path) as found:
+        yield found
+
+
+def simulated(fleet: FleetFolder, *options: str) -> dict[str, Any]:
+    done = fleet.plan("simulate", "p", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_times_are_guesses_until_a_batch_has_shown_them(fleet: FleetFolder) -> None:
+    """PLAN-06, FLEET-12: the journal of a batch is what the next forecast is made from."""
+    fleet.write_plan("p", TASKS.split("### ask", maxsplit=1)[0], inputs="- `WORD`")
+    before = simulated(fleet, "--agents", "cpu:1")
+    assert {task["time_source"] for task in before["tasks"]} == {"guess"}
+    assert [task["items_source"] for task in before["tasks"]] == [None, "guess"]
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    assert fleet.wait(fleet.submit("p")) == 0
+    after = simulated(fleet, "--agents", "cpu:1")
+    each = after["tasks"][1]
+    assert (each["time_source"], each["runs"], each["tasks"], each["items_source"]) == (
+        "learned",
+        3,
+        3,
+        "learned",
+    )
+    assert each["work_ms"] >= 1_200  # three times 0.4 s, one after the other on one slot
+    assert after["elapsed_ms"] >= each["work_ms"]
+    wide = simulated(fleet, "--agents", "3xcpu:1")
+    assert wide["elapsed_ms"] < after["elapsed_ms"]
+    assert after["one_more"][0]["saved_ms"] > 0
+    assert simulated(fleet)["agents"][0]["name"] == "cpu-1"  # those that live, unless others are named
+    many = simulated(fleet, "--agents", "cpu:1", "--items", "each=30")
+    assert many["tasks"][1]["tasks"] == 30 and many["elapsed_ms"] > 5 * after["elapsed_ms"]
+
+
+def test_a_forecast_says_what_is_a_guess_and_changes_nothing(fleet: FleetFolder) -> None:
+    fleet.write_plan("p", TASKS, inputs="- `WORD`")
+    files = sorted(fleet.root.rglob("*"))
+    done = fleet.plan("simulate", "p", "--agents", "2xcard:6144")
+    assert done.returncode == 0, done.stderr
+    assert "a guess; so is the number of items" in done.stdout
+    assert "--items each=NUMBER" in done.stdout
+    assert "one more like card-6144" in done.stdout
+    assert "watchbill gpus --bench" in done.stdout
+    assert sorted(fleet.root.rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no agent has joined this folder"),
+        (("--agents", "gpu-7"), "no agent gpu-7 ever joined"),
+        (("--agents", ","), "names no agent"),
+        (("--agents", "9999xcpu:1"), "1,000 agents are the limit"),
+        (("--agents", "cpu:2"), "plan.md:"),  # nobody could answer the question
+        (("--agents", "card:6144", "--items", "eech=3"), "each"),
+        (("--agents", "card:6144", "--items", "each=x"), "give a number from 0"),
+        (("--agents", "card:6144", "--set", "WURD=3"), "WORD"),
+    ],
+)
+def test_wrong_words_are_named_with_what_to_write(
+    fleet: FleetFolder, options: tuple[str, ...], said: str
+) -> None:
+    fleet.write_plan("p", TASKS, inputs="- `WORD`")
+    done = fleet.plan("simulate", "p", *options)
+    assert done.returncode == 2 and said in done.stderr, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
