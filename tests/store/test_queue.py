@@ -487,3 +487,22 @@ def test_the_oldest_are_listed_first_and_all_are_counted(path: Path) -> None:
         assert ([entry.name for entry in found], total) == ([foreign.name, *names[:2]], 201)
         assert oldest(spool, 1000)[1] == 201
         assert oldest(spool, 1000, State.POISON) == ([], 0)
+
+
+def test_a_name_that_others_made_says_nothing_about_the_number_of_events(path: Path) -> None:
+    """SPOOL-03: one line is one event, whatever its file is called."""
+    with Spool(path) as spool:
+        for state in ("queue-done", "queue"):
+            (path / state / "x.n100000.bundle.jsonl").write_bytes(b'{"id":"1","kind":"k","ts":0}\n')
+        found = stats(spool)
+        assert (found.queue, found.done) == (1, 1)
+
+
+def test_files_that_are_no_events_are_warned_about(path: Path) -> None:
+    """SPOOL-03: they would wait in vain; temporary and hidden ones are their producers' affair."""
+    with Spool(path) as spool:
+        before = spool.warnings()
+        for name in ("a.json", "b.jsonl.gz", ".hidden", "c.tmp", "d.jsonl"):
+            (path / "queue" / name).write_bytes(b"{}")
+        [warning] = [each for each in spool.warnings() if each not in before]
+        assert "2 files" in warning and "a.json" in warning

@@ -25,7 +25,7 @@ from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event
 
-__all__ = ["FOLDER", "Layout", "State", "storage_warnings", "walk_events"]
+__all__ = ["FOLDER", "Layout", "State", "storage_warnings", "unseen_warnings", "walk_events"]
 
 #: How a folder is opened: never through a link.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -183,6 +183,27 @@ def storage_warnings(path: Path) -> list[str]:
     if mount.lacks_journal:
         found.append(f"{path}: ext4 at {mount.point} has no journal: a power cut can damage its folders")
     return found
+
+
+def unseen_warnings(queue: Path) -> list[str]:
+    """Return what an operator should know about files that wait in vain: only names that end in .jsonl are events."""
+    try:
+        with os.scandir(queue) as entries:
+            others = sorted(e.name for e in entries if _is_unseen(e))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    if not others:
+        return []
+    count = "1 file is" if len(others) == 1 else f"{len(others)} files are"
+    return [
+        f"{queue}: {count} no event, because the name does not end in .jsonl ({others[0]}); rename or remove it"
+    ]
+
+
+def _is_unseen(entry: os.DirEntry[str]) -> bool:
+    """Whether it looks like an event that somebody named wrongly: no event, no folder, and no temporary file."""
+    is_temporary = entry.name.startswith(".") or entry.name.endswith((".tmp", ".part", "~"))
+    return not is_event(entry.name) and not is_temporary and not entry.is_dir(follow_symlinks=False)
 
 
 def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirEntry[str]]:

@@ -27,7 +27,11 @@ __all__ = [
 SUFFIX = ".jsonl"
 _BUNDLE_SUFFIX = ".bundle.jsonl"
 _OWN = re.compile(r"(\d{19})-([0-9a-f]{16})(?:\.n(\d{1,9}))?(?:~(\d{1,9})((?:\.bundle)?\.jsonl))?", re.ASCII)
-_LINES = re.compile(r"\.n(\d{1,9})(?:~\d{1,9})?\.bundle\.jsonl$", re.ASCII)
+#: A bundle of a writer, or of a finished day, which may have been leased again since.
+_LINES = re.compile(
+    r"(?:\d{19}-[0-9a-f]{16}|(?:\d{19}-)?\d{4}-\d\d-\d\d[^~]*)\.n(\d{1,9})[^~]*(?:~\d{1,9})?\.bundle\.jsonl",
+    re.ASCII,
+)
 _LEADING_TIME = re.compile(r"\d{10,19}(?!\d)", re.ASCII)
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", re.ASCII)
 _ATTEMPT = re.compile(r"~\d{1,9}$", re.ASCII)
@@ -95,8 +99,8 @@ def writer_of(name: str) -> str:
 
 
 def lines_of(name: str) -> int:
-    """Return how many events a file of this name holds according to its name."""
-    match = _LINES.search(name)
+    """Return how many events a file of this name holds according to its name; a name that others made says nothing."""
+    match = _LINES.fullmatch(name)
     return int(match[1]) if match else 1
 
 

@@ -35,7 +35,7 @@ from watchbill.spool.faults import (
     disk_fault,
 )
 from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
-from watchbill.spool.layout import Layout, State, storage_warnings
+from watchbill.spool.layout import Layout, State, storage_warnings, unseen_warnings
 from watchbill.spool.limits import (
     ATTEMPTS,
     BUNDLE_BYTES_MAX,
@@ -131,8 +131,8 @@ class Spool:
         return self.layout.barred.standing()
 
     def warnings(self) -> list[str]:
-        """Say what an operator should know about the disk under this spool."""
-        return storage_warnings(self.layout.root)
+        """Say what an operator should know about the disk under this spool, and about files that are no events."""
+        return storage_warnings(self.layout.root) + unseen_warnings(self.layout.folder(State.QUEUE))
 
     # Producing
 
