@@ -274,7 +274,7 @@ KEYS = Server(keys=(ApiKey("one", "k1"), ApiKey("two", "k2", admin=True)))
 
 
 async def test_one_key_never_sees_anothers_response() -> None:
-    """R-keys: neither to read, nor to continue, nor to refer to; also not with admin rights."""
+    """api.md: neither to read, nor to continue, nor to refer to; also not with admin rights."""
     async with served(server=KEYS, key="k1") as (opened, client):
         made = await client.responses.create(model="a", input="secret")
         other = client.with_options(api_key="k2")

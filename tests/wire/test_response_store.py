@@ -135,7 +135,7 @@ async def test_half_a_file_of_a_killed_daemon_is_removed(tmp_path: Path) -> None
 
 
 async def test_a_disk_that_refuses_costs_no_answer(tmp_path: Path) -> None:
-    """R-disk: the response is in memory until there is room; a file that somebody removed is not found."""
+    """LANE-01: the response is in memory until there is room; a file that somebody removed is not found."""
     blocked = tmp_path / "r"
     blocked.write_text("a file in the folder's place")
     async with kept(blocked) as store:
@@ -154,7 +154,7 @@ async def test_a_disk_that_refuses_costs_no_answer(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_hangs_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-wait: every wait has a deadline."""
+    """LANE-01: every wait has a deadline."""
     async with kept(tmp_path) as store:
         await store.put("k", name(1), [b"x"])
     begun, release = threading.Event(), threading.Event()

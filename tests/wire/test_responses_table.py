@@ -50,7 +50,7 @@ def types_of(union: Any) -> set[str]:
 
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
-    """Issue: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
+    """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
     rows = told(title)
     assert {name: what for name, (what, _) in rows.items()} == {
         name: str(what) for name, what in TABLES[title].items()
