@@ -96,4 +96,4 @@ def test_an_engine_that_fails_is_said_for_its_card_and_everything_is_put_back(st
 def test_without_a_daemon_a_benchmark_says_how_to_start_one(tmp_path: Path) -> None:
     with shared_folder(tmp_path) as fleet:
         done = fleet.run("gpus", "--bench", "--root", str(fleet.root))
-        assert done.returncode == 3 and "watchbill up" in done.stderr
+        assert done.returncode == 3 and "no daemon runs" in done.stderr and done.stderr.endswith(" up\n")

@@ -307,7 +307,8 @@ def test_a_summary_says_outcome_counts_failures_and_who_did_what() -> None:
     assert told["counts"] == {
         "waiting": 0, "ready": 0, "manual": 0, "complete": 3, "failed": 1, "skipped": 1, "cancelled": 0
     }  # fmt: skip
-    assert told["agents"]["gpu-1"] == {"complete": 1, "failed": 0, "run_ms": 60_000, "peak_vram_mb": 800}
+    work = {"complete": 1, "failed": 0, "run_ms": 60_000, "peak_vram_mb": 800, "peak_rss_mb": 0}
+    assert told["agents"]["gpu-1"] == work
     assert (told["retries"], told["peak_vram_mb"], told["elapsed_ms"]) == (3, 800, 61_000)
     page = summary.to_markdown()
     assert "# video: partial" in page
