@@ -106,6 +106,8 @@ HEALTH_POLL_SHARE = 0.02
 HEALTH_MS_MAX = 2_000
 #: The answer to a health check or a probe.
 PROBE_ANSWER_BYTES_MAX = 2**20
+#: Tokens of the answer to a watchdog's question: more than the first, which proves little, and no long wait for others.
+CHECK_TOKENS = 8
 #: The question whether an engine sleeps, and its answer: llama.cpp's /props holds the chat template, too.
 SLEEP_LOOK_MS = 1_000
 SLEEP_ANSWER_BYTES_MAX = 4 * 2**20

@@ -218,3 +218,50 @@ async def test_a_model_that_is_healthy_and_slow_is_not_reset_for_three_quick_tim
         assert place.model.bad_answers >= 3
         assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
         assert (place.model.loads, place.model.bad_answers) == (1, 0)
+
+
+# ------------------------------------------------------------------ answers that stop in the middle
+
+
+STALLING = dict(LANES, default=Lane("default", timeout_ms=Millis(1_500)))
+
+
+def stalling(fail: str, tokens: int) -> Catalog:
+    broken = dataclasses.replace(MODEL, script={"tokens": tokens, "service": "0.1s", "fail": fail})
+    return dataclasses.replace(CATALOG, models={"a": broken}, lanes=STALLING)
+
+
+async def ask_until_reset(place: Place, call: str, most: int) -> int:
+    """Asks one after the other until the model is reset. Returns how many answers stopped."""
+    stopped = 0
+    while not place.model.resets and stopped < most:
+        _, body = await place.ask(*CALLS[call])
+        stopped += b"timeout" in body
+    await place.until_reset()
+    return stopped
+
+
+@pytest.mark.parametrize("call", ["openai", "openai streamed", "ollama", "anthropic streamed"])
+async def test_an_engine_that_hangs_after_its_first_words_fails_the_question_and_is_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """RES-20: the question asks for what callers ask for, a streamed answer up to its end. Seen: 50 of 50 answers
+    failed behind the state `ready`, because the first token was taken for an answer."""
+    monkeypatch.setattr("watchbill.core.watchdog.ALONE_MS_MIN", CHECK_MS)
+    async with place_of(tmp_path, monkeypatch, stalling("hang-mid-stream", 2)) as place:
+        place.model.first.learn(100)  # known to answer fast
+        assert 1 <= await ask_until_reset(place, call, 5) <= 4
+        assert "stalled" in place.outcomes()
+        assert "stopped in the middle" in str(place.driver.status()["alerts"])
+
+
+async def test_an_engine_that_hangs_late_in_its_answers_is_reset_although_it_passes_every_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20: its short answers are whole, so that no question finds it; its callers do."""
+    async with place_of(tmp_path, monkeypatch, stalling("hang-late-in-stream", 40)) as place:
+        place.model.first.learn(100)  # known to answer fast
+        assert await ask_until_reset(place, "openai streamed", 12) <= 7
+        assert place.outcomes() == {"stalled"}
+        (alert,) = [each for each in place.driver.status()["alerts"] if each["kind"] == "watchdog"]  # type: ignore[attr-defined]
+        assert "stopped in the middle" in alert["text"]

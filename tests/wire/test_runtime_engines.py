@@ -20,7 +20,7 @@ from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.sizes import Sizes
 from watchbill.units import Bytes
 
-WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"choices":[{}]}'
+WELL = b'HTTP/1.1 200 OK\r\nContent-Length: 38\r\n\r\ndata: {"choices":[{}]}\n\ndata: [DONE]\n\n'
 
 
 class HandEngine:

@@ -60,7 +60,8 @@ __all__ = [
 #: What the scripted engine can be told to do wrong; its own module says what each one shows.
 FAILURES = (
     "crash-on-load", "hang-on-load", "healthy-but-silent", "crash-before-first-byte", "crash-after-first-byte",
-    "hang-before-first-byte", "hang-mid-stream", "http-500", "bad-frames", "ignore-term", "fork-and-exit",
+    "hang-before-first-byte", "hang-mid-stream", "hang-late-in-stream", "http-500", "bad-frames",
+    "ignore-term", "fork-and-exit",
 )  # fmt: skip
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 #: Names of variables whose values must not appear in a bug report.

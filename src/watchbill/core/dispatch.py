@@ -19,10 +19,10 @@ from watchbill.core.messages import (
     Refusal,
     Request,
     Returned,
+    Silence,
 )
 from watchbill.core.model_state import (
     LINGER_LIMIT_MS,
-    LULL_MS,
     Candidate,
     Lingering,
     ModelState,
@@ -224,7 +224,11 @@ class Dispatch:
     def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
         """Counts a run without a good answer against its engine, whichever side ended it."""
         failed = running.cut is None and event.ok is False
-        if failed or (running.cut == CutKind.RUN_TIMEOUT and _is_silent(running, event.parting, now)):
+        timed_out = running.cut == CutKind.RUN_TIMEOUT
+        silence = _silence_of(running, event.parting, now) if failed or timed_out else Silence.NONE
+        if failed or silence is not Silence.NONE:
+            if silence is Silence.STALLED and event.parting is not None:
+                model.stall(event.parting.silent_ms)
             model.failed(running.since)
             self._suspect(model, running, now)
             self._linger(model, event.parting, now, silent=not failed)
@@ -240,7 +244,9 @@ class Dispatch:
     def _leave_unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
         """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""
         counts = parting is not None and model.unanswered(parting, now)
-        self._state.must_look_at_engines = self._state.must_look_at_engines or counts
+        # A suspect model may have waited for the end of this run to be asked, or reset.
+        must_look = counts or model.is_suspect
+        self._state.must_look_at_engines = self._state.must_look_at_engines or must_look
         self._linger(model, parting, now, silent=counts)
 
     def _linger(self, model: ModelState, parting: Parting | None, now: int, *, silent: bool) -> None:
@@ -339,14 +345,11 @@ class Dispatch:
         return ends + [each.until for s in models if s.lingering for each in s.lingering.values()]
 
 
-def _is_silent(running: Running, parting: Parting | None, now: int) -> bool:
-    """Whether a run that used all its time received nothing, or nothing any more.
-
-    An engine that still sends tokens is slow, not hung.
-    """
+def _silence_of(running: Running, parting: Parting | None, now: int) -> Silence:
+    """What the engine's silence at the end of a run means."""
     if parting is None:
-        return not running.begun
-    return not parting.has_spoken or parting.silent_ms >= min(LULL_MS, (now - running.since) / 2)
+        return Silence.NONE if running.begun else Silence.MUTE
+    return parting.silence(now - running.since)
 
 
 def _due_again(running: Running, now: int) -> int:

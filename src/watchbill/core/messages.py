@@ -31,9 +31,10 @@ class Mishap(StrEnum):
 
 
 class Doubted(StrEnum):
-    """Why no request is sent to a model in memory, although no fault of it is known."""
+    """Why a model in memory may not be well, although no fault of it is known."""
 
-    SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is open
+    SUSPECT = "suspect"  # answers failed, and the watchdog's question to it is open: no request is sent to it
+    STALLED = "stalled"  # its last answers stopped in the middle; it answers simple questions
 
 
 # ------------------------------------------------------------------ known before the first load
@@ -109,12 +110,30 @@ class Arrived(Event, frozen=True):
     request: Request
 
 
+#: The slowest measured model needs 2 s for a token: an engine that sent something this recently is working.
+LULL_MS = 3_000
+
+
+class Silence(Enum):
+    """The engine's state at the end of a run that used all its time."""
+
+    NONE = "none"  # tokens still came: it is slow, not hung
+    MUTE = "mute"  # not one byte came: it hangs, or reads a long prompt
+    STALLED = "stalled"  # the answer began, and stopped in the middle
+
+
 class Parting(Struct, frozen=True, gc=False):
     """The state of the engine when a run ended before its answer, whichever side ended it."""
 
     silent_ms: int  # since the engine's last byte of the answer, or since the question
     has_spoken: bool  # whether a byte of the answer arrived
     lingers_as: str = ""  # the engine still works on it: LetGo comes under this name; empty: it has let go
+
+    def silence(self, ran_ms: float) -> Silence:
+        """What the engine's silence means at the end of a run of this length."""
+        if not self.has_spoken:
+            return Silence.MUTE
+        return Silence.STALLED if self.silent_ms >= min(LULL_MS, ran_ms / 2) else Silence.NONE
 
 
 class Left(Event, frozen=True):

@@ -14,7 +14,17 @@ from msgspec import Struct
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
-from watchbill.core.messages import Cause, CutKind, Ended, Footprint, Knowledge, Mishap, Parting, Request
+from watchbill.core.messages import (
+    LULL_MS,
+    Cause,
+    CutKind,
+    Ended,
+    Footprint,
+    Knowledge,
+    Mishap,
+    Parting,
+    Request,
+)
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import Resource
 
@@ -51,8 +61,10 @@ LINGER_LIMIT_MS = 15_000
 SILENCE_FACTOR = 5
 SILENCE_MS_MIN = 1_000
 FIRST_BYTE_GUESS_MS = 2_000
-#: The slowest measured model needs 2 s for a token: an engine that sent something this recently is working.
-LULL_MS = 3_000
+#: An answer stopped in the middle when nothing came for this long, or for longer than the model's usual silence: the
+#: slowest measured model needs 2 s for a token. After the longer time it counts twice.
+STALL_MS = 2_500
+LONG_STALL_MS = 60_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
 NEVER = -(10**15)
@@ -347,6 +359,8 @@ class ModelState(Candidate):
         self.retry_at = QUARANTINE_FIRST_MS if self.hopeless else NEVER
         self.stop_tries = self.bad_answers = self.bad_since = 0  # in a row, and since when
         self.unheard_ms = 0  # total time of runs without a byte, since the last byte or bad answer
+        self.stalled = self.stalled_long = 0  # answers that stopped in the middle, since the last good one
+        self.stall_reset_at = NEVER  # when it was last reset for them
         self.resets = 0  # without a good answer or long health in between: being warm alone proves little
         self.is_suspect = False  # the watchdog's question to it is open: it gets no request before its answer
         self.loads = self.evictions = self.wakings = 0  # for people
@@ -545,7 +559,7 @@ class ModelState(Candidate):
 
         Learns from the time that it took.
         """
-        self.bad_answers = self.resets = self.unheard_ms = 0
+        self.bad_answers = self.resets = self.unheard_ms = self.stalled = self.stalled_long = 0
         self.is_suspect = False
         if self.seen:
             self._believe_seen()
@@ -570,14 +584,30 @@ class ModelState(Candidate):
             self.bad_since = since
         self.bad_answers += 1
 
+    def stall(self, silent_ms: int) -> None:
+        """Records an answer that began and stopped in the middle, if that is certain after so short a time."""
+        if silent_ms >= min(STALL_MS, self.silence_ms):
+            self.stalled += 1
+            self.stalled_long += silent_ms >= LONG_STALL_MS
+
+    @property
+    def stall_weight(self) -> int:
+        """How many answers stopped in the middle; one that did so for long counts twice."""
+        return self.stalled + self.stalled_long
+
     def unanswered(self, parting: Parting, now: int) -> bool:
         """Records a run that its caller or the core ended early. Returns whether it counts as a bad answer.
 
-        It does when the silence without a byte adds up to `silence_ms`, over one run or over several shorter ones.
+        It does when the silence without a byte adds up to `silence_ms`, over one run or over several shorter ones,
+        and when an answer that had begun has stopped for that long.
         """
         if parting.has_spoken:
             self.unheard_ms = 0
-            return False
+            if parting.silent_ms < max(LULL_MS, self.silence_ms):
+                return False
+            self.stall(parting.silent_ms)
+            self.failed(now - parting.silent_ms)
+            return True
         self.unheard_ms += parting.silent_ms
         if self.unheard_ms < self.silence_ms:
             return False

@@ -368,11 +368,24 @@ class Well(Reason, frozen=True):
     """Answers failed, and the model is well."""
 
     bad_answers: int
+    stalled: int = 0  # answers that stopped in the middle, since its last good one
 
     def __str__(self) -> str:
-        return f"{failures_text(self.bad_answers)}, but it is well: the requests were at fault"
+        failed = failures_text(self.bad_answers, self.stalled)
+        if self.stalled:
+            return f"{failed}, but it answers a simple question; it is reset if more answers stop"
+        return f"{failed}, but it is well: the requests were at fault"
 
 
-def failures_text(count: int) -> str:
+def failures_text(count: int, stalled: int = 0) -> str:
     """The failures of an engine in a row, in words. One request may count twice: see `docs/residency.md`."""
+    if stalled:
+        return stalled_text(stalled)
     return "an answer failed" if count == 1 else f"{count} failures in a row"
+
+
+def stalled_text(count: int) -> str:
+    """Answers that stopped in the middle, in words."""
+    return (
+        "an answer stopped in the middle" if count == 1 else f"{count} answers in a row stopped in the middle"
+    )

@@ -462,7 +462,8 @@ class Residency:
         self.enter(model, Move.WARM, now)
         model.ready_at = model.last_used = self._state.active_at = now
         model.loads, model.wakings = model.loads + (not woke), model.wakings + woke
-        model.bad_answers, model.is_suspect, model.is_evicted_by_hand = 0, False, False
+        model.bad_answers = model.stalled = model.stalled_long = 0
+        model.is_suspect, model.is_evicted_by_hand = False, False
         self._measure(model, event.measured)
         model.seen = {}
         warm = BecameWarm(event.proof, taken, event.measured, woke)

@@ -15,6 +15,10 @@ that ran before end well, which settles the question, or end by their own time l
 That delays no request for long: a healthy model answers at once, and a fault that keeps it from answering us keeps it
 from answering its callers, too.
 
+A simple question proves little about answers that began and stopped in the middle: the engine took those requests. So
+after several of them, with no good answer in between, the model is reset even if it answers questions. Where it
+answered other callers since its last such reset, the next one has to wait.
+
 A load that takes far longer than expected is reported while it goes on: a first load has a limit of minutes, and until
 then nothing else says that its engine hangs.
 
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, Check, Checked, JournalEvent
 from watchbill.core.model_state import STAYING, ModelState, Stage
-from watchbill.core.reasons import Well, failures_text
+from watchbill.core.reasons import Well, failures_text, stalled_text
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
@@ -48,6 +52,11 @@ UNASKED_MS = 60_000
 #: A model that answered is not asked again before this is over: a caller that goes on sending bad requests must not
 #: keep it busy with our questions.
 WELL_MS = 30_000
+#: Answers that stopped in the middle, in a row, that count as a hung engine although it answers simple questions.
+STALLED_MAX = 6
+#: A model that answered callers since it was reset for such answers is not reset for them again before this is over:
+#: one caller may send many requests that it cannot serve.
+STALL_RESET_PAUSE_MS = 600_000
 #: Where memory is short a model may use this many times the memory that it needed before.
 QUOTA_FACTOR = 1.15
 #: Silence is measured against the rotation's interval and this.
@@ -83,11 +92,22 @@ class Watchdog:
                 continue  # nothing is known about it until the program that hosts it answers again
             if over := self._over_quota(model):
                 found.append((model, over))
+            elif self._is_stalling(model, now):
+                model.is_suspect = True  # running answers may be well: a good end settles it
+                if not model.running:
+                    model.stall_reset_at = now
+                    found.append((model, _stalls(model)))
             elif (model.is_suspect or model.bad_answers >= BAD_ANSWERS_MAX) and (
                 why := self._examine(model, now)
             ):
                 found.append((model, f"{_failed(model)}, and {why}"))
         return found
+
+    @staticmethod
+    def _is_stalling(model: ModelState, now: int) -> bool:
+        """Whether its answers stop in the middle, so many in a row that no simple question can outweigh them."""
+        is_first = model.resets or now - model.stall_reset_at >= STALL_RESET_PAUSE_MS
+        return model.stall_weight >= STALLED_MAX and bool(is_first)
 
     def _examine(self, model: ModelState, now: int) -> str | None:
         """Has a model asked a simple question. Returns why it is not well, once that is known."""
@@ -148,7 +168,7 @@ class Watchdog:
         self._forget(which)
         self._well[which] = now
         if event.was_asked:
-            self._state.note(JournalEvent.WELL, Well(model.bad_answers), model)
+            self._state.note(JournalEvent.WELL, Well(model.bad_answers, model.stalled), model)
             model.bad_answers = model.unheard_ms = 0
 
     def deadlines(self) -> list[int]:
@@ -227,7 +247,12 @@ def _alone_ms(model: ModelState) -> int:
 
 def _failed(model: ModelState) -> str:
     """Why the model is suspect, for people."""
-    return failures_text(model.bad_answers)
+    return failures_text(model.bad_answers, model.stalled)
+
+
+def _stalls(model: ModelState) -> str:
+    """Why a model is reset that answers simple questions."""
+    return f"{stalled_text(model.stalled)}, and no other answer was good since"
 
 
 def _slow_text(model: ModelState, now: int) -> str:

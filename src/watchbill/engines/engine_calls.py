@@ -1,8 +1,8 @@
 """How the daemon itself asks a model: background tasks, probes of a load, questions of the watchdog.
 
 Knows the bodies of such questions and what an answer must have. A text is asked for as a stream, because engines notice
-that their caller left only while they stream; a probe is so short that it is asked for whole. Callers bring the client
-and decide when to ask: a background task in its turn, a probe at any time.
+that their caller left only while they stream; the probe of a load is so short that it is asked for whole. Callers bring
+the client and decide when to ask: a background task in its turn, a probe at any time.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
 
-__all__ = ["Proving", "ask_chat", "ask_text", "prove"]
+__all__ = ["Proving", "ask_chat", "ask_text", "prove", "prove_whole"]
 
 #: What a probe asks for: one token, or one vector.
 Proving = Literal["chat", "embed"]
@@ -165,6 +165,34 @@ async def prove(
     if reply.status != 200 or not _is_proof(kind, reply.body):
         shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
         raise EngineFailed(f"it answered with status {reply.status}: {shown}")
+
+
+async def prove_whole(client: Upstream, endpoint: Endpoint, kind: Proving) -> None:
+    """Has a model prove that it answers as its callers ask it: a streamed text of several tokens, up to its end.
+
+    An engine that hangs after its first token passes any shorter question. Raises EngineFailed when it does not
+    answer."""
+    if kind != "chat":
+        await prove(client, endpoint, kind)
+        return
+    body = _chat(endpoint, "", "Hi", limits.CHECK_TOKENS, stream=True)
+    reply = await client.fetch(
+        Outgoing(endpoint, "POST", _CHAT, body),
+        timeout_ms=limits.PROBE_MS_MAX,
+        limit_bytes=limits.PROBE_ANSWER_BYTES_MAX,
+    )
+    if reply.status != 200 or not (_is_whole(reply.body) or _is_proof(kind, reply.body)):
+        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
+        raise EngineFailed(f"it answered with status {reply.status}: {shown}")
+
+
+def _is_whole(stream: bytes) -> bool:
+    """Whether a streamed chat came to its end. Raises EngineFailed for one that tells of a failure."""
+    for payload in EventReader().feed(stream):
+        if payload == DONE:
+            return True
+        _text_of(payload)
+    return False
 
 
 def _is_proof(kind: Proving, answer: bytes) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from watchbill import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
-from watchbill.engines.engine_calls import Proving, prove
+from watchbill.engines.engine_calls import Proving, prove, prove_whole
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed
 
@@ -74,10 +74,12 @@ def can_be_asked(warm: Warm) -> bool:
 
 
 async def ask_again(warm: Warm) -> None:
-    """Asks a warm model once more for what proved it warm, as any caller would. Raises LoadError without an answer."""
-    upstream = Upstream()
+    """Asks a warm model for a whole short answer, as its callers do. Raises LoadError without one."""
+    upstream, kind = Upstream(), _PROVING[warm.probe]
     try:
-        await _prove(upstream, warm.endpoint, _PROVING[warm.probe], {})
+        await prove_whole(upstream, warm.endpoint, kind)
+    except EngineFailed as failure:
+        raise LoadError(f"failed the {kind} probe: {failure}") from failure
     finally:
         await upstream.close()
 

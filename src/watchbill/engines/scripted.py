@@ -41,6 +41,7 @@ FAILURES: Mapping[str, str] = {
     "crash-after-first-byte": "exits with 1 after the first frame of a stream",
     "hang-before-first-byte": "takes a request and never answers",
     "hang-mid-stream": "stops half way through a stream",
+    "hang-late-in-stream": "stops a stream after 16 words; shorter answers are whole",
     "http-500": "answers with status 500",
     "bad-frames": "sends broken frames and ends without [DONE]",
     "ignore-term": "ignores SIGTERM",

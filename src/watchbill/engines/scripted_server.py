@@ -28,6 +28,7 @@ BACKLOG = 512
 #: Memory is taken in this many steps over the load, as a real engine does.
 MEMORY_STEPS = 10
 DIMENSIONS = range(8)  # of an embedding
+LATE_WORDS = 16  # after which an answer hangs late in its stream
 
 Fields = dict[str, object]
 
@@ -269,6 +270,8 @@ class Connection(threading.Thread):
             self.client.sendall(chunk(b"data: " + json.dumps(frame).encode() + b"\n\n"))
             if number == 0 and not self.is_probe and self.script.fails("crash-after-first-byte"):
                 die("crashes after the first byte, as its script says")
+            if number == LATE_WORDS and not self.is_probe and self.script.fails("hang-late-in-stream"):
+                self.hang()
             if number == len(answer.words) // 2 and not self.is_probe:
                 if self.script.fails("hang-mid-stream"):
                     self.hang()

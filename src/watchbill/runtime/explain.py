@@ -15,7 +15,7 @@ from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStat
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.runtime.duplicate import duplicate
-from watchbill.runtime.views import hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
+from watchbill.runtime.views import doubt, hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
 from watchbill.steps import Steps, at_once
 from watchbill.units import format_millis
 
@@ -62,6 +62,8 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
     reason = _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now))
     reason = reason or _waits_because(machine, names, now)
+    if granted and (why := doubt(core.state.models[serving])):
+        reason += f"; but {why}"
     balance = _balance(machine, machine.state.companion_sets.get(target) or model, leaving, now)
     return {
         "model": request.model,

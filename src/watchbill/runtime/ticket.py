@@ -23,7 +23,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from watchbill.core.messages import CutKind, Ended, Event, FirstByte, Left, LetGo, Parting, Request, Returned
+from watchbill.core.messages import (
+    CutKind,
+    Ended,
+    Event,
+    FirstByte,
+    Left,
+    LetGo,
+    Parting,
+    Request,
+    Returned,
+    Silence,
+)
 
 if TYPE_CHECKING:
     from watchbill.engines.base import Endpoint
@@ -44,6 +55,7 @@ class Outcome(StrEnum):
     ENGINE_FAILED = "engine_failed"  # it died, broke off, or reported an error
     ENGINE_TIMEOUT = "engine_timeout"  # it was silent for longer than any engine needs
     RUN_TIMEOUT = "run_timeout"  # the lane's time limit was over
+    STALLED = "stalled"  # the same, and the answer had begun and stopped in the middle
     PREEMPTED = "preempted"  # an emergency, or the operator
     SHUTTING_DOWN = "shutting_down"
     CANCELLED = "cancelled"  # its caller left
@@ -225,7 +237,16 @@ class Ticket:
         if outcome is None:
             self.driver.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
         else:
+            if outcome is Outcome.RUN_TIMEOUT and self._has_stalled():
+                outcome = Outcome.STALLED
             self.driver.ended(self, Ended(self.id, False, self._parting), outcome, served=False)
+
+    def _has_stalled(self) -> bool:
+        """Whether the answer of a turn that used all its time had begun and stopped in the middle."""
+        if self._parting is None or self.started_at is None:
+            return False
+        ran_ms = time.monotonic_ns() // 1_000_000 - self.started_at
+        return self._parting.silence(ran_ms) is Silence.STALLED
 
     # ------------------------------------------------------------------ the driver's side
 

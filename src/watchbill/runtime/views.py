@@ -17,7 +17,7 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.model_state import Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Rate, uncertainty
-from watchbill.core.reasons import Uncertainty
+from watchbill.core.reasons import Uncertainty, stalled_text
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 from watchbill.probes import Reading
@@ -153,7 +153,7 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
         "pid": warm.pid if warm else None,
         "reason": _reason(model, absence),
         "absence": None if absence is None else _absence(absence),
-        "trouble": Doubted.SUSPECT if suspicion(model) else model.trouble,
+        "trouble": _doubted(model) or model.trouble,
         "permanent": model.spec.permanent,
         "load_ms": round(model.load.ms),
         "load_is_guess": model.load.is_guess,
@@ -203,14 +203,29 @@ def _reason(model: ModelState, absence: Absence | None) -> str | None:
         return str(model.leaving_why)
     if model.silence is not None:
         return model.silence
-    return suspicion(model) or model.failure
+    return suspicion(model) or doubt(model) or model.failure
 
 
 def suspicion(model: ModelState) -> str | None:
     """Why no request is sent to a model in memory: the watchdog's question has it to itself."""
     if model.stage is not Stage.READY or not model.is_suspect:
         return None
+    if model.stalled:
+        return f"{stalled_text(model.stalled)}; it is being asked whether it is well"
     return "answers failed; it is being asked whether it is well"
+
+
+def doubt(model: ModelState) -> str | None:
+    """What a caller should know of a model in memory that takes requests: its answers stopped in the middle."""
+    if model.stage is not Stage.READY or not model.stalled:
+        return None
+    return f"{stalled_text(model.stalled)}; it is reset if that goes on"
+
+
+def _doubted(model: ModelState) -> Doubted | None:
+    if suspicion(model):
+        return Doubted.SUSPECT
+    return Doubted.STALLED if doubt(model) else None
 
 
 def _absence(absence: Absence) -> dict[str, object]:

@@ -17,6 +17,9 @@ class Faults:
     load_hangs: float = 0.0
     dies: float = 0.0  # some time after it became warm
     freezes: float = 0.0  # some time after it became warm: it accepts questions and never answers
+    stalls: float = (
+        0.0  # from its load on: answers stop after their first token, and simple questions are answered
+    )
     answer_fails: float = 0.0
     caller_leaves: float = 0.0
     lingers: float = 0.0  # an engine goes on working on a cut request for a while
@@ -61,9 +64,14 @@ class Caller:
     ran_ms: float = 0.0  # in the turns before this one
     turns: int = 0
     ended_at: float | None = None
-    begun: bool = False
+    begun_at: float | None = None  # the first token of this turn
     was_cut: bool = False  # before its first byte
     retry_after_ms: float = 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first token of this turn came."""
+        return self.begun_at is not None
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ class SimEngine:
     generation: int = 0  # of the schedule of the next end
     used_at: float = 0.0  # when it last had work
     frozen_at: float | None = None  # since when it does not answer
+    stalls: bool = False  # its answers stop after the first token
     lingering: set[str] = field(default_factory=set[str])  # cut requests that it still works on
 
     def speed(self) -> float:
@@ -74,7 +75,7 @@ class SimEngine:
 
     def next_end(self, now: float) -> tuple[float, str] | None:
         """When the next answer ends, and its request."""
-        if not self.jobs or self.frozen_at is not None:
+        if not self.jobs or self.stalls or self.frozen_at is not None:
             return None
         request = min(self.jobs, key=lambda r: (self.jobs[r], r))
         return now + max(0.0, (self.jobs[request] - self.done) / self.speed()), request
@@ -89,12 +90,14 @@ class SimEngine:
         self.frozen_at = now
         self.generation += 1
 
-    def silent_since(self, granted_at: float, *, begun: bool) -> float | None:
+    def silent_since(self, granted_at: float, begun_at: float | None) -> float | None:
         """Since when an answer has sent nothing; None for one that still sends tokens."""
-        return self.frozen_at if begun else granted_at
+        if begun_at is None:
+            return granted_at
+        return begun_at if self.stalls else self.frozen_at
 
     def power_off(self) -> None:
         """Ends the process and frees its memory."""
         self.power, self.held, self.jobs = Power.OFF, {}, {}
-        self.frozen_at, self.lingering = None, set()
+        self.frozen_at, self.stalls, self.lingering = None, False, set()
         self.generation += 1

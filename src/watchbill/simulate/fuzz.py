@@ -28,7 +28,8 @@ GB = 10**9
 Companions = Callable[[Model], tuple[str, ...]]
 
 FAULTS = Faults(
-    load_fails=0.08, load_hangs=0.02, dies=0.08, freezes=0.08, answer_fails=0.03, caller_leaves=0.1, lingers=0.3,
+    load_fails=0.08, load_hangs=0.02, dies=0.08, freezes=0.08, stalls=0.05, answer_fails=0.03, caller_leaves=0.1,
+    lingers=0.3,
     memory_late=0.1,
     answer_lost=0.03, answer_twice=0.1, probe_stuck=0.05, foreign_use=0.02, jitter=(0.5, 1.8),
     until_ms=TROUBLE_MS,

@@ -14,9 +14,9 @@ from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STAYING, Stage
+from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STALL_MS, STAYING, Stage
 from watchbill.core.reasons import Cause, Planned, Swapped, TurnCame
-from watchbill.core.watchdog import CHECK_MS
+from watchbill.core.watchdog import CHECK_MS, STALL_RESET_PAUSE_MS, STALLED_MAX
 from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
@@ -74,6 +74,7 @@ class Judge:
         self._asked_at: dict[str, float] = {}  # model -> the watchdog's last question
         # Model and attempt -> silent timeouts since it froze.
         self._hung: dict[tuple[str, int], list[float]] = {}
+        self._stalled: dict[tuple[str, int], list[float]] = {}  # the same for answers that stop in the middle
         self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
         self.waits = Waits(world, self.say)
         self._late_loads = LateLoads(world, self.say)
@@ -98,10 +99,18 @@ class Judge:
             self.say("a request ran longer than its time limit", f"{caller.request.id} {ran_ms:.0f} ms")
 
     def timed_out(self, caller: Caller) -> None:
-        """Notes a request that used all its time; three on a frozen engine are enough reason to ask it."""
-        engine = self._world.engines[caller.served_by]
-        if engine.frozen_at is not None and not self._world.declared[caller.served_by].shared:
-            self._hung.setdefault((caller.served_by, engine.attempt), []).append(self._world.now)
+        """Notes a request that used all its time.
+
+        Three on a frozen engine are enough reason to ask it. So many on an engine whose answers stop in the middle
+        are enough to reset it, whatever it answers to a question.
+        """
+        engine, now = self._world.engines[caller.served_by], self._world.now
+        if self._world.declared[caller.served_by].shared:
+            return
+        if engine.frozen_at is not None:
+            self._hung.setdefault((caller.served_by, engine.attempt), []).append(now)
+        elif engine.stalls and caller.begun_at is not None and now - caller.begun_at >= STALL_MS:
+            self._stalled.setdefault((caller.served_by, engine.attempt), []).append(now)
 
     def _judge_hung(self) -> None:
         """A frozen engine whose requests time out must be asked and reset, however short their time limit was."""
@@ -112,6 +121,13 @@ class Judge:
                 del self._hung[name, attempt]
             elif len(times) >= 3 and self._world.now > times[2] + longest + LINGER_LIMIT_MS + 2 * CHECK_MS:
                 self.say("a hung engine is not found", name)
+        for (name, attempt), times in list(self._stalled.items()):
+            if self._world.engines[name].attempt != attempt:
+                del self._stalled[name, attempt]
+            elif len(times) >= STALLED_MAX:
+                allowed_ms = longest + LINGER_LIMIT_MS + STALL_RESET_PAUSE_MS
+                if self._world.now > times[STALLED_MAX - 1] + allowed_ms:
+                    self.say("a stalling engine is not found", name)
 
     def reloaded(self) -> None:
         """Notes a config change: resident models that were legal before may have to leave first."""

@@ -206,7 +206,7 @@ class World:
         engine, request = self.engines.get(caller.served_by), caller.request.id
         if engine is None or request not in engine.jobs:
             return None
-        since = engine.silent_since(caller.granted_at, begun=caller.begun)
+        since = engine.silent_since(caller.granted_at, caller.begun_at)
         frozen = engine.frozen_at is not None
         self._drop_job(caller)
         run = f"{request}/{caller.turns}" if frozen or self.happens(self.faults.lingers) else ""
@@ -257,7 +257,7 @@ class World:
         if engine.power is Power.ASLEEP:  # by itself, and the core does not know: a request wakes it
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
-        caller.state, caller.granted_at, caller.begun = CallerState.RUNNING, self.now, False
+        caller.state, caller.granted_at, caller.begun_at = CallerState.RUNNING, self.now, None
         caller.turns += 1
         caller.served_by, caller.beside = action.model, action.companions
         if caller.started_at is None:
@@ -275,7 +275,7 @@ class World:
         if self.engines[caller.served_by].frozen_at is not None:
             return
         if caller.state is CallerState.RUNNING and caller.granted_at == granted and not caller.begun:
-            caller.begun = True
+            caller.begun_at = self.now
             self.feed(m.FirstByte(caller.request.id))
 
     def _schedule_end(self, engine: SimEngine) -> None:
@@ -375,6 +375,7 @@ class World:
             self.feed(m.LoadFailed(name, attempt, "simulated failure"))
             return
         engine.power, engine.at, engine.done, engine.used_at = Power.WARM, self.now, 0.0, self.now
+        engine.stalls = self.happens(self.faults.stalls)
         self.judge.became_warm(name, self.now - began)
         self.feed(m.Loaded(name, attempt, dict(engine.held)))
         self._maybe_again(m.Loaded(name, attempt, dict(engine.held)))
