@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from watchbill.catalog import Lane, Model, PolicyRules, WorkClass
+from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
 from watchbill.runtime.views import request_view
 from watchbill.simulate.callers import Caller, Faults
@@ -417,3 +418,19 @@ def test_where_not_all_can_be_served_no_quantum_is_cut_short(
         return sum(each.outcome == "answered" for each in asked)
 
     assert answered(8_000) >= 0.8 * answered(120_000)
+
+
+def test_a_request_that_went_back_to_its_line_is_told_no_bound_that_it_did_not_reach(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: seen: "within 120.1 s, the max_wait and the timeout of lane default together", which were 720 s."""
+    world = world_of(model("A"), lanes={"chat": lane("chat", WorkClass.INTERACTIVE, 60_000, 600_000)})
+    refused: list[m.Refuse] = []
+    world._acts[m.Refuse] = lambda action: (refused.append(action), world._refuse(action))
+    world.mute = True
+    world.arrive("A", 50_000, lane="chat")
+    world.run(10_000)
+    world.feed(m.MaintenanceAsked(1, "gpu:0", True, "drivers"))
+    world.run(200_000)
+    (told,) = refused
+    assert "together" not in told.message and "last wait" in told.message

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
+from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis
@@ -175,3 +177,100 @@ def test_a_request_that_cannot_wait_for_the_next_try_of_a_failing_head_steps_dow
     world.run(world.now + 5_000)
     assert (caller.outcome, caller.served_by) == ("answered", "small")
     assert not world.judge.broken
+
+
+# ------------------------------------------------------------------ a head that hangs
+
+
+def hung_head(world_of: WorldOf, model: ModelOf, *, sibling_warm: bool, max_wait_ms: int = 8_000) -> World:
+    """A family whose head answered, and then hangs; its sibling is idle in memory, or not loaded."""
+    quick = Lane(
+        "chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(max_wait_ms), timeout_ms=Millis(max_wait_ms // 2)
+    )
+    world = world_of(*family(model), lanes={"chat": quick})
+    for name in ("big", "small") if sibling_warm else ("big",):
+        world.arrive(name, 300, lane="chat")
+        world.run(world.now + 8_000)
+    world.core.state.models["big"].first.learn(100)  # the world tells no first bytes
+    world.engines["big"].freeze(world.now)
+    return world
+
+
+def test_while_the_head_is_suspect_its_sibling_in_memory_serves(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-13, RES-20: seen: 6 of 6 requests got 503 over 42 s with an idle sibling beside the hung head."""
+    world = hung_head(world_of, model, sibling_warm=True)
+    first = world.arrive("big", 300, lane="chat")
+    world.run(world.now + 4_100)
+    later = [world.arrive("big", 300, lane="chat") for _ in range(3)]
+    said = explain(world.core, msgspec.structs.replace(later[0].request, id="next"), int(world.now))
+    assert said["served_by"] == "small" and "in place of big" in str(said["reason"])
+    world.run(world.now + 5_000)
+    assert first.outcome == "run_timeout"
+    assert [(c.served_by, c.outcome) for c in later] == [("small", "answered")] * 3
+    assert not world.judge.broken
+
+
+def test_a_request_that_waits_for_a_suspect_head_is_served_by_its_sibling(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13, RES-20: not only the next one; those in the line of the head go on at once."""
+    world = hung_head(world_of, model, sibling_warm=True)
+    callers = [world.arrive("big", 300, lane="chat") for _ in range(4)]
+    world.run(world.now + 9_000)
+    assert [c.outcome for c in callers].count("answered") == 3
+    assert not world.judge.broken
+
+
+def test_a_request_behind_a_long_answer_goes_to_the_sibling_before_its_wait_is_over(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13: a lower tier serves what would pass its max_wait, also where nothing is known against the head."""
+    patient = Lane("slow", WorkClass.INTERACTIVE, max_wait_ms=Millis(8_000), timeout_ms=Millis(600_000))
+    world = world_of(*family(model), lanes={"slow": patient})
+    for name in ("big", "small"):
+        world.arrive(name, 300, lane="slow")
+        world.run(world.now + 8_000)
+    world.arrive("big", 100_000, lane="slow")
+    waiting = world.arrive("big", 300, lane="slow")
+    came = world.now
+    world.run(came + 6_000)
+    assert waiting.served_by == "big"  # never merely to save a wait
+    world.run(came + 8_000)
+    assert (waiting.served_by, waiting.outcome) == ("small", "answered")
+
+
+def test_a_sibling_is_loaded_where_a_suspect_head_would_come_too_late(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13, RES-20: if the time allows the load."""
+    world = hung_head(world_of, model, sibling_warm=False)
+    world.arrive("big", 300, lane="chat")
+    world.run(world.now + 4_100)
+    later = world.arrive("big", 300, lane="chat")
+    world.run(world.now + 8_000)
+    assert (later.served_by, later.outcome) == ("small", "answered")
+
+
+def test_who_asks_for_exactly_the_suspect_head_is_told_when_it_may_be_back(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13, LANE-04: no lower tier; its Retry-After counts the question, the reset and the load."""
+    world = hung_head(world_of, model, sibling_warm=True, max_wait_ms=4_000)
+    world.arrive("big", 300, lane="chat")
+    world.run(world.now + 2_100)
+    later = world.arrive("big", 300, lane="chat", exact=True)
+    world.run(world.now + 4_100)
+    assert later.outcome == "wait_exceeded" and later.retry_after_ms > 5_000
+
+
+def test_a_frozen_model_that_is_known_to_be_fast_is_asked_after_its_first_silent_timeout(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: alone with the question nobody waits longer for it; the reset came 36 to 69 s after the freeze."""
+    world = hung_head(world_of, model, sibling_warm=False)
+    frozen = world.now
+    while not world.alerts and world.now < frozen + 60_000:
+        world.arrive("big", 300, lane="chat", exact=True)
+        world.run(world.now + 2_000)
+    assert [alert.kind for alert in world.alerts] == ["watchdog"]
+    assert world.now - frozen < 35_000

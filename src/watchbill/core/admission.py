@@ -38,6 +38,8 @@ LATEST_KEYS_MAX = 4_096
 CLOSING_RETRY_MS = 5_000
 #: Retry-After of a request for a device that cannot be read: a driver is rarely back sooner.
 UNREAD_RETRY_MS = 30_000
+#: A request that still waits this long before its wait is over goes to a lower tier that is in memory.
+STEP_DOWN_MS = 1_000
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 
 
@@ -99,6 +101,11 @@ class Admission:
         usable = [s for s in (model, *below) if self._may_serve(s, now)]
         if len(usable) > 1:
             usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
+            if usable[0].is_doubted and (at_hand := next((s for s in usable if s.is_at_hand), None)):
+                usable.remove(at_hand)
+                usable.insert(
+                    0, at_hand
+                )  # RES-20: no request waits for a suspect model that another tier can serve
         return usable
 
     def _may_serve(self, model: ModelState, now: int) -> bool:
@@ -196,6 +203,8 @@ class Admission:
         if request.companions:
             request = replace(request, companions=tuple(s.name for s in model.members[1:]))
         self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
+        if model.spec.family is not None:
+            self._state.wakes.append(request.arrived_at + request.max_wait_ms - _last_moment_ms(request))
         is_known = model.stage is Stage.READY or can_forecast(self._state, model)
         forecast_ms = round(forecast) if is_known else None
         self._state.out.append(Admit(request.id, model.serving.name, forecast_ms, request.companions))
@@ -248,6 +257,32 @@ class Admission:
                     self._move(model, request_id, now, must=hindered is _Hindrance.GONE)
             elif model.line and model.failure and model.stage is Stage.ABSENT:
                 self._step_down(model, now)
+            elif model.line and not model.is_set and model.spec.family is not None:
+                self._step_down_in_time(model.serving, now)
+
+    def _step_down_in_time(self, model: ModelState, now: int) -> None:
+        """RES-13, RES-20: moves requests to a lower tier before their wait is over.
+
+        A tier in memory takes all requests of a suspect model at once, and those of any other model at the last
+        moment. Another tier is loaded for the requests of a suspect model that could not wait for its reset.
+        """
+        below = [s for s in self._state.tiers_below(model) if self._may_serve(s, now)]
+        has_warm = any(s.is_at_hand for s in below)
+        if not below or not (has_warm or model.is_doubted):
+            return
+        for request_id in model.line.ids():
+            request, left_ms = model.line.get(request_id), model.line.due_of(request_id) - now
+            last_ms = _last_moment_ms(request)
+            if request.exact:
+                continue
+            if model.is_doubted and not has_warm:
+                forecast = min(self.policy.forecast(self._state, s, request, now).ms for s in below)
+                if forecast <= left_ms < model.recovery_ms(now):
+                    self._move(model, request_id, now, must=False)
+            elif model.is_doubted or left_ms <= last_ms:
+                self._move(model, request_id, now, must=False)
+            else:
+                self._state.wakes.append(now + left_ms - last_ms)
 
     def _step_down(self, model: Candidate, now: int) -> None:
         """Moves the requests for which the next try of a failing model would come too late, where a tier can take
@@ -274,6 +309,8 @@ class Admission:
             return
         asked = state.models[request.model]
         usable = [s for s in self._choices(request, asked, now) if s is not model]
+        if model.stage is Stage.READY:
+            usable.sort(key=lambda s: not s.serving.is_at_hand)  # its wait is nearly over: no load in its way
         chosen = next(
             (s for s in usable if self._hindrance(s, now) is None), usable[0] if must and usable else None
         )
@@ -304,13 +341,14 @@ class Admission:
 
     def _expire_one(self, model: Candidate, request_id: str, due: int, now: int) -> None:
         request = self._state.withdraw(model, request_id)
+        bound = self._bound(request, due)
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and model.stage in AWAY and self.policy.refuses_late:
             due = due if model.held_turn is None else min(due, model.held_turn.due)
             self._state.hold_turn(model, HeldTurn(due, request.work_class))
         waited = now - request.arrived_at
         why = f" ({model.failure})" if model.failure else ""
-        text = f"{model.name} could not start this within {waited / 1000:.1f} s, {self._bound(request)}"
+        text = f"{model.name} could not start this within {waited / 1000:.1f} s, {bound}"
         code = (
             Refusal.MAINTENANCE if self._state.ledger.in_maintenance(model.needs) else Refusal.WAIT_EXCEEDED
         )
@@ -321,22 +359,31 @@ class Admission:
         retry_ms = model.load.ms
         if isinstance(model, ModelState) and model.stage is Stage.LOADING:
             retry_ms = model.load_left_ms(now)
+        elif model.serving.is_doubted:
+            retry_ms = model.serving.recovery_ms(now)
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, retry_ms))
-        self._state.note(JournalEvent.EXPIRE, self._bound(request), model, request=request.id, ms=waited)
+        self._state.note(JournalEvent.EXPIRE, bound, model, request=request.id, ms=waited)
 
     def _lent_text(self, model: Candidate) -> str:
         book = self._state.lent_out(model) if model.stage in AWAY else None
         return "" if book is None else f": {format_bytes(book.lent)} of {book.device.name} is lent"
 
-    def _bound(self, request: Request) -> str:
-        """The bound that the request waited up to, in words."""
+    def _bound(self, request: Request, due: int | None = None) -> str:
+        """The bound that the request waited up to, until `due` if it had begun to wait, in words."""
         # None: a task of the rotation, or a lane that was removed since the arrival.
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is not None and request.max_wait_ms < lane.max_wait_ms:
             return "the deadline of its caller"
-        if request.bound_at:
+        if request.bound_at and due is not None and due >= request.bound_at:
             return f"the max_wait and the timeout of lane {request.lane} together"
+        if request.bound_at:  # it had a turn and went back to its line
+            return f"of which its last wait was all that lane {request.lane} allows"
         return f"the max_wait of lane {request.lane}"
+
+
+def _last_moment_ms(request: Request) -> int:
+    """How long before the end of its wait a request goes to a lower tier in memory."""
+    return min(STEP_DOWN_MS, request.max_wait_ms // 4)
 
 
 def _out_of_time(model: str, request: Request) -> str:

@@ -231,6 +231,8 @@ class Dispatch:
                 model.stall(event.parting.silent_ms)
             model.failed(running.since)
             self._suspect(model, running, now)
+            if timed_out and event.parting is not None:
+                self._suspect_silent(model, running, event.parting.silent_ms)
             self._linger(model, event.parting, now, silent=not failed)
         else:
             self._leave_unanswered(model, event.parting, now)
@@ -240,6 +242,14 @@ class Dispatch:
         """Counts a failed answer. After a long silence a single one is enough for the watchdog to ask the model."""
         is_mute = not running.begun and now - running.since >= MUTE_MS
         model.is_suspect = model.is_suspect or (is_mute and not model.spec.shared)
+
+    @staticmethod
+    def _suspect_silent(model: ModelState, running: Running, silent_ms: int) -> None:
+        """A single time limit is enough where the silence is unusual for the model, it has nothing else to do, and no
+        answer was good meanwhile: then a question costs no other request, and its missing answer is a proof."""
+        is_alone = not model.running and model.good_at < running.since
+        if is_alone and silent_ms >= model.silence_ms and not model.spec.shared:
+            model.is_suspect = True
 
     def _leave_unanswered(self, model: ModelState, parting: Parting | None, now: int) -> None:
         """Handles a run that ended before its answer and not by its engine: its slot, and the engine's record."""

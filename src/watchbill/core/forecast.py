@@ -73,7 +73,7 @@ def forecast_start(
         before += serving.line.ahead_of(request)
     if serving.is_suspect and model.stage is Stage.READY:
         # It is asked whether it is well, and may have to be loaded anew.
-        warm = Forecast(serving.load.ms, is_guess=True)
+        warm = Forecast(serving.recovery_ms(now), is_guess=True)
     slot_ms = _until_slot(serving, before, running, request, now)
     return Forecast(warm.ms + slot_ms, warm.is_guess or (slot_ms > 0 and serving.service.is_guess))
 

@@ -152,6 +152,7 @@ class Machine:
         if overdue or is_new:
             self._force(now)
             self._admission.rehome(now)  # a forced change may have closed a model that can never come back
+            self._dispatch.grant(now)  # to requests that were moved to a model in memory
         self._plan(now)
         self._residency.advance(now)
         self._loans.turn(now)

@@ -306,6 +306,9 @@ class ModelState(Candidate):
     """One model."""
 
     left: Cause | None = None  # why it was last unloaded
+    good_at = NEVER  # its last good answer
+    stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
+    doubted_until = NEVER  # of a suspect model: when the watchdog's question is over at the latest
 
     def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
         super().__init__(spec.name, spec, rules)
@@ -360,7 +363,6 @@ class ModelState(Candidate):
         self.stop_tries = self.bad_answers = self.bad_since = 0  # in a row, and since when
         self.unheard_ms = 0  # total time of runs without a byte, since the last byte or bad answer
         self.stalled = self.stalled_long = 0  # answers that stopped in the middle, since the last good one
-        self.stall_reset_at = NEVER  # when it was last reset for them
         self.resets = 0  # without a good answer or long health in between: being warm alone proves little
         self.is_suspect = False  # the watchdog's question to it is open: it gets no request before its answer
         self.loads = self.evictions = self.wakings = 0  # for people
@@ -542,6 +544,20 @@ class ModelState(Candidate):
         return len(self.running) + len(self.lingering) < self.slots_for(work_class, now)
 
     @property
+    def is_doubted(self) -> bool:
+        """Whether it is in memory and gets no request before the watchdog knows whether it is well."""
+        return self.stage is Stage.READY and self.is_suspect
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether it is in memory and takes requests."""
+        return self.stage is Stage.READY and not self.is_suspect and self.silence is None
+
+    def recovery_ms(self, now: int) -> float:
+        """How long a suspect model may take until it serves again: the question, and a reset and a load after it."""
+        return max(0, self.doubted_until - now) + self.halt.ms + self.load.ms
+
+    @property
     def in_use(self) -> int:
         """The slots that its engine uses: running requests, and runs that it has not let go of."""
         return len(self.running) + len(self.lingering)
@@ -560,7 +576,7 @@ class ModelState(Candidate):
         Learns from the time that it took.
         """
         self.bad_answers = self.resets = self.unheard_ms = self.stalled = self.stalled_long = 0
-        self.is_suspect = False
+        self.is_suspect, self.good_at = False, now
         if self.seen:
             self._believe_seen()
         if running.beside == 1:

@@ -45,7 +45,7 @@ CHECK_MS = 70_000
 #: time of a load (its weights may have to be read again), and at least this, because its engine may take that long to
 #: drop requests that were just cut.
 ALONE_FACTOR = 4
-ALONE_MS_MIN = 20_000
+ALONE_MS_MIN = 10_000
 #: A model without a question is reset when its answers have failed for this long: three failures may come in a
 #: second, all of one caller.
 UNASKED_MS = 60_000
@@ -119,6 +119,8 @@ class Watchdog:
             elif model.lingering and not model.running:
                 # It is asked once it has let go of cut requests: alone, which is a proof.
                 model.is_suspect = True
+                let_go_at = max(each.until for each in model.lingering.values())
+                model.doubted_until = let_go_at + round(_alone_ms(model))
             else:
                 self._ask(model, now)
             return None
@@ -143,7 +145,7 @@ class Watchdog:
         which, is_alone = (model.name, model.attempt), not model.in_use
         until = now + (_alone_ms(model) if is_alone else CHECK_MS)
         self._asked[which] = _Question(now, until, is_alone, number)
-        model.is_suspect = True
+        model.is_suspect, model.doubted_until = True, until
         self._state.out.append(Check(*which))
 
     def _forget(self, which: tuple[str, int]) -> None:

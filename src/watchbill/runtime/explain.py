@@ -61,9 +61,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     )
     granted = any(isinstance(a, Grant) and a.id == _PROBE for a in actions)
     reason = _reason(granted, refused, plan, _together(core, names, now), _held(core, names, now))
-    reason = reason or _waits_because(machine, names, now)
-    if granted and (why := doubt(core.state.models[serving])):
-        reason += f"; but {why}"
+    reason = _with_doubts(core, request.model, serving, reason or _waits_because(machine, names, now))
     balance = _balance(machine, machine.state.companion_sets.get(target) or model, leaving, now)
     return {
         "model": request.model,
@@ -91,6 +89,15 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "memory": sum(model.sizes().values()),
         "queued": len(core.state.models[request.model].line),
     }
+
+
+def _with_doubts(core: Machine, asked: str, serving: str, reason: str) -> str:
+    """The reason, and what is held against the model that was asked for or the one that serves."""
+    models = core.state.models
+    if serving != asked and (why := suspicion(models[asked])):
+        reason = f"{serving} serves in place of {asked} ({why}): {reason}"
+    is_open = suspicion(models[serving]) is None
+    return f"{reason}; but {why}" if is_open and (why := doubt(models[serving])) else reason
 
 
 def _plan_for(target: str, actions: Iterable[Action]) -> Planned | None:
