@@ -84,6 +84,7 @@ class Store:
         self._has_read = False
         self._disk = ThreadPoolExecutor(1, "responses")  # one thread: what is written first is there first
         self._sweeping: asyncio.Task[None] | None = None
+        self._is_closed = False
         if folder is not None and folder.is_dir():
             self._tend()  # what an earlier daemon kept leaves in time, too
 
@@ -131,7 +132,10 @@ class Store:
         return known
 
     async def close(self) -> None:
-        """Waits for the last files, for a bounded time."""
+        """Waits for the last files, for a bounded time. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
         with contextlib.suppress(TimeoutError):
@@ -202,6 +206,8 @@ class Store:
 
     async def _ask(self, work: "Callable[[], T]") -> "T":
         """Does something on the disk's thread. Raises DiskFailed when it fails or does not end in time."""
+        if self._is_closed:
+            raise DiskFailed("the kept responses cannot be read: the daemon is shutting down")
         try:
             async with asyncio.timeout(RESPONSES_DISK_MS / 1000):
                 return await self._loop.run_in_executor(self._disk, work)
@@ -216,7 +222,8 @@ class Store:
             except OSError as error:
                 _log.warning("a kept response is not on the disk: %s", error)
 
-        self._disk.submit(guarded)
+        if not self._is_closed:
+            self._disk.submit(guarded)
 
     def _write(self, folder: Path, id: str, entry: _Entry) -> None:
         """On the disk's thread. What the disk refuses stays in memory, as long as there is room for it."""
