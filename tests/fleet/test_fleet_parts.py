@@ -64,7 +64,7 @@ def root(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------ what it may import
 
 #: What starts processes, or asks a daemon, runs on the machines with the cards.
-ON_THE_RIG = ("agent", "agent_process", "work", "desk", "host", "answers", "model_work")
+ON_THE_RIG = ("agent", "agent_process", "work", "desk", "host", "answers", "model_work", "programs")
 
 
 def test_the_fleet_needs_only_the_standard_library() -> None:

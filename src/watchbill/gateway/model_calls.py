@@ -18,9 +18,10 @@ import msgspec
 
 from watchbill.catalog import WorkClass
 from watchbill.decodable import is_decodable, json_decoder
+from watchbill.engines.statuses import Said
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
-from watchbill.gateway.answers import engine_error, let_go, verdict
+from watchbill.gateway.answers import EngineRefused, engine_error, let_go, verdict
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
@@ -76,6 +77,10 @@ class Whole(msgspec.Struct, frozen=True, gc=False):
         return read_vectors(self.body)
 
 
+class _NoObject(EngineFailed):
+    """The answer is something else than was asked for."""
+
+
 _decode_outline = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_error = json_decoder(object).decode
 
@@ -123,6 +128,19 @@ class ModelCalls:
                 return _pass_on(relay, answer)
         except Stale as error:
             raise Preempted(str(error)) from None  # there is no fallback for a vector
+
+    async def count(self, context: RequestContext, submission: Submission, send: Sender) -> Fields | None:
+        """An engine's count of tokens; None where it has no such address, or answers something else there."""
+        if context.metered is not None:
+            context.metered.is_counted = False  # what is only counted was not spent
+        try:
+            return (await self.fetch(context, submission, send)).fields()
+        except _NoObject:
+            return None
+        except EngineRefused as error:
+            if error.said is not Said.LACKS:
+                raise
+            return None
 
     async def stream(
         self,
@@ -295,7 +313,7 @@ def _check_ends(answer: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         has_ends = False
     if not has_ends:
-        raise EngineFailed("the engine's answer is no JSON object")
+        raise _NoObject("the engine's answer is no JSON object")
 
 
 def _pass_on(relay: Relay, answer: bytes) -> Whole:

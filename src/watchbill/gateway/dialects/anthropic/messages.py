@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
-from watchbill.gateway.answers import EngineRefused, json_response
+from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.anthropic import request, response
@@ -66,20 +66,11 @@ class AnthropicApi:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
         body, submission = await self._read(context)
         request.check(body, counting=True)
-        if context.metered is not None:
-            context.metered.is_counted = False  # what is only counted was not spent
-        try:
-            whole = await self._calls.fetch(
-                context, submission, JsonSender(body, "/v1/messages/count_tokens")
-            )
-            told = whole.fields()
-        except EngineRefused as error:
-            if error.answered not in (404, 405, 501):
-                raise
-            told: Fields = {
-                "input_tokens": request.estimate_tokens(body, context.lifted.size if context.lifted else 0),
-                "watchbill": {"estimated": True},
-            }
+        told = await self._calls.count(context, submission, JsonSender(body, "/v1/messages/count_tokens"))
+        if told is None:
+            lifted = context.lifted.size if context.lifted else 0
+            tokens = request.estimate_tokens(body, lifted)
+            told = {"input_tokens": tokens, "watchbill": {"estimated": True}}
         return json_response(told, response.lines(context))
 
     async def _read(self, context: RequestContext) -> tuple[Fields, Submission]:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from watchbill.errors import NotFound, Overloaded, PreviousNotFound, RequestError, TheirsError, TooLarge
-from watchbill.gateway.answers import EngineRefused, json_response
+from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.responses import request
 from watchbill.gateway.dialects.responses.background import Background
@@ -26,7 +26,7 @@ from watchbill.gateway.dialects.responses.store import Store
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.lifting import Lifted
-from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
+from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
@@ -47,8 +47,6 @@ __all__ = ["ResponsesApi"]
 
 _encode = msgspec.json.Encoder().encode
 _UNFINISHED = frozenset({"queued", "in_progress"})
-#: How an engine says that it does not count.
-_LACKS = frozenset({404, 405, 501})
 _PAGE = 20
 
 
@@ -103,17 +101,11 @@ class ResponsesApi:
     async def count(self, context: RequestContext) -> Response:
         """POST /v1/responses/input_tokens: the engine's count, else an estimate that says so."""
         _, chat, submission = await self._read(context, counting=True)
-        if context.metered is not None:
-            context.metered.is_counted = False  # what is only counted was not spent
         sender = JsonSender({**chat, "stream": False}, "/v1/chat/completions/input_tokens")
-        try:
-            tokens = _tokens_in(await self._calls.fetch(context, submission, sender))
-        except EngineRefused as error:
-            if error.answered not in _LACKS:
-                raise
-            tokens = None
+        counted = await self._calls.count(context, submission, sender)
+        tokens = None if counted is None else counted.get("input_tokens")
         told: Fields = {"object": "response.input_tokens", "input_tokens": tokens}
-        if tokens is None:
+        if not isinstance(tokens, int):
             lifted = context.lifted.size if context.lifted else 0
             told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
         return json_response(told, context.lines())
@@ -318,14 +310,6 @@ def _is_thought(item: object) -> bool:
 
 def _is_kept(context: RequestContext, asked: Asked) -> bool:
     return asked.store and context.request.headers.get("x-watchbill-private") != "1"
-
-
-def _tokens_in(whole: Whole) -> int | None:
-    """An engine's count; None where its answer has none, as of one that takes every address for a chat."""
-    if whole.content_type != "application/json":
-        return None
-    tokens = whole.fields().get("input_tokens")
-    return tokens if isinstance(tokens, int) else None
 
 
 def _query(context: RequestContext, name: str) -> str:
