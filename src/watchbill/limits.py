@@ -601,6 +601,9 @@ PLAN_FINDINGS_MAX = 100
 PLAN_HINTS_MAX = 20
 #: Linux takes at most 128 KiB as one argument of a program, its last NUL included.
 PLAN_COMMAND_BYTES_MAX = 96 * 2**10
+#: How long bash is asked about the commands of a plan, and of one task that failed.
+PLAN_SYNTAX_MS_MAX = 10_000
+TASK_SYNTAX_MS_MAX = 2_000
 PLAN_VALUE_BYTES_MAX = 128 * 2**10 - 1
 #: All arguments of a program together; Linux gives 2 MiB to them and to the environment.
 PLAN_ARGUMENTS_BYTES_MAX = 2**20

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -41,6 +41,7 @@ from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command, argv_of, argv_of_batch
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.syntax import BashSyntax, Mistake
 from watchbill.plans.task import MetaCommand, Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
@@ -55,6 +56,8 @@ ValueOf = Callable[[Placeholder], str]
 _PREFIX = '{ echo 500 > /proc/self/oom_score_adj; } 2> /dev/null; cd -- "$1" || exit 126; shift; '
 #: Where the script stands among bash's arguments, and the first value behind it.
 _SCRIPT_AT, _VALUES_AT = 4, 6
+#: With these bash ends when it cannot parse its script, and many programs when something is wrong.
+_SYNTAX_CODES = (1, 2)
 _OUT_OF_MEMORY = re.compile(
     rb"CUDA[^\n]{0,80}out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     rb"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|failed to allocate CUDA",
@@ -464,6 +467,8 @@ def conclude(
     """The result of a task, with its files where they are needed. Raises OSError: then it may be repeated."""
     prepared, ended = finished.prepared, finished.ended
     end, own_note = _end(finished, setting)
+    if end is End.UNPARSABLE:
+        ended = _without_our_line(ended)
     tail = _tail(ended, own_note, note)
     rc = ended.code if ended.cause is not Cause.NOT_STARTED else None
     whole = _answer(setting, prepared, ended)
@@ -527,9 +532,27 @@ def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
         missing = next((each for each in prepared.produces if not _is_there(each, folder)), None)
         if missing is not None:
             return End.MISSING_OUTPUT, f"it did not produce {missing}"
+    if end is End.FAILED and code in _SYNTAX_CODES and (mistake := _mistake_in(prepared)) is not None:
+        return End.UNPARSABLE, f"bash cannot parse the command: line {mistake.line}: {mistake.text}"
     if end is End.FAILED and _is_out_of_memory(finished):
         return End.OUT_OF_MEMORY, note
     return end, note
+
+
+def _mistake_in(prepared: Prepared) -> Mistake | None:
+    """What bash cannot parse in the command of a task; None where it can, or where that is not known."""
+    text = Fields(prepared.slip.work).text("command")
+    found = BashSyntax(limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text)) if prepared.job.argv else None
+    return found if isinstance(found, Mistake) else None
+
+
+def _without_our_line(ended: Ended) -> Ended:
+    """What a task said without the line in which bash repeats the first line of the script: it begins with ours."""
+    own = _PREFIX.rstrip().encode()
+    lines = [line for line in ended.err.tail.splitlines(keepends=True) if own not in line]
+    tail = b"".join(lines)
+    left_out = len(ended.err.tail) - len(tail)
+    return replace(ended, err=replace(ended.err, tail=tail, total=ended.err.total - left_out))
 
 
 def _is_out_of_memory(finished: Finished) -> bool:

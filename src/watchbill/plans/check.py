@@ -2,7 +2,7 @@
 
 Reads the document and its fields, then looks at what no single value can be wrong about: names that are used twice,
 dependencies that do not exist or run in a circle, placeholders that nothing fills, places in commands that cannot take
-one, scripts that are not there.
+one, commands that bash cannot parse, scripts that are not there.
 """
 
 import re
@@ -20,7 +20,8 @@ from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import Placeholder, places_in
-from watchbill.plans.task import Dependency, Task, Text
+from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
+from watchbill.plans.task import Dependency, Task, TaskClass, Text
 from watchbill.suggest import nearest
 
 __all__ = ["Checked", "Plan", "check", "files_below", "read_plan"]
@@ -33,6 +34,8 @@ Exists = Callable[[str], bool]
 
 _SCRIPT = re.compile(r"(?<![\w./}~-])(\{PLAN_PATH\}/|\./)?(scripts/[\w./-]+)")
 _IN_PLAN = re.compile(r"\{PLAN_PATH\}/((?!scripts/|history/)[\w./-]+\.(?:py|sh|bash|pl|rb|js|R))(?![\w.])")
+#: Tasks that one note names.
+_NAMED_MAX = 5
 _CHANGES_FOLDER = re.compile(r"(?:^|[;&|(\n]\s*)(?:cd|pushd)\s")
 
 
@@ -67,8 +70,8 @@ class Checked:
         return not self.findings.errors
 
 
-def check(text: str, exists: Exists | None = None) -> Checked:
-    """Reads and checks a plan. Without `exists` no file is looked for."""
+def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = None) -> Checked:
+    """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked."""
     findings = Findings()
     document = read_document(text, findings)
     tasks = tuple(read_task(each, findings) for each in document.tasks)
@@ -78,6 +81,9 @@ def check(text: str, exists: Exists | None = None) -> Checked:
     _dependencies(plan, named, findings)
     _circles(plan, named, findings)
     _placeholders(plan, findings)
+    _inferences(plan, findings)
+    if syntax is not None:
+        _syntax(plan, syntax, findings)
     if exists is not None:
         _files(plan, exists, findings)
     return Checked(plan, findings)
@@ -94,7 +100,7 @@ def read_plan(path: Path) -> Checked:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
-    return check(text, files_below(path.parent))
+    return check(text, files_below(path.parent), BashSyntax())
 
 
 def files_below(folder: Path) -> Exists:
@@ -308,6 +314,52 @@ def _how_to_fill(place: Placeholder, known: list[str]) -> str:
     near = nearest(place.name, known)
     literal = f"for the text itself write \\{place}"
     return f"did you mean {{{near}}}?" if near else f"list `{place.name}` under ## Inputs; {literal}"
+
+
+# ------------------------------------------------------------------ commands and classes
+
+
+def _syntax(plan: Plan, syntax: BashSyntax, findings: Findings) -> None:
+    """Ask bash about each command whose placeholders are right."""
+    unchecked: dict[Unchecked, list[Task]] = {}
+    for task in plan.tasks:
+        command = plan.commands.get(task.name)
+        if command is None or task.command is None or command.refusals or task.task_class is TaskClass.META:
+            continue
+        found = syntax.look_at(command)
+        if isinstance(found, Mistake):
+            line = task.command.line + found.line - 1
+            findings.wrong(
+                line, f"bash cannot parse the command of {shown(task.name)}: {found.text}", found.hint
+            )
+        elif found is not None:
+            unchecked.setdefault(found, []).append(task)
+    for why, tasks in unchecked.items():
+        findings.note(tasks[0].line, f"the syntax of {_counted(tasks)} was not checked: {why.value}")
+
+
+def _inferences(plan: Plan, findings: Findings) -> None:
+    """Say which class was inferred for which tasks: one note for each reason."""
+    grouped: dict[tuple[TaskClass, str], list[Task]] = {}
+    for task in plan.tasks:
+        if task.inferred:
+            grouped.setdefault((task.task_class, task.inferred), []).append(task)
+    for (task_class, why), tasks in grouped.items():
+        has = "has" if len(tasks) == 1 else "have"
+        is_ = "is" if len(tasks) == 1 else "are"
+        findings.note(
+            tasks[0].line,
+            f"{_counted(tasks)} {has} no task_class and {is_} taken as {task_class.value}: {why}",
+        )
+
+
+def _counted(tasks: list[Task]) -> str:
+    """The names of some tasks."""
+    names = [shown(task.name) for task in tasks]
+    if len(names) == 1:
+        return f"the task {names[0]}"
+    more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
+    return f"the tasks {', '.join(names[:_NAMED_MAX])}{more}"
 
 
 # ------------------------------------------------------------------ files

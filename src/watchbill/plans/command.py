@@ -49,12 +49,9 @@ _BASH = ("bash", "--noprofile", "--norc", "-c")
 
 #: Runs the script once per item. Each item has a subshell of its own, so that `exit`, `cd` and `set` end with it.
 #: Not `( ... ) || exit`: there bash would ignore the author's `set -e`.
-_ONCE_PER_ITEM = """watchbill_done=$1 watchbill_count=$2 watchbill_width=$3
-shift 3
-while [ "$watchbill_count" -gt 0 ]; do
-(
-set -- "${@:1:$watchbill_width}"
-{SCRIPT}
+#: The script begins on the first line, so that bash counts its lines right.
+_ONCE_PER_ITEM = """watchbill_done=$1 watchbill_count=$2 watchbill_width=$3; shift 3; \
+while [ "$watchbill_count" -gt 0 ]; do ( set -- "${@:1:$watchbill_width}"; {SCRIPT}
 )
 watchbill_status=$?
 [ "$watchbill_status" -eq 0 ] || exit "$watchbill_status"

@@ -11,6 +11,7 @@ over several lines. It gives every value back as it stands; what a value means i
 """
 
 import re
+import textwrap
 from dataclasses import dataclass, field
 
 from watchbill import limits
@@ -28,6 +29,8 @@ _FIELD = re.compile(
 )
 #: A key that lost its colon: `- **command** python x.py`.
 _NO_COLON = re.compile(r"(?:([*`]{1,2})(\w{1,40})\1|([A-Za-z]{1,20}_\w{1,30}))\s+\S")
+#: How YAML announces a value of several lines.
+_BLOCK_SCALAR = re.compile(r"([|>])[-+]?\d?[-+]?")
 _TASK_PREFIX = re.compile(r"(?:(?:task|step)\s*\d*\s*:|\d+[.)](?=\s))\s*", re.IGNORECASE)
 _COMMENT_IN_HEADING = re.compile(r"\s*\([^()]*\)$")
 _NUMBERING = re.compile(r"\d+[.)]\s+")
@@ -254,8 +257,33 @@ class _Reader:
 
     def _open_entry(self, found: re.Match[str], indent: int, task: TaskText) -> None:
         line, value = self._at + 1, found[3].strip()
+        if scalar := _BLOCK_SCALAR.fullmatch(value):
+            block = self._indented_block(indent, folds=scalar[1] == ">")
+            self._entry = Entry(found[2], line, "", indent, block=block)
+            task.entries.append(self._entry)
+            return
         self._entry = Entry(found[2], line, self._whole_code(value), indent)
         task.entries.append(self._entry)
+
+    def _indented_block(self, indent: int, *, folds: bool) -> Block:
+        """Reads a value as YAML writes it, `key: |` and then lines that are indented further; `>` folds them."""
+        first = self._at
+        content: list[str] = []
+        while self._at + 1 < len(self._lines):
+            line = self._lines[self._at + 1].expandtabs(4)
+            if line.strip() and len(line) - len(line.lstrip()) <= indent:
+                break
+            content.append(line)
+            self._at += 1
+        text = textwrap.dedent("\n".join(content)).strip("\n")
+        if not text.strip():
+            self._findings.wrong(
+                first + 1,
+                "no indented lines follow this value",
+                "indent them, or write them as a fenced block",
+            )
+        leading = next((number for number, line in enumerate(content) if line.strip()), 0)
+        return Block(first + 2 + leading, "", _folded(text) if folds else text)
 
     def _continue_entry(self, text: str) -> None:
         """Markdown wraps lines with a blank; a backslash at the end is the shell's own way."""
@@ -293,6 +321,11 @@ class _Reader:
             self._findings.wrong(
                 self._at + 1, f"{shown(word)} has no colon", f"write - **{shown(word)}**: and then the value"
             )
+
+
+def _folded(text: str) -> str:
+    """Lines joined with blanks; an empty one is a new line."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text).replace("\n\n", "\n")
 
 
 def _level_of(start: str) -> int:

@@ -37,6 +37,8 @@ __all__ = ["read_task"]
 _META_COMMANDS = tuple(each.value for each in MetaCommand)
 _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 
+#: A command that is one quoted word.
+_ALL_IN_QUOTES = re.compile(r"""\"((?:[^\"\\]|\\.)*)\"|'([^']*)'""", re.DOTALL)
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
@@ -52,6 +54,11 @@ _SHELLS = frozenset({"", "bash", "sh", "shell", "console", "zsh"})
 #: Words of a command that point at a GPU or at a model; anything else needs neither.
 _GPU_WORDS = re.compile(
     r"cuda|whisper|torchrun|nvidia|--gpu\b|hwaccel|\bvllm\b|accelerate launch", re.IGNORECASE
+)
+#: Programs whose arguments are looked for or shown: a word in them says nothing about what the command uses.
+_SHOWS_WORDS = re.compile(
+    r"(?:^|[;&|(\n])\s*(?:e?grep|fgrep|rg|ag|echo|printf|sed|awk|wc|cat|ls|find|logger|test|\[)\s"
+    r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^;&|()'\"\n])*"
 )
 _MODEL_WORDS = re.compile(r"WATCHBILL_MODEL|OPENAI_BASE_URL|\bollama (?:run|generate)\b")
 
@@ -75,13 +82,14 @@ class _Fields:
     def task(self) -> Task:
         """The task with all its values."""
         type_, command, prompt = self._kind()
-        executor, task_class = self._class(type_, command)
+        executor, task_class, inferred = self._class(type_, command)
         return Task(
             name=self._name(),
             line=self._text.line,
             type=type_,
             executor=executor,
             task_class=task_class,
+            inferred=inferred,
             command=command,
             prompt=prompt,
             system=self._code("system", limits.PLAN_PROMPT_BYTES_MAX),
@@ -157,7 +165,7 @@ class _Fields:
     # ------------------------------------------------------------ what the task is
 
     def _kind(self) -> tuple[TaskType, Text | None, Text | None]:
-        command = self._code("command", limits.PLAN_COMMAND_BYTES_MAX)
+        command = self._unquoted(self._code("command", limits.PLAN_COMMAND_BYTES_MAX))
         prompt = self._code("prompt", limits.PLAN_PROMPT_BYTES_MAX)
         default = "generate" if prompt is not None and command is None else "shell"
         type_ = TaskType(self._word("type", default))
@@ -181,18 +189,41 @@ class _Fields:
             )
         return type_, command, prompt
 
-    def _class(self, type_: TaskType, command: Text | None) -> tuple[Executor, TaskClass]:
+    def _unquoted(self, command: Text | None) -> Text | None:
+        """A command without the quotes around the whole of it: bash would look for a program with this name."""
+        match = None if command is None else _ALL_IN_QUOTES.fullmatch(command.text.strip())
+        if command is None or match is None:
+            return command
+        inner = match[2] if match[2] is not None else re.sub(r'\\(["\\$`])', r"\1", match[1])
+        program, blank, _ = inner.strip().partition(" ")
+        if not blank:
+            return command
+        if "/" in program:
+            self._wrong(
+                command.line,
+                f"the whole command of {shown(self._text.name)} is in quotes: bash takes it for the path of a program",
+                "remove the quotes, or put only the path into them",
+            )
+            return command
+        self._findings.note(
+            command.line, f"the quotes around the whole command of {shown(self._text.name)} are left out"
+        )
+        return Text(command.line, inner)
+
+    def _class(self, type_: TaskType, command: Text | None) -> tuple[Executor, TaskClass, str]:
+        """Who runs it, its class and, where that is not written, why it has this one."""
         executor = Executor(self._word("executor", "worker"))
         word = self._word("task_class", "")
         if word == "brain" or type_ is TaskType.DECIDE:
             executor = Executor.BRAIN
         if word in ("", "brain"):
-            task_class = self._inferred(executor, type_, command, is_written=word == "brain")
+            task_class, why = self._inferred(executor, type_, command)
+            why = "" if word == "brain" else why
         else:
-            task_class = TaskClass(word)
+            task_class, why = TaskClass(word), ""
         if task_class is TaskClass.META and command is not None:
             self._check_order(command)
-        return executor, task_class
+        return executor, task_class, why
 
     def _evaluate(self, type_: TaskType) -> Text | None:
         wanted = self._code("evaluate", limits.PLAN_PROMPT_BYTES_MAX)
@@ -210,29 +241,23 @@ class _Fields:
                 f"write {' or '.join(_META_COMMANDS)}, alone or with the name of an agent, or another task_class",
             )
 
-    def _inferred(
-        self, executor: Executor, type_: TaskType, command: Text | None, *, is_written: bool
-    ) -> TaskClass:
-        task_class, why = TaskClass.CPU, "its command names neither a GPU nor a model"
+    def _inferred(self, executor: Executor, type_: TaskType, command: Text | None) -> tuple[TaskClass, str]:
+        """A class, and why; "" where there is nothing to say about it."""
         text = command.text if command is not None else ""
+        used = _without_words_for_people(text)
         if type_ is not TaskType.SHELL:
-            return TaskClass.LLM  # by its type: nothing to say about it
+            return TaskClass.LLM, ""
         if text.partition(" ")[0] in _META_COMMANDS:
-            task_class, why = TaskClass.META, f"{shown(text)} is done by the agent itself"
-        elif executor is Executor.BRAIN:
-            return TaskClass.CPU
-        elif match := _MODEL_WORDS.search(text):
-            task_class, why = TaskClass.LLM, f"its command names {match[0]}"
-        elif "vram_estimate_mb" in self._entries:
-            task_class, why = TaskClass.SCRIPT, "it says how much GPU memory it needs"
-        elif match := _GPU_WORDS.search(text):
-            task_class, why = TaskClass.SCRIPT, f"its command names {match[0]}"
-        if not is_written:
-            self._findings.note(
-                self._text.line,
-                f"the task {shown(self._text.name)} has no task_class and is taken as {task_class.value}: {why}",
-            )
-        return task_class
+            return TaskClass.META, f"{shown(text)} is done by the agent itself"
+        if executor is Executor.BRAIN:
+            return TaskClass.CPU, ""
+        if match := _MODEL_WORDS.search(used):
+            return TaskClass.LLM, f"its command names {match[0]}"
+        if "vram_estimate_mb" in self._entries:
+            return TaskClass.SCRIPT, "it says how much GPU memory it needs"
+        if match := _GPU_WORDS.search(used):
+            return TaskClass.SCRIPT, f"its command names {match[0]}"
+        return TaskClass.CPU, "its command names neither a GPU nor a model"
 
     # ------------------------------------------------------------ values of one kind each
 
@@ -461,6 +486,11 @@ class _Fields:
             (name, Text(entry.line, each if isinstance(each, str) else json.dumps(each)))
             for name, each in pairs.items()
         ]
+
+
+def _without_words_for_people(text: str) -> str:
+    """A command without the parts that only search in texts or show some."""
+    return _SHOWS_WORDS.sub(" ", text)
 
 
 def _table(key: str) -> Key:

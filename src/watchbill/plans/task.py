@@ -107,6 +107,7 @@ class Task:
     type: TaskType = TaskType.SHELL
     executor: Executor = Executor.WORKER
     task_class: TaskClass = TaskClass.CPU
+    inferred: str = ""  # why it has this class, where the plan does not say it
     command: Text | None = None
     prompt: Text | None = None
     system: Text | None = None

@@ -1,0 +1,224 @@
+"""Commands that bash cannot parse, and forms of writing one that people take from YAML."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.fleet_folder import shared_folder
+from watchbill.plans.bash_reader import parse_command
+from watchbill.plans.check import check, read_plan
+from watchbill.plans.command import argv_of_batch
+from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
+
+WRONG = {
+    "an open if": "if true; then echo hi",
+    "two ands": "echo a && && echo b",
+    "brackets": "echo (hello)",
+    "a pipe first": "| wc -l",
+    "a pipe last": "echo a |",
+    "a lonely done": "echo a; done",
+    "an open brace": "{ echo a;",
+    "an open subshell": "(echo a",
+    "a for without do": "for i in 1 2 3; echo $i; done",
+    "an open case": "case x in x) echo y",
+    "an open array": "a=(1 2",
+    "redirection to nothing": "echo a >",
+    "two semicolons": "echo a ;; echo b",
+    "a placeholder in brackets": "echo ({BATCH_ID})",
+}
+
+
+def plan_of(tmp_path: Path, tasks: str, name: str = "p") -> Path:
+    folder = tmp_path / "plans" / name
+    folder.mkdir(parents=True)
+    (folder / "plan.md").write_text(f"# Plan\n\n## Tasks\n\n{tasks}")
+    return folder / "plan.md"
+
+
+@pytest.mark.parametrize("command", WRONG.values(), ids=WRONG)
+def test_a_command_that_bash_cannot_parse_is_an_error_with_its_line(tmp_path: Path, command: str) -> None:
+    """PLAN-03: said in the author's words, without anything that Watchbill adds."""
+    checked = read_plan(plan_of(tmp_path, f"### fine\n- command: `true`\n\n### t\n- command: `{command}`\n"))
+    [error] = checked.findings.errors
+    assert (error.line, "t" in error.text) == (9, True)
+    assert "watchbill" not in error.text and "oom" not in error.text
+    assert error.hint
+
+
+def test_the_line_of_a_mistake_is_that_of_the_document(tmp_path: Path) -> None:
+    """PLAN-03."""
+    block = "### t\n```bash\necho one {BATCH_ID}\necho two\nif true; fi\necho four\n```\n"
+    [error] = read_plan(plan_of(tmp_path, block)).findings.errors
+    assert error.line == 9
+    assert "fi" in error.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "for f in *; do echo \"$f\"; done", "[[ a == a ]] && echo yes", "cat <<< {BATCH_ID}", "x=(1 2); echo ${x[@]}",
+        "echo $((1+2))", "diff <(echo a) <(echo b)", "case x in x) true;; esac", "echo '(' \")\"",
+        "function f { true; }; f",
+    ],
+)  # fmt: skip
+def test_what_bash_can_parse_is_right(tmp_path: Path, command: str) -> None:
+    assert read_plan(plan_of(tmp_path, f"### t\n- command: `{command}`\n")).findings.errors == []
+
+
+def test_nothing_of_a_command_runs_while_it_is_checked(tmp_path: Path) -> None:
+    """PLAN-03: neither the command nor what the environment would have bash run."""
+    ran = tmp_path / "ran"
+    plan = plan_of(tmp_path, f"### t\n- command: `touch {ran}; echo $(touch {ran})`\n")
+    start = tmp_path / "start"
+    start.write_text(f"touch {ran}\n")
+    env = {**os.environ, "BASH_ENV": str(start), "BASH_FUNC_echo%%": f"() {{ touch {ran}; }}"}
+    words = [sys.executable, "-m", "watchbill", "plan", "check", str(plan.parent)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
+def test_a_machine_without_bash_says_that_the_syntax_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-13."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    checked = read_plan(plan_of(tmp_path, "### t\n- command: `a && && b`\n### u\n- command: `if true`\n"))
+    assert checked.is_right
+    told = [note.text for note in checked.findings.notes if "not checked" in note.text]
+    assert told == [f"the syntax of the tasks t, u was not checked: {Unchecked.NO_BASH.value}"]
+
+
+def test_the_time_for_checking_is_bounded() -> None:
+    syntax = BashSyntax(ms_max=0)
+    assert syntax.look_at(parse_command("echo (")) is Unchecked.NO_TIME
+
+
+def test_one_command_of_many_tasks_is_asked_about_once(tmp_path: Path) -> None:
+    tasks = "".join(f"### t{number}\n- command: `echo (`\n" for number in range(300))
+    assert len(check("# P\n## Tasks\n" + tasks, None, BashSyntax()).findings.errors) == 100
+
+
+def test_lines_are_counted_from_the_authors_first_also_with_batch_size(tmp_path: Path) -> None:
+    """PLAN-04."""
+    command = parse_command("true {ITEM}\nno_such_program_here {ITEM}")
+    argv = argv_of_batch(command, [lambda _: "x"], str(tmp_path / "done"))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert "line 2: no_such_program_here" in done.stderr
+    assert isinstance(BashSyntax().look_at(parse_command("true\necho (")), Mistake)
+
+
+# ------------------------------------------------------------------ quotes and blocks
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "is_noted"),
+    [
+        ('"echo {BATCH_ID} two"', "echo {BATCH_ID} two", True),
+        ("'echo one two'", "echo one two", True),
+        ('`"echo one"`', "echo one", True),
+        (r'"echo \"one two\""', 'echo "one two"', True),
+        ('"true"', '"true"', False),
+        ('"a b" c', '"a b" c', False),
+        ('"a" "b"', '"a" "b"', False),
+    ],
+)
+def test_quotes_around_a_whole_command_are_left_out_with_a_note(
+    written: str, meant: str, is_noted: bool
+) -> None:
+    """PLAN-01."""
+    checked = check(f"# P\n## Tasks\n### t\n- command: {written}\n")
+    [task] = checked.plan.tasks
+    assert task.command is not None
+    assert task.command.text == meant
+    assert any("quotes" in note.text for note in checked.findings.notes) is is_noted
+
+
+def test_a_quoted_path_with_a_blank_may_mean_two_things_and_is_refused() -> None:
+    [error] = check('# P\n## Tasks\n### t\n- command: "scripts/my tool.sh"\n').findings.errors
+    assert (error.line, "quotes" in error.text) == (4, True)
+
+
+@pytest.mark.parametrize("mark", ["|", "|-", "|+", "|2"])
+def test_a_block_as_yaml_writes_it_is_the_command(mark: str) -> None:
+    """PLAN-01."""
+    lines = "    # first\n    for i in 1 2; do\n      - echo $i\n\n    done\n"
+    checked = check(f"# P\n## Tasks\n### t\n- **command**: {mark}\n{lines}- timeout: 3s\n")
+    [task] = checked.plan.tasks
+    assert task.command is not None
+    assert task.command.text == "# first\nfor i in 1 2; do\n  - echo $i\n\ndone"
+    assert (task.command.line, task.timeout_ms) == (5, 3_000)
+
+
+def test_a_folded_block_is_one_line() -> None:
+    [task] = check("# P\n## Tasks\n### t\n- command: >-\n    python3\n    -c 'print(1)'\n").plan.tasks
+    assert task.command is not None
+    assert task.command.text == "python3 -c 'print(1)'"
+
+
+def test_a_block_without_lines_is_named() -> None:
+    errors = check("# P\n## Tasks\n### t\n- command: |\necho not indented\n").findings.errors
+    assert 4 in [error.line for error in errors if "indent" in error.hint]
+
+
+# ------------------------------------------------------------------ classes
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("grep -c CUDA build.log", "cpu"), ("dmesg | grep -i 'nvidia|cuda' | wc -l", "cpu"),
+        ("echo 'no cuda here'; true", "cpu"), ("python3 train.py --device cuda", "script"),
+        ("echo start; nvidia-smi", "script"), ("grep x y && python3 a.py --gpu", "script"), ("whisper a.mp4", "script"),
+        ("echo $WATCHBILL_MODEL", "cpu"), ("curl $WATCHBILL_MODEL_URL", "llm"),
+    ],
+)  # fmt: skip
+def test_a_word_that_a_command_only_searches_for_or_shows_makes_no_gpu_task(command: str, word: str) -> None:
+    """PLAN-02."""
+    [task] = check(f"# P\n## Tasks\n### t\n- command: `{command}`\n").plan.tasks
+    assert task.task_class.value == word
+
+
+def test_inferred_classes_are_one_note_for_each_reason() -> None:
+    """PLAN-02."""
+    tasks = "".join(f"### t{number}\n- command: `true`\n" for number in range(40))
+    notes = check(f"# P\n## Tasks\n{tasks}### g\n- command: `nvidia-smi`\n").findings.notes
+    assert [(note.line, "taken as" in note.text) for note in notes] == [(3, True), (83, True)]
+    assert "t0" in notes[0].text and "35 more" in notes[0].text
+
+
+# ------------------------------------------------------------------ a fleet
+
+
+def test_a_command_that_cannot_be_parsed_fails_once_with_the_authors_line(tmp_path: Path) -> None:
+    """FLEET-08: where nobody could check it before, as on a manager without bash."""
+    with shared_folder(tmp_path) as fleet:
+        fleet.write_plan(
+            "p", "### t\n```\ntrue\necho (hello) {BATCH_ID}\n```\n### u\n- command: `echo ) {BATCH_ID}`\n"
+        )
+        fleet.start_coordinator()
+        fleet.start_agent("cpu-1")
+        no_bash = tmp_path / "bin"
+        no_bash.mkdir()
+        words = [sys.executable, "-m", "watchbill", "plan", "submit", "p", "--root", str(fleet.root)]
+        done = subprocess.run(
+            words,
+            env={**fleet.environment(), "PATH": str(no_bash)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        batch = done.stdout.strip()
+        assert fleet.wait(batch) == 1
+        assert {task["id"]: (task["attempt"], task["why"]) for task in fleet.status(batch)["tasks"]} == {
+            "t": (1, "unparsable"), "u": (1, "unparsable"),
+        }  # fmt: skip
+        for task, line in (("t", 2), ("u", 1)):
+            said = fleet.plan("logs", task, "--batch", batch)
+            told = said.stdout + said.stderr + (fleet.batch("p", batch) / "RUN_SUMMARY.md").read_text()
+            assert f"line {line}: syntax error" in told, told
+            assert "oom_score_adj" not in told
